@@ -32,7 +32,7 @@ from retrieval.documents.uploads import BLOCK_BYTES, DAY_S, FOLDER, Uploads, tex
 from retrieval.handlers.state import CATALOG, METRICS, TASKS, USED
 from retrieval.observe.metrics import Metrics
 from retrieval.upkeep.tasks import Tasks
-from tests.support.files import docx, pdf
+from tests.support.files import docx, pdf, xlsx
 from tests.support.http import Http
 
 REFUNDS = b"# Refunds\n\nYou get your money back within fourteen days.\n"
@@ -310,7 +310,9 @@ UNREADABLE = {
     "empty.txt": (b"", "is empty"),
     "latin.txt": ("größer".encode("latin-1"), "neither text in UTF-8"),
     "broken.pdf": (b"%PDF-1.7 and no more \xff", "cannot be read as pdf"),
-    "empty.xlsx": (b"", "empty"),
+    "empty.xlsx": (b"", "is empty"),
+    "cut.xlsx": (xlsx(A=[["a", "b"], [1, 2]])[:3000], "damaged or cut short"),
+    "locked.pptx": (b"\xd0\xcf\x11\xe0" + bytes(600), "encrypted"),
 }
 
 
