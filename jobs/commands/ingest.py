@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import click
 
 from jobs.commands.ingested import as_value, ending, note_nothing, progress_bar, show_failures, stopped
 from jobs.commands.options import COLLECTION, JSON, URL, ask, print_result
-from jobs.ingestion.ingesting import Ingested, fit_options, ingest
+from jobs.ingestion.ingesting import Ingested, ingest, limits_of
 from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
 from nearline import AsyncClient, ServiceError
 from retrieval.clients.bulk import busy_patience
@@ -200,9 +201,10 @@ def send_all(
     async def send(client: AsyncClient) -> None:
         if create is not None:
             await client.ensure_collection(collection, **create)
-        fitted = await fit_options(client, collection, options)
+        limits = await limits_of(client, collection)
+        fitted = replace(options, metadata_keys_max=limits["metadata_keys"])
         documents = read_documents(paths, options=fitted, report=report)
-        await ingest(client, collection, documents, on_progress, report, done)
+        await ingest(client, collection, documents, on_progress, report, done, limits=limits)
 
     try:
         with progress_bar(total_bytes(paths, options=options), hidden=hidden) as on_progress:

@@ -21,7 +21,7 @@ from jobs.ingestion.syncing import Synced, record_path, state_folder, sync
 from jobs.ingestion.watching import watch
 from jobs.sources import SourceOptions, SourceReport, total_bytes
 from nearline import AsyncClient, ServiceError
-from retrieval.clients.bulk import busy_patience
+from retrieval.clients.bulk import busy_patience, limits_in
 
 GONE_SHOWN = 20
 
@@ -115,6 +115,7 @@ class Syncs:
                     options=self.options,
                     report=report,
                     consent=self.consent,
+                    limits=limits_in(found),
                     progress=on_progress,
                     dry_run=self.dry_run,
                 )

@@ -41,7 +41,6 @@ from jobs.sources import (
     read_files,
 )
 from nearline import AsyncClient, CollectionBody, path_of
-from retrieval.clients.bulk import LIMITS
 from retrieval.clients.wire.records import RequestLimits
 
 EXTRACTION = 3  # raise it when files are to be read again, since what is made of them changed
@@ -106,11 +105,12 @@ async def sync(
     options: SourceOptions,
     report: SourceReport,
     consent: Consent,
+    limits: RequestLimits,
     progress: Progress = lambda _: None,
     dry_run: bool = False,
 ) -> Synced:
     """Raises InvalidInput for a folder that is empty and was not, ServiceError when the service fails or stays away."""
-    run = _Run(client, collection, folder, record, options, report, progress, dry_run)
+    run = _Run(client, collection, folder, record, options, report, limits, progress, dry_run)
     if not dry_run:
         await run.once(consent)
         return run.done
@@ -134,19 +134,17 @@ class _Run:
     record: SyncRecord
     options: SourceOptions
     report: SourceReport
+    limits: RequestLimits
     progress: Progress
     dry_run: bool
     done: Synced = field(default_factory=Synced)
-    ids_per_request: int = LIMITS["documents_per_request"]
     skipped_bytes: int = 0
     files: set[str] = field(default_factory=set)
     finished: list[Reading] = field(default_factory=list)
     """Files that are read, and of which documents may still have to be sent."""
 
     async def once(self, consent: Consent) -> None:
-        limits: RequestLimits = {**LIMITS, **(await self.client.collection(self.collection))["limits"]}
-        self.ids_per_request = limits["documents_per_request"]
-        self.options = replace(self.options, metadata_keys_max=limits["metadata_keys"])
+        self.options = replace(self.options, metadata_keys_max=self.limits["metadata_keys"])
         settings = msgspec.json.encode(
             [EXTRACTION, replace(self.options, exclude=(), no_ignore=False)]
         ).decode()
@@ -278,7 +276,9 @@ class _Run:
             total.documents += len(new)
         elif new:
             documents = [one.document for one in new]
-            sent = await ingest(self.client, self.collection, documents, lambda _: None, refused)
+            sent = await ingest(
+                self.client, self.collection, documents, lambda _: None, refused, limits=self.limits
+            )
             total.documents += sent.documents
             total.unchanged += sent.unchanged
             total.passages += sent.passages
@@ -328,7 +328,7 @@ class _Run:
         ids = self.done.gone = list(gone)
         if again or not ids or not consent(ids, len({one.id for one in claims})):
             return again
-        most = self.ids_per_request
+        most = self.limits["documents_per_request"]
         for start in range(0, len(ids), most):
             part = ids[start : start + most]
             path = path_of(self.collection, "documents", "delete")

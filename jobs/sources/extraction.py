@@ -47,6 +47,8 @@ class FileExtraction:
             raise self._refusal(
                 "reading it needs the extra files: in a checkout of Nearline, pip install '.[files]'"
             )
+        if not self._content:
+            raise self._refusal("is empty")
         if self._ended.is_set():
             raise self._refusal("its reading was ended")
         report = SourceReport()

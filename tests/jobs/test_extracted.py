@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
+import resource
 import zipfile
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -18,7 +20,7 @@ import pytest
 from indexes.base.errors import InvalidInput
 from jobs.sources import SourceOptions, SourceReport, isolated
 from jobs.sources.extracted import charset_of, page_text, unlinked
-from jobs.sources.extraction import extract
+from jobs.sources.extraction import CPU_S_MIN, CPU_S_PER_MB, extract
 from jobs.sources.files import FoundFile, SourceFile
 from jobs.sources.isolated import Isolated
 from jobs.sources.texts import rst_headings
@@ -179,6 +181,59 @@ def test_rows_of_a_workbook_are_documents_where_a_column_is_the_text(tmp_path: P
     assert [one.reason for one in report.failed] == ["no id: field 'id' is empty"]
     documents, _ = read(tmp_path, options=SourceOptions(text_fields=("*",), title_field="a"))
     assert [one.text for one in documents][-1] == "b: y"
+
+
+def changed(content: bytes, name: str, part: bytes, more: int = 0) -> bytes:
+    """An archive with another content in one of its files, and so many files more."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as new:
+        for one in {*old.namelist(), name}:
+            new.writestr(one, part if one == name else old.read(one))
+        for at in range(more):
+            new.writestr(f"more/{at}", b"")
+    return made.getvalue()
+
+
+ENTITY = b'<!DOCTYPE r [<!ENTITY x SYSTEM "file:///etc/passwd">]><r>&x;</r>'
+BOOK, TALK, NOVEL = xlsx(A=[["a", "b"], [1, 2]]), pptx(("One", "first")), epub("Book", ("One", "Text."))
+STRINGS = (
+    '<sst xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">' + "<si><t>x</t></si>" * 300_000
+)
+HOSTILE = {
+    "entity.xlsx": (changed(BOOK, "xl/workbook.xml", ENTITY), "cannot be read"),
+    "entity.pptx": (changed(TALK, "ppt/slides/slide1.xml", ENTITY), "cannot be read"),
+    "bomb.xlsx": (changed(BOOK, "xl/worksheets/sheet1.xml", bytes(50_000_000)), "no text"),
+    "start.pptx": (changed(TALK, "ppt/slides/slide1.xml", b"<p:sld " + b" " * 50_000_000), "cannot be read"),
+    "deep.pptx": (changed(TALK, "ppt/slides/slide1.xml", b"<a>" * 300_000), "nested too deeply"),
+    "many.xlsx": (changed(BOOK, "more", b"", 20_000), "a: 1"),
+    "strings.xlsx": (changed(BOOK, "xl/sharedStrings.xml", f"{STRINGS}</sst>".encode()), "a: 1"),
+    "book.pptx": (BOOK, "no text"),
+    "talk.xlsx": (TALK, "cannot be read"),
+    "plain.epub": (b"Text.", "another kind of file"),
+    "old.docx": (b"\xd0\xcf\x11\xe0" + bytes(600), "encrypted"),
+    **{f"cut{at}.xlsx": (BOOK[: len(BOOK) * at // 10], "damaged or cut short") for at in range(1, 10, 4)},
+    **{f"cut{at}.pptx": (TALK[: len(TALK) * at // 10], "damaged or cut short") for at in range(1, 10, 4)},
+    **{f"cut{at}.epub": (NOVEL[: len(NOVEL) * at // 10], "damaged or cut short") for at in range(1, 10, 4)},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_uploads_that_attack(name: str) -> None:
+    """End with a text, or with an error that names the file; neither reads other files nor takes long."""
+    content, said = HOSTILE[name]
+    found = extract(content, name, 1_000_000)
+    assert found is not None
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    try:
+        text = found.run()
+    except InvalidInput as error:
+        text = str(error)
+        assert name in text
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert said in text
+    assert "root:" not in text
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert used < CPU_S_MIN + CPU_S_PER_MB * len(content) / 1e6 + 1
 
 
 def test_what_is_hidden_is_not_read(tmp_path: Path) -> None:

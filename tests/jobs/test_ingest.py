@@ -231,11 +231,27 @@ def test_ingest_waits_for_the_collection_that_it_creates(tmp_path: Path) -> None
     (tmp_path / "a.txt").write_text("A line.")
     made = Reply({"limits": LIMITS}, 201)
     written = Reply({"seq": 1, "documents": 1, "passages": 1, "took_ms": 1})
-    with Stub(busy, none, busy, busy, made, busy, made, made, busy, written) as stub:
+    with Stub(busy, none, busy, busy, made, busy, made, busy, written) as stub:
         ended = nearline("ingest", tmp_path / "a.txt", "--url", stub.url, "-c", "new", "--create")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("1 document written to new")
-    assert [method for method, *_ in stub.seen] == [*["GET"] * 2, *["POST"] * 3, *["GET"] * 3, *["POST"] * 2]
+    assert [method for method, *_ in stub.seen] == [*["GET"] * 2, *["POST"] * 3, *["GET"] * 2, *["POST"] * 2]
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_the_collection_is_asked_for_its_limits_once(tmp_path: Path, sync: bool) -> None:
+    """Not again for each of its requests."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/a.csv").write_text("text\n" + "A line.\n" * 1001)
+    body = {"name": "docs", "tenant": "", "limits": {**LIMITS, "documents_per_request": 1000}}
+    shown, written = Reply(body), Reply({"seq": 1, "documents": 200, "passages": 1, "took_ms": 1})
+    none = [Reply({"documents": [], "cursor": None})] if sync else []
+    options = ["--sync", "--state", tmp_path / "state"] if sync else []
+    with Stub(shown, *none, written) as stub:
+        ended = nearline("ingest", tmp_path / "docs", "--url", stub.url, "-c", "docs", *options)
+    assert ended.returncode == 0, ended.stderr
+    assert [method for method, *_ in stub.seen].count("GET") == 1
+    assert len(stub.seen) > 5
 
 
 @pytest.mark.parametrize(

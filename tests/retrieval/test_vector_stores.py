@@ -32,7 +32,7 @@ from retrieval.documents.uploads import BLOCK_BYTES, DAY_S, FOLDER, Uploads, tex
 from retrieval.handlers.state import CATALOG, METRICS, TASKS, USED
 from retrieval.observe.metrics import Metrics
 from retrieval.upkeep.tasks import Tasks
-from tests.support.files import docx, pdf
+from tests.support.files import docx, pdf, xlsx
 from tests.support.http import Http
 
 REFUNDS = b"# Refunds\n\nYou get your money back within fourteen days.\n"
@@ -310,7 +310,9 @@ UNREADABLE = {
     "empty.txt": (b"", "is empty"),
     "latin.txt": ("größer".encode("latin-1"), "neither text in UTF-8"),
     "broken.pdf": (b"%PDF-1.7 and no more \xff", "cannot be read as pdf"),
-    "empty.xlsx": (b"", "empty"),
+    "empty.xlsx": (b"", "is empty"),
+    "cut.xlsx": (xlsx(A=[["a", "b"], [1, 2]])[:3000], "damaged or cut short"),
+    "locked.pptx": (b"\xd0\xcf\x11\xe0" + bytes(600), "encrypted"),
 }
 
 
@@ -702,7 +704,7 @@ def test_uploads_expire_and_are_bounded(tmp_path: Path) -> None:
     second = uploads.keep("b.txt", b"b" * BLOCK_BYTES, "assistants")
     with pytest.raises(TooLarge, match=r"files\.bytes_max"):
         uploads.keep("c.txt", b"c", "assistants")
-    assert [one.id for one in uploads.all()] == sorted([first.id, second.id])
+    assert [one.id for one in uploads.listed()] == sorted([first.id, second.id])
     (tmp_path / FOLDER / f".{first.id}.draft").write_bytes(b"half")
     now += 3600
     with pytest.raises(NotFound):
