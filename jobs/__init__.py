@@ -1,1 +1,5 @@
-"""The command line and the jobs behind it: export, ingest, reindex, evaluate, bench, demo."""
+"""What runs beside the service: the command line, and the jobs behind it.
+
+Its rooms, each of which imports only from those before it: sources, models | ingestion | serving, evaluation,
+benchmark | mcp, commands, cli.
+"""

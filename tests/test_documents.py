@@ -1,4 +1,4 @@
-"""The documents name only what exists, and leave out no endpoint and no error."""
+"""The documents name only what exists, and leave out no endpoint, no error and no package."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ from retrieval.wire.errors import STATUS, type_name
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-DOCUMENTS = [
-    README,
-    ROOT / "ARCHITECTURE.md",
-    ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-]
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+DOCUMENTS = [README, ARCHITECTURE, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#([^)\s]*))?\)")
 COMMAND = re.compile(r"(?:^ +(?:\.venv/bin/|\$ )?|`)nearline +([^`\n]*)", re.MULTILINE)
-SETTING = re.compile(r"`([a-z_]+)\.(?!json`)([a-z_]+)(?: = [^`]*)?`")
+PLACE = re.compile(
+    r"`((?:indexes|retrieval|jobs|nearline|tests|configs|docs/design|docs/benchmarks)/[\w./-]+)(?:::\w+)?`"
+)
+PACKAGES = [
+    package.parent.relative_to(ROOT).as_posix()
+    for name in ("indexes", "retrieval", "jobs")
+    for package in sorted((ROOT / name).rglob("__init__.py"))
+]
+SETTING = re.compile(r"`([a-z_]+)\.(?!json`|mark`)([a-z_]+)(?: = [^`]*)?`")
 
 
 def anchors_of(page: Path) -> set[str]:
@@ -76,6 +80,33 @@ def test_named_tests_exist(page: Path) -> None:
     """Each test that a page refers to is there, by its file and its name."""
     for file, name in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text()):
         assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
+def test_named_places_exist(page: Path) -> None:
+    """Each file or folder of the repository that a page names in backquotes is there."""
+    for place in PLACE.findall(page.read_text()):
+        assert (ROOT / place).exists(), place
+
+
+def test_the_architecture_is_short() -> None:
+    """ARCHITECTURE.md has at most 3,000 words; reasons that need room are in docs/design/."""
+    assert len(ARCHITECTURE.read_text().split()) <= 3000
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_architecture_names_every_package(package: str) -> None:
+    """ARCHITECTURE.md names each package, by its path in backquotes."""
+    assert f"`{package}`" in ARCHITECTURE.read_text()
+
+
+def test_the_site_shows_every_page() -> None:
+    """The navigation of the site has each page of docs/, and no other."""
+    site = tomllib.loads((ROOT / "zensical.toml").read_text())
+    pages = re.findall(r"'([\w/-]+\.md)'", str(site["project"]["nav"]))
+    assert sorted(pages) == sorted(
+        page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")
+    )
 
 
 def test_every_endpoint_is_listed() -> None:

@@ -1,4 +1,5 @@
-"""What do all parts of the index library use?
+"""What do all rooms of the index library share?
 
-Errors, types, durable files, arrays, languages and child processes. It imports nothing of the library.
+The error tree, value types, durable publishing of files, failpoints, array helpers, detection of languages, and work in
+child processes. Not here: anything that knows what a collection, an index or a log is.
 """

@@ -1,4 +1,6 @@
 """What can be done with one collection?
 
-Write, delete, search a snapshot, rebuild and adopt a generation.
+Opening and recovering it, writing, deleting, publishing the snapshot that searches read, beginning a rebuild and
+adopting its generation; and the counts and sizes it reports. Not here: the search itself (`parts`), the rows on disk
+(`log`), or the directory that holds all collections (`directory`).
 """

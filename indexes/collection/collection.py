@@ -22,7 +22,6 @@ from typing import TypeVar
 
 from indexes.base import failpoints
 from indexes.base.arrivals import Arrivals
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.durable import disk_errors, publish_folder
 from indexes.base.errors import Conflict, Damaged, NearlineError, NotFound, StorageError
 from indexes.base.model import (
@@ -37,6 +36,7 @@ from indexes.base.model import (
     Upsert,
     WriteResult,
 )
+from indexes.base.work import OnStep, do_nothing
 from indexes.collection.info import CollectionInfo, describe
 from indexes.dense.exact import nearest
 from indexes.filters.checks import check_upsert, with_language
@@ -156,14 +156,14 @@ class Collection:
         return found
 
     def exact(
-        self, queries: Floats, k: int, condition: Filter | None = None, go_on: GoOn = nobody_waits
+        self, queries: Floats, k: int, condition: Filter | None = None, on_step: OnStep = do_nothing
     ) -> list[tuple[Ids, Floats]]:
         """Exact search over the log's float32 vectors: the `k` best ids and scores for each query [n, dimensions].
 
-        Scans every live vector once for all queries: for evaluation, not serving. `go_on` is called between blocks.
+        Scans every live vector once for all queries: for evaluation, not serving. `on_step` is called between blocks.
         """
         allowed = self.snapshot.allowed(condition)
-        return nearest(self.log.vectors(0, self.log.position().last_passage), queries, k, allowed, go_on)
+        return nearest(self.log.vectors(0, self.log.position().last_passage), queries, k, allowed, on_step)
 
     def info(self) -> CollectionInfo:
         return describe(

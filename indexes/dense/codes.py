@@ -11,14 +11,14 @@ from typing import Any
 import faiss
 import numpy as np
 
-from indexes.base.courtesy import GoOn
 from indexes.base.model import Floats, Rows
+from indexes.base.work import OnStep
 from indexes.dense.training import codes_for
 from indexes.dense.vectors import StoredVectors, search_index
 
 SAMPLE = 1024  # vectors to train the codebooks on: 64 for each of the 16 centroids
 ITERATIONS = 5
-BLOCK_ROWS = 512  # encoded per step, between calls of `go_on`
+BLOCK_ROWS = 512  # encoded per step, between calls of `on_step`
 RESCORED_MIN = 200
 RESCORED_PER_RANK = 8
 
@@ -31,7 +31,7 @@ class Codes:
         self.size = int(index.ntotal)
 
     @staticmethod
-    def of(vectors: StoredVectors, go_on: GoOn) -> Codes:
+    def of(vectors: StoredVectors, on_step: OnStep) -> Codes:
         """Train codebooks on a sample of these vectors, then encode all of them. Needs at least 16 vectors."""
         dimensions = vectors.halves.shape[1]
         index = faiss.IndexPQFastScan(dimensions, codes_for(dimensions), 4, faiss.METRIC_INNER_PRODUCT)
@@ -41,7 +41,7 @@ class Codes:
             vectors.take(np.linspace(0, vectors.rows - 1, min(SAMPLE, vectors.rows)).astype(np.int64))
         )
         for start in range(0, vectors.rows, BLOCK_ROWS):
-            go_on()
+            on_step()
             index.add(vectors.take(np.arange(start, min(start + BLOCK_ROWS, vectors.rows))))
         return Codes(index)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from indexes.base.arrays import top
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.model import Floats, Ids
+from indexes.base.work import OnStep, do_nothing
 
 
 def nearest(
@@ -16,15 +16,15 @@ def nearest(
     queries: Floats,
     k: int,
     allowed: Ids | None = None,
-    go_on: GoOn = nobody_waits,
+    on_step: OnStep = do_nothing,
 ) -> list[tuple[Ids, Floats]]:
     """The `k` best ids across all blocks, with scores, for each query [n, dimensions]; only `allowed` ids if given.
 
-    `go_on` is called before each block.
+    `on_step` is called before each block.
     """
     best: list[tuple[Ids, Floats]] = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries]
     for ids, vectors in blocks:
-        go_on()
+        on_step()
         kept = slice(None) if allowed is None else np.isin(ids, allowed, assume_unique=True)
         for at, scores in enumerate(queries @ vectors[kept].T):
             some_ids, some_scores = top(ids[kept], scores, k)

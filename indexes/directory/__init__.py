@@ -1,4 +1,5 @@
-"""What is in a data directory?
+"""What does a data directory hold?
 
-Its marker and lock, the catalog of collections, and their backup.
+Its marker `nearline.json` and its lock, the catalog of collections with their aliases and quarantines, and their
+backup. Not here: what is inside one collection (`collection`).
 """

@@ -42,6 +42,8 @@ NAME_RULE = (
     "1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit; after it perhaps @ and a tenant"
 )
 
+NAME_CHARS_SHOWN = 100  # of one that cannot be a name
+
 
 class Catalog:
     """An open data directory with all its collections. Thread-safe. Call `close`.
@@ -245,7 +247,7 @@ class Catalog:
 
     def set_alias(self, alias: str, name: str) -> None:
         """Point an alias at a collection, atomically and durably, replacing any previous target."""
-        check_name(alias)
+        check_name(alias, "alias")
         with self._change:
             if alias in self._collections:
                 raise Conflict(f"{alias!r} is a collection", param="alias")
@@ -265,6 +267,7 @@ class Catalog:
             self._aliases = aliases
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, param: str = "name") -> None:
+    """Raises InvalidInput with the rule of names, and `param` as the field at fault."""
     if not NAME.fullmatch(name):
-        raise InvalidInput(f"{name!r} cannot be a name; expected {NAME_RULE}", param="name")
+        raise InvalidInput(f"{name[:NAME_CHARS_SHOWN]!r} cannot be a name; expected {NAME_RULE}", param=param)

@@ -11,11 +11,16 @@ from datetime import UTC, datetime, timedelta
 NO_DATE = -(2**63)  # stands for no date; none is that early
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DECEMBER = 12
+YEAR_MAX = 9999
+DAY = 86_400_000_000  # microseconds
 MICROSECOND = timedelta(microseconds=1)
 _DATE_ALIKE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}", re.ASCII)
 # `fromisoformat` takes more, such as 20260105 and 2026-W02-1, which are more often numbers and names than dates.
 _PERIOD = re.compile(r"(?P<year>\d{4})(-(?P<month>\d\d))?", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)
+_DAY_CHARS = len("2026-01-05")
+
+Span = tuple[int, int]  # instants: the first one inside, and the first one after
 
 
 def instant_of(text: str) -> int:
@@ -35,15 +40,34 @@ def instant_of_date(text: str) -> int | None:
     return None if instant == NO_DATE else instant
 
 
-def period_of(text: str) -> tuple[int, int] | None:
-    """The instants at which a month such as 2024-06, or a year, begins and at which the next one does; else None."""
+def span_of(text: str) -> Span | None:
+    """All instants that a filter means by a text: one instant, or a whole day, month (2024-06) or year in UTC.
+
+    Returns None where the text is none of these.
+    """
+    begin = instant_of(text)
+    if begin == NO_DATE:
+        return _month_or_year(text)
+    return begin, begin + (DAY if len(text) == _DAY_CHARS else 1)
+
+
+def is_month_or_year(text: str) -> bool:
+    """Return whether a text has the form of a month or a year, which strings that are no dates often have, too."""
+    return _month_or_year(text) is not None
+
+
+def _month_or_year(text: str) -> Span | None:
     found = _PERIOD.fullmatch(text)
     if not found:
         return None
     year, month = int(found["year"]), found["month"]
+    begin = instant_of(f"{year:04}-{month or '01'}-01")
+    if begin == NO_DATE:
+        return None
     after = (year, int(month) + 1) if month and int(month) < DECEMBER else (year + 1, 1)
-    begin, end = instant_of(f"{year:04}-{month or '01'}-01"), instant_of(f"{after[0]:04}-{after[1]:02}-01")
-    return None if NO_DATE in (begin, end) else (begin, end)
+    if after[0] > YEAR_MAX:
+        return begin, instant_of(f"{YEAR_MAX}-12-31") + DAY
+    return begin, instant_of(f"{after[0]:04}-{after[1]:02}-01")
 
 
 def looks_like_a_date(value: object) -> bool:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from indexes.base.model import Rows, Scalar
-from indexes.filters.dates import NO_DATE, instant_of
+from indexes.filters.dates import NO_DATE, Span, instant_of, is_month_or_year, span_of
 from indexes.filters.grammar import (
     ORDERINGS,
     Comparison,
@@ -84,28 +85,50 @@ class Column(ABC):
         """Rows of the chosen strings; one flag for each of `instants()`."""
 
     def between(self, low: Scalar | None, high: Scalar | None) -> BitMap:
-        """Rows with a value from `low` and below `high`, numbers or dates, not both None; None is open."""
+        """Rows with a value from `low` and below `high`, numbers or dates, not both None; None is open.
+
+        A day, month or year stands for the instant at which it begins.
+        """
         if not isinstance(low, str) and not isinstance(high, str):
             return self.within(low, high)
         instants = self.instants()
         flags = instants != NO_DATE
-        if low is not None:
-            flags &= instants >= instant_of(str(low))
-        if high is not None:
-            flags &= instants < instant_of(str(high))
+        if low is not None and (span := span_of(str(low))):
+            flags &= instants >= span[0]
+        if high is not None and (span := span_of(str(high))):
+            flags &= instants < span[0]
         return self.chosen(flags)
 
-    def dated(self, ordering: str, bound: int) -> BitMap:
-        """Rows that have a date gt, gte, lt or lte the instant."""
+    def compare(self, ordering: str, text: str) -> BitMap:
+        """Rows of a column of strings that are gt, gte, lt or lte the text, as the grammar says."""
+        span = span_of(text)
+        if span is None:
+            return self.ordered(ordering, text)
         instants = self.instants()
-        return self.chosen((instants != NO_DATE) & ORDERINGS[ordering](instants, bound))
+        dates = instants != NO_DATE
+        begin, end = span
+        holds, bound = {"gte": ("gte", begin), "lt": ("lt", begin), "gt": ("gte", end), "lte": ("lt", end)}[
+            ordering
+        ]
+        found = self.chosen(dates & ORDERINGS[holds](instants, bound))
+        if is_month_or_year(text):
+            found |= self.ordered(ordering, text) - self.chosen(dates)
+        return found
 
-    def beside(self, ordering: str, period: tuple[int, int], text: str) -> BitMap:
-        """Rows that have a date gt, gte, lt or lte the period, or another string so beside its `text`."""
-        begin, end = period
-        bounds = {"gte": ("gte", begin), "lt": ("lt", begin), "gt": ("gte", end), "lte": ("lt", end)}
-        dates = self.chosen(self.instants() != NO_DATE)
-        return self.dated(*bounds[ordering]) | (self.ordered(ordering, text) - dates)
+    def inside(self, spans: Sequence[Span]) -> BitMap:
+        """Rows of a column of strings that have a date inside one of these spans. They may overlap."""
+        instants = self.instants()
+        begins, ends = (np.sort(np.array(bounds, np.int64)) for bounds in zip(*spans, strict=True))
+        # A date is inside of as many spans as have begun and not ended; NO_DATE is before all of them.
+        begun = np.searchsorted(begins, instants, "right")
+        return self.chosen(begun > np.searchsorted(ends, instants, "right"))
+
+
+def _spellings(value: Scalar) -> Iterable[Scalar]:
+    """Return a value as it is written and, of a string, composed and decomposed: "é" is one character or two."""
+    if not isinstance(value, str) or value.isascii():
+        return (value,)
+    return {value, normalize("NFC", value), normalize("NFD", value)}
 
 
 class FilterPart(ABC):
@@ -131,6 +154,10 @@ class FilterPart(ABC):
         """The columns of a key, by the kind of their values."""
         return {kind: column for kind in KINDS if (column := self.column(kind, key))}
 
+    def keys_below(self, key: str) -> list[str]:
+        """The dotted keys of what objects under this key hold, ascending."""
+        return sorted(one for one in self.keys if one.startswith(f"{key}."))
+
     def has_dates(self, key: str) -> bool:
         """Whether some string under the key is a date."""
         strings = self.column("string", key)
@@ -154,8 +181,9 @@ class FilterPart(ABC):
                 return self.match(inner)
             case Exists(key, wanted):
                 found = BitMap()
-                for column in self.columns(key).values():
-                    found |= column.present()
+                for name in (key, *self.keys_below(key)):
+                    for column in self.columns(name).values():
+                        found |= column.present()
                 return found if wanted else found.flip(0, self.size)
             case _:
                 return self._compare(condition)
@@ -166,16 +194,17 @@ class FilterPart(ABC):
             column = self.column(kind_of(asked.value), asked.key)
             if column is None:
                 return BitMap()
-            if (instant := asked.instant) is not None:
-                return column.dated(asked.type, instant)
-            if (period := asked.period) is not None:
-                return column.beside(asked.type, period, str(asked.value))
+            if isinstance(asked.value, str) and asked.type != "prefix":
+                return column.compare(asked.type, asked.value)
             return column.ordered(asked.type, asked.value)
         wanted: dict[Kind, list[Scalar]] = {}
         for value in asked.values:
-            wanted.setdefault(kind_of(value), []).append(value)
+            wanted.setdefault(kind_of(value), []).extend(_spellings(value))
         rows = BitMap()
         for kind, values in wanted.items():
             if column := self.column(kind, asked.key):
                 rows |= column.equal(values)
+                spans = [span for value in values if isinstance(value, str) and (span := span_of(value))]
+                if spans:
+                    rows |= column.inside(spans)
         return rows.flip(0, self.size) if asked.type in ("ne", "nin") else rows

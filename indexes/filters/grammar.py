@@ -6,9 +6,10 @@ gt, gte, lt, lte, in, nin, and compounds `{"type": "and", "filters": [...]}` wit
 for the opposite, and `{"type": "not", "filter": {...}}`.
 
 Meaning: a value compares with values of its own kind (string, number, boolean). 1 and 1.0 are the same number, True
-is not a number; integers and floats compare exactly, also beyond 2**53. Strings sort by code points, but gt, gte, lt
-and lte with an ISO date compare instants, and only strings that are dates match them (`dates`). With a month (2024-06)
-or a year, dates compare with the whole of it (gt: after its end, lte: up to its end) and other strings by code points.
+is not a number; integers and floats compare exactly, also beyond 2**53. A string in a filter that is an ISO date means
+an instant; a day, a month (2024-06) or a year means all of it (`dates`). Strings that are dates compare with that span:
+eq and in hold inside it, gt after its end, lte up to its end. Other strings are equal only to themselves and sort by
+code points; with an ISO date as bound they do not match.
 A key is a path of keys joined with dots into objects and lists (`base.paths`); it matches a comparison if one of its
 values does, and an empty list is no value. `ne` and `nin` are the complement of `eq` and `in`: documents without the
 key match them. A key or kind of value that no passage has is an error (`satisfiable`).
@@ -30,7 +31,6 @@ from indexes.base.errors import InvalidInput
 from indexes.base.model import Scalar
 from indexes.base.suggestions import suggestion
 from indexes.filters import hints
-from indexes.filters.dates import instant_of_date, period_of
 
 Kind = Literal["string", "number", "boolean"]
 
@@ -46,21 +46,9 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def values(self) -> list[Scalar]:
         return self.value if isinstance(self.value, list) else [self.value]
 
-    @property
-    def instant(self) -> int | None:
-        """The bound as an instant, if it is a date in a comparison of instants."""
-        if self.type not in ORDERINGS or not isinstance(self.value, str):
-            return None
-        return instant_of_date(self.value)
-
-    @property
-    def period(self) -> tuple[int, int] | None:
-        """The bound as the instants where a month or year begins and ends, if it is one in such a comparison."""
-        return period_of(self.value) if self.type in ORDERINGS and isinstance(self.value, str) else None
-
 
 class Exists(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="exists"):
-    """Whether there is any value under the key; with `value` false, whether there is none."""
+    """Whether there is any value under the key, or in an object there; with `value` false, whether there is none."""
 
     key: str
     value: bool = True

@@ -14,12 +14,14 @@ import msgspec
 from indexes.base.errors import InvalidInput
 from indexes.base.expiry import EXPIRES
 from indexes.base.suggestions import suggestion
-from indexes.filters.dates import looks_like_a_date
+from indexes.filters.dates import is_month_or_year, looks_like_a_date, span_of
 from indexes.filters.filter_part import Column, FilterPart
 from indexes.filters.grammar import ORDERINGS, Comparison, Filter, Kind, conditions, kind_of
 
 EXAMPLE_CHARS_MAX = 40
+PATHS_MAX = 5  # named of an object
 DATES = "2026-01-05, 2026-01-05T10:00:00Z"
+FORMS = f"{DATES}, 2026-01 or 2026"
 
 
 def require_satisfiable(condition: Filter, parts: Sequence[FilterPart]) -> None:
@@ -30,17 +32,30 @@ def require_satisfiable(condition: Filter, parts: Sequence[FilterPart]) -> None:
         held = {kind: column for part in parts for kind, column in part.columns(asked.key).items()}
         if held and isinstance(asked, Comparison):
             _require_kind(asked, where, held, parts)
-        elif not held and (isinstance(asked, Comparison) or asked.value):
+        elif isinstance(asked, Comparison) or (asked.value and not _below(asked.key, parts)):
             require_key(asked.key, where, parts)
 
 
 def require_key(key: str, where: str, parts: Sequence[FilterPart]) -> None:
-    """Raises InvalidInput where no row has a value under the key, unless there are no rows."""
+    """Raises InvalidInput where no row has a value under the key, unless there are no rows.
+
+    An object is no value: the message then names keys of what is in it.
+    """
     if any(part.size for part in parts) and not any(part.columns(key) for part in parts):
+        if below := _below(key, parts):
+            named = ", ".join(map(repr, below[:PATHS_MAX])) + (", ..." if len(below) > PATHS_MAX else "")
+            raise InvalidInput(
+                f"{where}: the metadata key {key!r} holds objects; name what is in them by a dotted path: {named}",
+                param=where,
+            )
         known = frozenset().union(*(part.keys for part in parts)) - {EXPIRES}
         raise InvalidInput(
             f"{where}: no document has the metadata key {key!r}; {suggestion(key, known)}", param=where
         )
+
+
+def _below(key: str, parts: Sequence[FilterPart]) -> list[str]:
+    return sorted({one for part in parts for one in part.keys_below(key)})
 
 
 def _require_kind(
@@ -50,25 +65,52 @@ def _require_kind(
     kinds = [kind_of(value) for value in asked.values]
     if kinds and not held.keys() & set(kinds):
         missing: str = kinds[0]
-    elif asked.type not in ORDERINGS or not isinstance(asked.value, str) or asked.period:
+    elif "string" not in held or asked.type == "prefix":
         return
-    elif asked.instant is not None:
-        if any(part.has_dates(asked.key) for part in parts):
+    else:
+        texts = [value for value in asked.values if isinstance(value, str)]
+        for text in texts:
+            if span_of(text) is None and _must_be_a_date(text, asked, parts):
+                raise InvalidInput(
+                    f"{where}: {asked.key!r} holds dates, and {_shortened(text)!r} is not one; write {FORMS}",
+                    param=where,
+                )
+        dated = asked.type in ORDERINGS and any(
+            span_of(text) and not is_month_or_year(text) for text in texts
+        )
+        if not dated or any(part.has_dates(asked.key) for part in parts):
             return
         missing = f"date ({DATES})"
-    else:
-        others = any(part.has_other_strings(asked.key) for part in parts)
-        if others and not (
-            looks_like_a_date(asked.value) and any(part.has_dates(asked.key) for part in parts)
-        ):
-            return
-        raise InvalidInput(
-            f"{where}: {asked.key!r} holds dates, and {_shortened(asked.value)!r} is not one; "
-            f"write {DATES}, 2026-01 or 2026",
-            param=where,
-        )
+    raise _without(missing, asked.key, where, held)
+
+
+def require_values(
+    key: str, where: str, parts: Sequence[FilterPart], kinds: Sequence[Kind], *, dates: bool = False
+) -> None:
+    """Raises InvalidInput where the key has values and none is of these kinds, nor a date if `dates` do, too."""
+    held = {kind: column for part in parts for kind, column in part.columns(key).items()}
+    if not held or held.keys() & set(kinds) or (dates and any(part.has_dates(key) for part in parts)):
+        return
+    wanted = [*kinds[:1], *([f"date ({DATES})"] if dates else [])]
+    raise _without(" or ".join(wanted), key, where, held)
+
+
+def _without(missing: str, key: str, where: str, held: dict[Kind, Column]) -> InvalidInput:
     there = " and ".join(f"{kind}s (such as {_shown(kind, column)})" for kind, column in sorted(held.items()))
-    raise InvalidInput(f"{where}: {asked.key!r} holds {there}, no {missing} is among them", param=where)
+    return InvalidInput(f"{where}: {key!r} holds {there}, no {missing} is among them", param=where)
+
+
+def _must_be_a_date(text: str, asked: Comparison, parts: Sequence[FilterPart]) -> bool:
+    """Return whether a text that is no date cannot be meant as it is written.
+
+    That is so where the key holds nothing but dates, or dates among others and the text looks like a date; but a
+    text that a document has, letter for letter, is always meant.
+    """
+    if not any(part.has_other_strings(asked.key) for part in parts):
+        return True
+    if not looks_like_a_date(text) or not any(part.has_dates(asked.key) for part in parts):
+        return False
+    return asked.type in ORDERINGS or not any(part.match(Comparison("eq", asked.key, text)) for part in parts)
 
 
 def _shown(kind: Kind, column: Column) -> str:

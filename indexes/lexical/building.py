@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.base.arrays import changes, ends_of
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.durable import disk_errors
 from indexes.base.errors import InvalidInput
+from indexes.base.work import OnStep, do_nothing
 from indexes.lexical.analysis import indexed
 from indexes.lexical.postings import TERMS_AT_ONCE, TF_MAX, SealedLexical
 from indexes.lexical.runs import Runs
@@ -143,16 +143,16 @@ class _Numbers(dict[str, int]):
 
 
 def merge_sealed(
-    parts: Sequence[tuple[SealedLexical, NDArray[np.bool_]]], go_on: GoOn = nobody_waits
+    parts: Sequence[tuple[SealedLexical, NDArray[np.bool_]]], on_step: OnStep = do_nothing
 ) -> SealedLexical:
     """One in-memory index of the kept rows (bool [part.size]) of each part, renumbered consecutively.
 
     Terms in no kept row are omitted. May run during searches: no single step holds the GIL for more than a few
-    milliseconds, and between steps it calls `go_on`, which may raise.
+    milliseconds, and between steps it calls `on_step`, which may raise.
     """
     counts = [part.count(kept) for part, kept in parts]
     letters, offsets, ranks = merge_names(
-        [names_of(part, n) for (part, _), n in zip(parts, counts, strict=True)], go_on
+        [names_of(part, n) for (part, _), n in zip(parts, counts, strict=True)], on_step
     )
     sizes = np.zeros(len(offsets) - 1, np.int64)
     for own, count in zip(ranks, counts, strict=True):
@@ -167,7 +167,7 @@ def merge_sealed(
         free[own] += count[count > 0]
         renumbered = (np.cumsum(kept) + (sum(map(len, lengths)) - 1)).astype(np.uint32)
         for some, postings in part.slices():
-            go_on()
+            on_step()
             alive = np.flatnonzero(kept[part.rows[postings]]) + postings.start
             to = np.repeat(places[some] - ends_of(count[some])[:-1], count[some]) + np.arange(len(alive))
             rows[to] = renumbered[part.rows[alive]]
@@ -190,10 +190,10 @@ def names_of(part: SealedLexical, counts: NDArray[np.int64]) -> Iterator[bytes]:
     return (name for name, count in zip(part.names, counts, strict=True) if count)
 
 
-def merge_names(sources: Sequence[Iterator[bytes]], go_on: GoOn) -> MergedNames:
+def merge_names(sources: Sequence[Iterator[bytes]], on_step: OnStep) -> MergedNames:
     """All terms, sorted and concatenated; their offsets, with the end; and the ranks of each source's terms.
 
-    Merged in Python rather than in one sort, which would hold the GIL throughout; `go_on` is called periodically.
+    Merged in Python rather than in one sort, which would hold the GIL throughout; `on_step` is called periodically.
     """
     letters, offsets = bytearray(), array("q", [0])
     ranks = [array("I") for _ in sources]
@@ -201,7 +201,7 @@ def merge_names(sources: Sequence[Iterator[bytes]], go_on: GoOn) -> MergedNames:
     for name, source in heapq.merge(*(zip(names, repeat(at)) for at, names in enumerate(sources))):
         if name != last:
             if len(offsets) % TERMS_AT_ONCE == 0:
-                go_on()
+                on_step()
             letters += name
             offsets.append(len(letters))
             last = name

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from indexes.base.courtesy import GoOn, Work, nobody_waits
 from indexes.base.errors import InvalidInput
 from indexes.base.masks import Flags
+from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.lexical.analysis import query_terms
 from indexes.lexical.bm25 import LexicalPart
 from indexes.lexical.prefixed import Prefixed, lists_of
@@ -58,19 +58,19 @@ def prefix_groups(
     parts: Sequence[LexicalPart],
     language: str,
     others: Mapping[str, float],
-    go_on: GoOn = nobody_waits,
-    work: Work | None = None,
+    on_step: OnStep = do_nothing,
+    work: WorkBudget | None = None,
 ) -> dict[str, Prefixed]:
     """The terms of words that may begin with each of these prefixes, by a name for each.
 
     Raises InvalidInput for prefixes that stand for too many, one by itself or all of the request together.
     """
     groups: dict[str, Prefixed] = {}
-    work = work or Work()
+    work = work or WorkBudget()
     for prefix in dict.fromkeys(prefixes):
         plain, found = fold(prefix), set[str]()
         for part in parts:
-            go_on()
+            on_step()
             if work.prefix_terms < 0:
                 raise _too_many()
             found.update(part.starting(plain))
@@ -93,18 +93,19 @@ def prefix_groups(
 
 def _too_many() -> InvalidInput:
     return InvalidInput(
-        f"the prefixes of the request stand for more than {Work().prefix_terms} words together; write more letters",
+        f"the prefixes of the request stand for more than {WorkBudget().prefix_terms} words together; "
+        "write more letters",
         param="query",
     )
 
 
 def rows_with(
-    part: LexicalPart, required: Iterable[Alternatives | Prefixed], go_on: GoOn = nobody_waits
+    part: LexicalPart, required: Iterable[Alternatives | Prefixed], on_step: OnStep = do_nothing
 ) -> Flags:
     """Which rows have a term of each, bool [size]."""
     found = np.ones(part.size, bool)
     for terms in dict.fromkeys(required):
-        go_on()
+        on_step()
         holding = np.zeros(part.size, bool)
         lists = lists_of(part, terms) if isinstance(terms, Prefixed) else map(part.postings, terms)
         for rows, _ in lists:

@@ -21,16 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.base.arrays import ends_of
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.model import Bm25, Rows
 from indexes.base.residency import Files
+from indexes.base.work import OnStep, do_nothing
 from indexes.lexical.analysis import TAG, indexed
 from indexes.lexical.bm25 import DRIFT_MAX, NO_POSTINGS, Impacts, saturated
 from indexes.lexical.prefixed import Postings
 
 TF_MAX = np.iinfo(np.uint16).max
 CHARACTER_BYTES_MAX = 4  # in UTF-8
-TERMS_AT_ONCE = 64  # between calls of `go_on`
+TERMS_AT_ONCE = 64  # between calls of `on_step`
 SORTED_TERMS = 1024  # per sort, to bound how long it holds the GIL
 SLICE_POSTINGS = 1 << 18  # a numpy call over this many takes about a millisecond
 TERMS_CACHED_MAX = 4096  # per sealed index, about 3 MiB: a few words make up most queries
@@ -89,13 +89,13 @@ class GrowingLexical:
     def languages(self, size: int) -> dict[str, int]:
         return {tag.removeprefix(TAG): len(self.read(tag, size)[0]) for tag in self._tags.copy()}
 
-    def seal(self, size: int, go_on: GoOn = nobody_waits) -> SealedLexical:
-        """The first `size` rows as an immutable in-memory index. `go_on` is called periodically, and may raise."""
+    def seal(self, size: int, on_step: OnStep = do_nothing) -> SealedLexical:
+        """The first `size` rows as an immutable in-memory index. `on_step` is called periodically, and may raise."""
         names, sizes = [], array("q")
         rows, frequencies = array("I"), array("H")
-        for at, name in enumerate(self._sorted_terms(go_on)):
+        for at, name in enumerate(self._sorted_terms(on_step)):
             if at % TERMS_AT_ONCE == 0:
-                go_on()
+                on_step()
             stored = self._rows[name]
             count = bisect.bisect_left(stored, size)
             if count:
@@ -111,13 +111,13 @@ class GrowingLexical:
             self.view(size).lengths,
         )
 
-    def _sorted_terms(self, go_on: GoOn) -> Iterator[str]:
+    def _sorted_terms(self, on_step: OnStep) -> Iterator[str]:
         """Sorted by code points, which is the order of the UTF-8 bytes. Runs are sorted, then merged in Python: one
         sort of all would hold the GIL throughout."""
         terms = list(self._rows)
         runs = []
         for at in range(0, len(terms), SORTED_TERMS):
-            go_on()
+            on_step()
             runs.append(sorted(terms[at : at + SORTED_TERMS]))
         return heapq.merge(*runs)
 

@@ -1,8 +1,9 @@
 """Words of a query that no passage has, and what was probably meant: the nearest terms of the dictionary.
 
 A word is compared as the term it would be indexed as, by edits: a letter more, less, another, or two swapped (optimal
-string alignment). Like most readers of typing errors we take the first letter for right. A word with digits, or of a
-script without spaces, is a name or a code and stays.
+string alignment). How many edits are forgiven depends on the length of the word as written: "aples" has five letters,
+although its term has three. Like most readers of typing errors we take the first letter for right. A word with digits,
+or of a script without spaces, is a name or a code and stays.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import numpy as np
 from rapidfuzz import process
 from rapidfuzz.distance import OSA
 
-from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.base.masks import Bits, bits_at
 from indexes.base.model import Rows
+from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.lexical.analysis import BARE, query_terms
 from indexes.lexical.bm25 import LexicalPart
 from indexes.lexical.postings import CHARACTER_BYTES_MAX
@@ -25,6 +26,7 @@ from indexes.lexical.words import WORD
 
 LETTERS_MIN = 4  # shorter words are near too many others
 LETTERS_FOR_TWO = 8  # from here on two edits are forgiven
+TERM_LETTERS_FOR_TWO = 6  # and only in a term of so many: more of it must stay than changes
 CORRECTED_MAX = 3  # words of one query
 TERMS_MAX = 32  # of a query; a longer one has enough other words
 FREQUENCY_COST = 16  # of looking up how frequent a term is, in comparisons
@@ -66,24 +68,28 @@ class Corrections:
             meant = frozenset(query_terms(word, language, others))
             if any(self._is_held(term) for term in meant):
                 continue
-            near = [one for term in sorted(meant) if (one := self._nearest(term)) is not None]
+            written = BARE.sub("", word)
+            near = [one for term in sorted(meant) if (one := self._nearest(term, len(written))) is not None]
             if not self.whole:
                 return
             if near:
-                self.found[BARE.sub("", word)] = meant, min(near)[-1]
+                self.found[written] = meant, min(near)[-1]
             if len(self.found) == CORRECTED_MAX:
                 return
 
-    def _nearest(self, term: str) -> tuple[int, int, str] | None:
-        """The nearest term within the edits forgiven: edits, frequency (negative), term. None, too, where no
-        comparisons are left for the term; `whole` is False then."""
-        if len(term) < LETTERS_MIN or not _is_plain(term):
+    def _nearest(self, term: str, letters: int) -> tuple[int, int, str] | None:
+        """The nearest term within the edits forgiven a word of so many letters: edits, frequency (negative), term.
+        None, too, where no comparisons are left for the term; `whole` is False then.
+
+        A term too short to be compared by itself is only completed: it is near to terms that are long enough.
+        """
+        if letters < LETTERS_MIN or len(term) < LETTERS_MIN - 1 or not _is_plain(term):
             return None
         work = self._work
         if work.comparisons < 0:
             self.whole = False
             return None
-        edits = 1 if len(term) < LETTERS_FOR_TWO else 2
+        edits = 2 if letters >= LETTERS_FOR_TWO and len(term) >= TERM_LETTERS_FOR_TWO else 1
         size, room = len(term.encode()), edits * CHARACTER_BYTES_MAX
         least = size - (edits if term.isascii() else room)
         self.compared = True
@@ -100,7 +106,11 @@ class Corrections:
         while self.whole and (some := list(islice(names, COMPARED_AT_ONCE))):
             self._on_step()
             found = process.extract(term, some, scorer=OSA.distance, score_cutoff=edits, limit=None)
-            near += [(distance, name) for name, distance, _ in found if _is_plain(name)]
+            near += [
+                (distance, name)
+                for name, distance, _ in found
+                if _is_plain(name) and (len(term) >= LETTERS_MIN or len(name) >= LETTERS_MIN)
+            ]
         for distance, equals in groupby(sorted(near), key=lambda one: one[0]):
             self._on_step()
             alike = [name for _, name in equals]

@@ -25,6 +25,7 @@ EXAMPLES = 3  # shown per kind of problem; the rest are only counted
 VECTORS_AT_ONCE = 4096
 PROGRESS_DOCUMENTS = 1000
 
+LOG = "log"  # the check that fails where the log cannot be read, or is known to lack writes
 RESTORE = "restore this collection from a backup (nearline restore --as NEWNAME), then delete this one"
 WRITE_AGAIN = "write these documents again, or " + RESTORE
 
@@ -85,7 +86,7 @@ def check_log(collection: str, path: Path, *, frozen: bool, progress: Progress) 
             yield check_history(collection, log, state)
             yield check_content(collection, log)
     except NearlineError as error:
-        yield Check(collection, "log", False, error.message, RESTORE)
+        yield Check(collection, LOG, False, error.message, RESTORE)
 
 
 def check_file(collection: str, path: Path, *, frozen: bool) -> Check:

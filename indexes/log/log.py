@@ -26,10 +26,11 @@ import apsw
 import msgspec
 
 from indexes.base import failpoints, failures
-from indexes.base.courtesy import GoOn, give_way
 from indexes.base.durable import publish, replace_synced
 from indexes.base.errors import Conflict, Damaged, DiskFull, StorageError, Unavailable
 from indexes.base.model import Delete, Operation, Settings, Upsert, WriteResult, now_ms
+from indexes.base.work import OnStep
+from indexes.base.yielding import yield_to_searches
 from indexes.log.applying import Applied, apply
 from indexes.log.content import ContentHash
 from indexes.log.mark import FILE as MARK
@@ -209,7 +210,7 @@ class Log(LogReader):
                 for operations in writes:
                     done = []
                     for operation in operations:
-                        give_way()
+                        yield_to_searches()
                         done.append(apply(db, operation, content))
                     applied += [one for one in done if one is not None]
                     results.append(summarise(operations, done, last_seq(db)))
@@ -252,10 +253,10 @@ class Log(LogReader):
             self._note(complete=True)
             self._mark.sync()
 
-    def follow(self, copy: Copy, go_on: GoOn) -> int:
+    def follow(self, copy: Copy, on_step: OnStep) -> int:
         """Catch a copy up, see `Copy.follow`."""
         with self._sound():
-            return copy.follow(go_on)
+            return copy.follow(on_step)
 
     def replace_by(self, copy: Copy, erased: Owed, began_ms: int) -> None:
         """Replace the file with a copy, free of what was owed when the copy began. Writer thread only.

@@ -21,8 +21,8 @@ from urllib.parse import quote
 
 import apsw
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.durable import sync_file
+from indexes.base.work import OnStep, do_nothing
 from indexes.log.mark import first_cycle
 from indexes.log.owed import OWED, Owed
 from indexes.log.sqlite import BUSY_TIMEOUT_MS, WRITER_CACHE_KIB, sqlite_errors
@@ -75,18 +75,18 @@ class Copy:
             for (sql,) in db.execute(TABLES_OF).fetchall():
                 db.execute(str(sql))
 
-    def follow(self, go_on: GoOn = nobody_waits) -> int:
+    def follow(self, on_step: OnStep = do_nothing) -> int:
         """Catch up with the log. Returns by how many operations the copy advanced.
 
-        `go_on` is called between blocks, and may raise.
+        `on_step` is called between blocks, and may raise.
         """
         with self._open() as db:
-            return self._follow(db, go_on)
+            return self._follow(db, on_step)
 
     def finish(self, owed: Owed) -> None:
         """Catch up to the last commit, and sync. Repeatable if there are later commits."""
         with self._open() as db:
-            self._follow(db, nobody_waits)
+            self._follow(db, do_nothing)
             db.execute(FINISH)
             db.execute("UPDATE meta SET value = ? WHERE key = ?", (owed.stored, OWED))
             db.execute("DETACH old")
@@ -94,7 +94,7 @@ class Copy:
             db.execute("PRAGMA journal_mode = WAL")  # as the next opener expects
         sync_file(self.path)
 
-    def _follow(self, db: apsw.Connection, go_on: GoOn) -> int:
+    def _follow(self, db: apsw.Connection, on_step: OnStep) -> int:
         before = self._reached
         # In one statement, so all counters are from the same commit.
         counters: Any = db.execute("SELECT name, seq FROM old.sqlite_sequence").fetchall()
@@ -105,7 +105,7 @@ class Copy:
         for table, key, columns in TABLES:
             at, upto = before[table], now[table]
             while at < upto:
-                go_on()
+                on_step()
                 ends = db.execute(BLOCK_ENDS.format(table=table, key=key), (at, upto, ROWS)).get
                 if not isinstance(ends, int):
                     break

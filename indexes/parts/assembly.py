@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from indexes.base.courtesy import give_way
 from indexes.base.errors import Conflict
 from indexes.base.expiry import with_expiry
 from indexes.base.masks import rows_in
 from indexes.base.model import IndexOptions, Rows, Settings
 from indexes.base.residency import Files
+from indexes.base.yielding import yield_to_searches
 from indexes.lexical.analysis import indexed
 from indexes.log.applying import Applied
 from indexes.log.reader import Entry, searchable_text
@@ -96,7 +96,7 @@ class Assembly:
         for number, passage in zip(passages, upsert.passages, strict=True):
             if self._delta.full:
                 self.rotate()
-            give_way()
+            yield_to_searches()
             text = searchable_text(upsert.title, upsert.text[passage.start : passage.end])
             self._delta.append(number, passage.vector, text, metadata, upsert.language)
 

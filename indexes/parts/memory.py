@@ -2,7 +2,7 @@
 
 Memory here means anonymous pages. The formula excludes generation files loaded through `residency`: those within its
 budget are copied and come on top; the others are memory-mapped, and the OS caches their pages while it has room.
-docs/benchmarks.md compares the formula with measurements.
+docs/benchmarks/memory.md compares the formula with measurements.
 """
 
 from __future__ import annotations

@@ -11,15 +11,15 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.base.work import OnStep, do_nothing
-from indexes.base.yielding import as_search
 from indexes.base.masks import Bits, bits_at, pack_flags, rows_in
 from indexes.base.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Scalar, Tier
+from indexes.base.work import OnStep, do_nothing
+from indexes.base.yielding import as_search
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.dense.vectors import Found
 from indexes.filters.bitmaps import to_bits
-from indexes.filters.grammar import Filter, Unchecked
-from indexes.filters.satisfiable import require_key, require_satisfiable
+from indexes.filters.grammar import Filter, Kind, Unchecked
+from indexes.filters.satisfiable import require_key, require_satisfiable, require_values
 from indexes.lexical.bm25 import NO_CORRECTIONS, WeightedQuery, best_of, score_rows
 from indexes.lexical.operators import Alternatives, rows_with
 from indexes.lexical.prefixed import Prefixed
@@ -277,13 +277,19 @@ class Prepared:
         dense, lexical = self.scores(ids)
         return Candidates(ids, dense, lexical, places, places, tiers_of(parts, ids), self.lexical_bound)
 
-    def values(self, ids: Ids, key: str, where: str) -> list[list[Scalar]]:
+    def values(
+        self, ids: Ids, key: str, where: str, kinds: Sequence[Kind] = (), *, dates: bool = False
+    ) -> list[list[Scalar]]:
         """What each of these passages has under a metadata key.
 
-        Raises InvalidInput naming `where` for a key that no passage of the snapshot has.
+        Raises InvalidInput naming `where` for a key that no passage of the snapshot has, or that has no value of these
+        `kinds` (nor a date, with `dates`) if there are any.
         """
         if not isinstance(self.query.condition, Unchecked):
-            require_key(key, where, [visible.part.filters for visible in self._parts])
+            parts = [visible.part.filters for visible in self._parts]
+            require_key(key, where, parts)
+            if kinds:
+                require_values(key, where, parts, kinds, dates=dates)
         found: list[list[Scalar]] = [[] for _ in range(len(ids))]
         for visible, at, rows in locate(self._parts, ids):
             places = dict(zip(rows.tolist(), at.tolist()))

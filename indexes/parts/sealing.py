@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from indexes.base import failpoints
-from indexes.base.courtesy import give_way
 from indexes.base.errors import NotReady
+from indexes.base.yielding import yield_to_searches
 from indexes.dense.vectors import search_with_one_thread
 from indexes.parts.assembly import Assembly
 from indexes.parts.delta import DeltaView
@@ -52,7 +52,7 @@ class Sealing:
         """Seal a full delta into a segment, in the background."""
 
         def work() -> None:
-            segment = Segment.seal(view, go_on=self._go_on)
+            segment = Segment.seal(view, on_step=self._on_step)
             failpoints.reach("seal.built")
             self._on_writer(lambda: self._put(view, segment)).result()
 
@@ -97,7 +97,7 @@ class Sealing:
         def work() -> None:
             merged = None
             try:
-                merged = Segment.merged(sources, go_on=self._go_on)
+                merged = Segment.merged(sources, on_step=self._on_step)
                 failpoints.reach("merge.built")
             finally:
                 self._on_writer(lambda: self._put_merged(sources, merged)).result()
@@ -113,11 +113,11 @@ class Sealing:
             failpoints.reach("merge.shown")
         self._merge()
 
-    def _go_on(self) -> None:
+    def _on_step(self) -> None:
         """Called between steps: stop when closing, else yield to searches."""
         if self._closing.is_set():
             raise NotReady("the collection is closing")
-        give_way()
+        yield_to_searches()
 
     def _submit(self, pool: ThreadPoolExecutor, what: str, work: Callable[[], None]) -> None:
         def guarded() -> None:

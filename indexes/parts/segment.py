@@ -1,7 +1,7 @@
 """Segments of the hot tier: sealed deltas, alone or merged. Immutable, in memory.
 
 A segment holds float16 vectors, their product codes, which every search scans, and sealed lexical and filter indexes.
-Sealing and merging may take seconds: run them off the search and writer threads. Between steps they call `go_on`,
+Sealing and merging may take seconds: run them off the search and writer threads. Between steps they call `on_step`,
 which may raise to cancel them.
 """
 
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.base.arrays import find_sorted
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.masks import Bits, bits_at, count_bits
 from indexes.base.model import TIERS, Floats, Ids, Rows, Tier
+from indexes.base.work import OnStep, do_nothing
 from indexes.dense.codes import Codes, rescored_for
 from indexes.dense.cold import RANKS
 from indexes.dense.vectors import Found, StoredVectors
@@ -27,7 +27,7 @@ from indexes.parts.part import WIDENING_MAX, scan, widened
 from indexes.parts.visible import Visible
 
 CODED_ROWS_MIN = 1024  # fewer are scanned exactly, like the delta
-COPIED_ROWS = 1024  # per step, between calls of `go_on`
+COPIED_ROWS = 1024  # per step, between calls of `on_step`
 
 
 class Segment:
@@ -49,19 +49,19 @@ class Segment:
         self.filters = filters
 
     @staticmethod
-    def seal(view: DeltaView, *, go_on: GoOn = nobody_waits) -> Segment:
+    def seal(view: DeltaView, *, on_step: OnStep = do_nothing) -> Segment:
         """A segment with the rows of a full delta, in the same order."""
-        vectors = copy_rows([(view.vectors, np.arange(view.size))], view.vectors.halves.shape[1], go_on)
+        vectors = copy_rows([(view.vectors, np.arange(view.size))], view.vectors.halves.shape[1], on_step)
         return Segment(
             view.ids.copy(),
             vectors,
-            codes_of(vectors, go_on),
-            view.growing_lexical.seal(view.size, go_on),
+            codes_of(vectors, on_step),
+            view.growing_lexical.seal(view.size, on_step),
             view.growing_filters.seal(view.size),
         )
 
     @staticmethod
-    def merged(sources: Sequence[Visible], *, go_on: GoOn = nobody_waits) -> Segment:
+    def merged(sources: Sequence[Visible], *, on_step: OnStep = do_nothing) -> Segment:
         """One segment of the live rows of several; `sources` must be in ascending order of passage ids."""
         segments = [visible.part for visible in sources if isinstance(visible.part, Segment)]
         kept = [visible.alive_flags() for visible in sources]
@@ -69,13 +69,13 @@ class Segment:
         vectors = copy_rows(
             [(segment.vectors, np.flatnonzero(flags)) for segment, flags in pairs],
             segments[0].vectors.halves.shape[1],
-            go_on,
+            on_step,
         )
         return Segment(
             np.concatenate([segment.ids[flags] for segment, flags in pairs]),
             vectors,
-            codes_of(vectors, go_on),
-            merge_sealed([(segment.lexical, flags) for segment, flags in pairs], go_on),
+            codes_of(vectors, on_step),
+            merge_sealed([(segment.lexical, flags) for segment, flags in pairs], on_step),
             SealedFilters.merged([(segment.filters, flags) for segment, flags in pairs]),
         )
 
@@ -139,13 +139,15 @@ class Segment:
         return self.nearest(query, depth, allowed, scan_max)
 
 
-def copy_rows(sources: Sequence[tuple[StoredVectors, Rows]], dimensions: int, go_on: GoOn) -> StoredVectors:
+def copy_rows(
+    sources: Sequence[tuple[StoredVectors, Rows]], dimensions: int, on_step: OnStep
+) -> StoredVectors:
     """The chosen rows of several stores, concatenated into a new store."""
     copied = StoredVectors.allocate(sum(len(rows) for _, rows in sources), dimensions)
     at = 0
     for source, rows in sources:
         for start in range(0, len(rows), COPIED_ROWS):
-            go_on()
+            on_step()
             some = rows[start : start + COPIED_ROWS]
             # With `mode`, `take` writes directly into `out` and releases the GIL.
             source.halves.take(some, 0, out=copied.halves[at : at + len(some)], mode="clip")
@@ -153,5 +155,5 @@ def copy_rows(sources: Sequence[tuple[StoredVectors, Rows]], dimensions: int, go
     return copied
 
 
-def codes_of(vectors: StoredVectors, go_on: GoOn) -> Codes | None:
-    return Codes.of(vectors, go_on) if vectors.rows >= CODED_ROWS_MIN else None
+def codes_of(vectors: StoredVectors, on_step: OnStep) -> Codes | None:
+    return Codes.of(vectors, on_step) if vectors.rows >= CODED_ROWS_MIN else None

@@ -15,10 +15,10 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.base.languages import UNSURE, guessed, primary
 from indexes.base.masks import bits_at
 from indexes.base.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
+from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.grammar import Filter
 from indexes.lexical.analysis import TAG, query_terms

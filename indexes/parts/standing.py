@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.masks import bits_at, rows_in
 from indexes.base.model import TIERS, Floats, Ids, Rows, Tier
+from indexes.base.work import OnStep, do_nothing
 from indexes.filters.grammar import Filter
 from indexes.lexical.bm25 import best_of, idf, saturated, score_rows
 from indexes.parts.generation import Generation
@@ -51,14 +51,14 @@ class Standing:
 
 
 def standings(
-    prepared: Prepared, ids: Ids, counts: Mapping[str, float], go_on: GoOn = nobody_waits
+    prepared: Prepared, ids: Ids, counts: Mapping[str, float], on_step: OnStep = do_nothing
 ) -> list[Standing]:
     """Of a few passages that the snapshot holds, in order of their ids. `counts` are the terms of the query's text and
-    how often each occurs. `go_on` is called between blocks of rows."""
+    how often each occurs. `on_step` is called between blocks of rows."""
     ids = np.sort(ids)
     dense, lexical = prepared.scores(ids)
-    by_meaning = ranks_by(prepared, ids, dense, _dense_blocks(prepared, go_on))
-    by_words = ranks_by(prepared, ids, lexical, _lexical_blocks(prepared, go_on))
+    by_meaning = ranks_by(prepared, ids, dense, _dense_blocks(prepared, on_step))
+    by_words = ranks_by(prepared, ids, lexical, _lexical_blocks(prepared, on_step))
     found = []
     for chosen, at, rows in located(prepared, ids):
         part = chosen.part
@@ -108,7 +108,7 @@ def ranks_by(prepared: Prepared, ids: Ids, own: Floats, blocks: Iterator[tuple[I
     return before
 
 
-def _dense_blocks(prepared: Prepared, go_on: GoOn) -> Iterator[tuple[Ids, Floats]]:
+def _dense_blocks(prepared: Prepared, on_step: OnStep) -> Iterator[tuple[Ids, Floats]]:
     vector = prepared.query.vector
     if vector is None:
         return
@@ -116,16 +116,16 @@ def _dense_blocks(prepared: Prepared, go_on: GoOn) -> Iterator[tuple[Ids, Floats
         part = chosen.part
         rows = np.arange(part.size) if chosen.allowed is None else rows_in(chosen.allowed, part.size)
         for at in range(0, len(rows), BLOCK):
-            go_on()
+            on_step()
             some = rows[at : at + BLOCK]
             yield part.ids_of(some), part.vectors.scores(some, vector)
 
 
-def _lexical_blocks(prepared: Prepared, go_on: GoOn) -> Iterator[tuple[Ids, Floats]]:
+def _lexical_blocks(prepared: Prepared, on_step: OnStep) -> Iterator[tuple[Ids, Floats]]:
     if prepared.weighed is None:
         return
     for chosen in prepared.selection:
-        go_on()
+        on_step()
         part = chosen.part
         rows, scores = best_of(part.lexical, prepared.weighed, max(part.size, 1), chosen.allowed)
         yield part.ids_of(rows), scores

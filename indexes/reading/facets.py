@@ -15,15 +15,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from pyroaring import BitMap
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.errors import InvalidInput
 from indexes.base.masks import Bits, Flags, flags_of, pack_flags
 from indexes.base.model import Ids, Scalar
+from indexes.base.work import OnStep, do_nothing
 from indexes.collection.collection import Collection
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import FilterPart
 from indexes.filters.grammar import Filter, Kind, Unchecked, kind_of
-from indexes.filters.satisfiable import require_key
+from indexes.filters.satisfiable import require_key, require_values
 from indexes.filters.values import Numbers, Positions, Texts, Values, ranked
 from indexes.parts.part import Part
 from indexes.parts.prepared import select
@@ -68,20 +68,25 @@ def count_facets(
     snapshot: Snapshot,
     condition: Filter | None,
     asked: Sequence[FacetQuery],
-    go_on: GoOn = nobody_waits,
+    on_step: OnStep = do_nothing,
 ) -> list[FacetCounts]:
-    """Equal ones are counted once. Calls `go_on` between its steps.
+    """Equal ones are counted once. Calls `on_step` between its steps.
 
-    Raises InvalidInput for a key that no document has, or too many different values.
+    Raises InvalidInput for a key that no document has, for ranges of numbers or dates where it has none, or for too
+    many different values.
     """
     matching = list(_matching(collection, snapshot, condition))
     if not isinstance(condition, Unchecked):
+        parts = [filters for filters, _ in matching]
         for one in asked:
-            require_key(one.key, one.where, [filters for filters, _ in matching])
+            require_key(one.key, one.where, parts)
+            if one.bounds:
+                dates = isinstance(one.bounds[0], str)
+                require_values(one.key, one.where, parts, () if dates else ("number",), dates=dates)
     known: dict[tuple[str, tuple[Scalar, ...]], FacetCounts] = {}
     for one in asked:
         if (one.key, one.bounds) not in known:
-            known[one.key, one.bounds] = _counted(one, matching, go_on)
+            known[one.key, one.bounds] = _counted(one, matching, on_step)
     return [known[one.key, one.bounds] for one in asked]
 
 
@@ -107,11 +112,11 @@ def _is_first(part: Part, firsts: Ids) -> Flags:
     return flags
 
 
-def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]], go_on: GoOn) -> FacetCounts:
+def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]], on_step: OnStep) -> FacetCounts:
     found: dict[Kind, list[tuple[Values, Positions]]] = defaultdict(list)
     ranges, documents, present = [0] * len(asked.ranges), 0, 0
     for filters, flags in matching:
-        go_on()
+        on_step()
         rows = bitmap_of(np.flatnonzero(flags).astype(np.uint32), filters.size)
         documents += len(rows)
         columns = filters.columns(asked.key)
@@ -131,7 +136,7 @@ def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]], go
                     param=asked.where,
                 )
             found[kind].append(column.counted(flags))
-    values, distinct = _most_frequent(found, go_on)
+    values, distinct = _most_frequent(found, on_step)
     return FacetCounts(
         values,
         distinct,
@@ -142,7 +147,7 @@ def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]], go
 
 
 def _most_frequent(
-    found: dict[Kind, list[tuple[Values, Positions]]], go_on: GoOn
+    found: dict[Kind, list[tuple[Values, Positions]]], on_step: OnStep
 ) -> tuple[list[tuple[Scalar, int]], int]:
     """The values of all parts with their sums, most first, of equals in their order; and how many there are.
 
@@ -151,7 +156,7 @@ def _most_frequent(
     listed: list[tuple[int, Kind, Scalar]] = []
     distinct = 0
     for kind, columns in found.items():
-        go_on()
+        on_step()
         values = (Texts if kind == "string" else Numbers).joined(values for values, _ in columns)
         firsts, ranks = ranked(values)
         sums = np.bincount(ranks, np.concatenate([counts for _, counts in columns])).astype(np.int64)

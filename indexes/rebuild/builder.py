@@ -3,7 +3,7 @@
     ids of live passages -> place them hot or cold -> dense indexes -> lexical index and filters
     -> load everything back, measure, choose settings -> checksums -> rename
 
-Vectors and texts stream from the log in blocks; ARCHITECTURE.md has the formula for a build's memory. The result
+Vectors and texts stream from the log in blocks; docs/design/memory.md has the formula for a build's memory. The result
 appears under `generations/` atomically. The outcome is the number of the generation.
 
 A passage deleted during the build may or may not be included. Either is correct: adoption hides every passage that was

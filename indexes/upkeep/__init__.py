@@ -1,4 +1,5 @@
-"""What keeps a collection in shape?
+"""What keeps the files and settings of a collection in shape?
 
-Erasing documents from all files, and tuning its settings.
+Erasing deleted content from every file, and tuning a live generation's search settings by queries. Not here: scheduling
+of these jobs and deleting expired documents (`retrieval/upkeep`).
 """

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from indexes.base import failpoints
-from indexes.base.courtesy import give_way
 from indexes.base.durable import sync_file
 from indexes.base.errors import NotReady, Unavailable
 from indexes.base.model import Progress, now_ms
+from indexes.base.yielding import yield_to_searches
 from indexes.collection.collection import Collection
 from indexes.log.rewriting import Copy, remove_copies
 
@@ -63,7 +63,7 @@ class Erasure:
         try:
             copy = Copy(log.path)
             for _ in range(ROUNDS_MAX):
-                if log.follow(copy, self._go_on) <= FEW_OPERATIONS:
+                if log.follow(copy, self._on_step) <= FEW_OPERATIONS:
                     break
             sync_file(copy.path)  # sync most of it now: writes are blocked during the final sync
             failpoints.reach("erase.copied")
@@ -85,12 +85,12 @@ class Erasure:
                 if time.monotonic() > until:
                     raise
             self._cancelled.wait(PAUSE_S)
-            log.follow(copy, self._go_on)
+            log.follow(copy, self._on_step)
 
-    def _go_on(self) -> None:
+    def _on_step(self) -> None:
         if self._cancelled.is_set():
             raise NotReady("the service is closing")
-        give_way()
+        yield_to_searches()
 
 
 def disk_bytes(folder: Path) -> int:

@@ -1,6 +1,6 @@
-"""Compares Nearline with its alternatives: the service, the index, BM25, embedding, and cold-tier skipping; and the
-service with itself, under more load than it can answer.
+"""How does Nearline compare with other libraries, with other loads, and with an earlier version of itself?
 
-`turns` runs every engine in its own process; `texts` provides the data they search; `report` writes the result.
-`callers` are what `load` is put on the service by.
+The service, the index, BM25, embedding, ranking, the caches, and overload. `turns` runs every engine in its own
+process, `texts` provides the data, `callers` put load on a service, `report` writes the result. Not here: measuring one
+user's collection (`jobs/evaluation`).
 """

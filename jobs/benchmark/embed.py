@@ -97,7 +97,7 @@ def run(material: Material, scratch: Path, say: Say, *, queries: int) -> Found:
     asked = turns(material.queries[:queries])
     bulks = [[material.texts[row] for row in rows] for rows in batches(len(material.texts), BULK_TEXTS)]
     encoder = Encoder(load_model(model_folder()), threads=1)
-    tokens = sum(len(one.ids) for one in encoder.tokenise(material.texts, "document"))
+    tokens = sum(len(one.ids) for one in encoder.tokenize(material.texts, "document"))
     with ExitStack() as stack:
         server = stack.enter_context(serving(scratch / "data"))
         makers: dict[str, Any] = {

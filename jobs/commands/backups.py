@@ -100,13 +100,26 @@ def restore(folder: Path, data: Path, names: tuple[str, ...], new_name: str | No
 @click.command(epilog="Example: nearline accept --data data -c docs")
 @click.option("--data", type=PATH, required=True, help="The data directory; no service may use it.")
 @click.option("--collection", "-c", "name", required=True, help="The quarantined collection.")
+@click.option("--yes", is_flag=True, help="Do it without asking; needed where there is no terminal.")
 @JSON
-def accept(data: Path, name: str, as_json: bool) -> None:
+def accept(data: Path, name: str, yes: bool, as_json: bool) -> None:
     """Serve a collection as its log is now, although writes are known to be missing.
 
-    For one that is quarantined and in no backup. Indexes that are ahead of its log are removed.
+    For one that is quarantined and in no backup. Says what is given up and asks first. Indexes that are ahead of the
+    log are removed.
     """
     keep_private()
+    if not yes:
+        left = restoring.survey(data, name)
+        indexes = f" Generations {', '.join(map(str, left.removed))} are removed." if left.removed else ""
+        click.echo(
+            f"{name}: {left.reason}\nIts log ends at operation {left.seq}, with {left.documents} documents. All that "
+            f"was written after it is given up.{indexes} If there is a backup, restore that instead.",
+            err=True,
+        )
+        asked = not as_json and sys.stdin.isatty()
+        if not (asked and click.confirm("Give it up?", err=True)):
+            raise click.ClickException(f"nothing was changed{'' if asked else '; --yes does it'}")
     found = restoring.accept(data, name)
     line = f"{name}: {found.documents} documents, up to operation {found.seq}; what was written after it is not there"
     print_result({"collection": name, **asdict(found)}, line, as_json=as_json)

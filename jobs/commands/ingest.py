@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from jobs.commands.ingested import as_value, ending, progress_bar, show_failures, stopped
+from jobs.commands.ingested import as_value, ending, note_nothing, progress_bar, show_failures, stopped
 from jobs.commands.options import COLLECTION, JSON, URL, ask, print_result
-from jobs.ingestion.ingesting import Ingested, fit_options, ingest
+from jobs.ingestion.ingesting import Ingested, ingest, limits_of
 from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
 from nearline import AsyncClient, ServiceError
 from retrieval.clients.bulk import busy_patience
@@ -60,6 +61,10 @@ def known_encoding(_: click.Context, __: click.Parameter, name: str | None) -> s
 @click.option(
     "--expires-field",
     help="Column or field that holds when a document expires: a date, or milliseconds since 1970. [default: none]",
+)
+@click.option(
+    "--language-field",
+    help="Column or field that holds the BCP 47 code of a document's language. [default: none]",
 )
 @click.option(
     "--types",
@@ -142,8 +147,9 @@ def command(
 ) -> None:
     """Send files, or folders of them, to a running service: text, tables, mail, and with the extra `files` documents.
 
-    Whatever cannot be read or is refused by the service is listed at the end and makes the exit code 1; everything else
-    is written. What is left out of folders on purpose is counted there, with the reason and the option that reads it.
+    Whatever cannot be read or is refused by the service is listed at the end and makes the exit code 1, as does a
+    folder with nothing to read; everything else is written. What is left out of folders on purpose is counted there,
+    with the reason and the option that reads it.
     It is safe to run again after an interruption: no document is stored twice.
     """
     declared = {column: kind for one in types for column, kind in parse_types(one).items()}
@@ -168,15 +174,13 @@ def command(
         sys.exit(syncs.follow() if watch else syncs.run_all(lenient))
     report = SourceReport()
     done = send_all(paths, url, collection, settings if create else None, options, report, hidden=as_json)
-    for column in declared.keys() - report.types.keys():
-        report.note(f"types: no table has a column '{column}' of metadata")
-    for column in sorted({*options.columns, *options.skip_columns} - report.columns_found):
-        report.note(f"columns: nothing that was read has a column or field '{column}' of metadata")
+    report.check_columns(options)
     for line in report.notes:
         click.echo(line, err=True)
     show_failures(report)
     print_result(as_value(done, report), ending(done, collection), *report.summary(), as_json=as_json)
-    if report.failures and not lenient:
+    nothing = note_nothing(paths, report)
+    if (report.failures or nothing) and not lenient:
         sys.exit(1)
 
 
@@ -197,9 +201,10 @@ def send_all(
     async def send(client: AsyncClient) -> None:
         if create is not None:
             await client.ensure_collection(collection, **create)
-        fitted = await fit_options(client, collection, options)
+        limits = await limits_of(client, collection)
+        fitted = replace(options, metadata_keys_max=limits["metadata_keys"])
         documents = read_documents(paths, options=fitted, report=report)
-        await ingest(client, collection, documents, on_progress, report, done)
+        await ingest(client, collection, documents, on_progress, report, done, limits=limits)
 
     try:
         with progress_bar(total_bytes(paths, options=options), hidden=hidden) as on_progress:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from jobs.commands.options import counted, errors
 from jobs.ingestion.ingesting import Ingested
 from jobs.ingestion.ingesting import Progress as OnProgress
+from jobs.sources.files import FORMATS, printable
 from jobs.sources.model import EMPTY, EXCLUDED, LINK, SourceReport
 
 FAILURES_SHOWN = 20
@@ -73,6 +75,16 @@ def show_failures(report: SourceReport) -> None:
         click.echo(f"  {one.source}: {one.reason}", err=True)
     if report.failures > FAILURES_SHOWN:
         click.echo(f"  and {report.failures - FAILURES_SHOWN:,} more; --json names them", err=True)
+
+
+def note_nothing(paths: Sequence[Path], report: SourceReport) -> bool:
+    """Say it on stderr if nothing at all was there to read. Returns whether."""
+    if report.documents or report.failures:
+        return False
+    where = ", ".join(map(printable, paths))
+    why = "all that is there was skipped, as listed" if report.skips else "it is empty"
+    click.echo(f"nothing to read in {where}: {why}; looked for files named {' '.join(FORMATS)}", err=True)
+    return True
 
 
 @contextlib.contextmanager

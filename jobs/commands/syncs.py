@@ -14,14 +14,14 @@ import click
 import msgspec
 
 from indexes.base.errors import InvalidInput
-from jobs.commands.ingested import as_value, ending, progress_bar, show_failures
+from jobs.commands.ingested import as_value, ending, note_nothing, progress_bar, show_failures
 from jobs.commands.options import ask, counted, ended_by_sigterm, print_json
 from jobs.ingestion.sync_record import SyncRecord
 from jobs.ingestion.syncing import Synced, record_path, state_folder, sync
 from jobs.ingestion.watching import watch
 from jobs.sources import SourceOptions, SourceReport, total_bytes
 from nearline import AsyncClient, ServiceError
-from retrieval.clients.bulk import busy_patience
+from retrieval.clients.bulk import busy_patience, limits_in
 
 GONE_SHOWN = 20
 
@@ -48,14 +48,15 @@ class Syncs:
     failed_before: set[tuple[str, str]] = field(default_factory=set)
 
     def run_all(self, lenient: bool) -> int:
-        """Returns the exit code: 1 if something failed, or is gone and was not deleted."""
+        """Returns the exit code: 1 if something failed, is gone and not deleted, or if there was nothing to read."""
         values, left = [], False
         try:
             with ended_by_sigterm():
                 for path in self.paths:
                     done, report = self.run(path)
                     values.append(self.value(path, done, report))
-                    left = left or bool(report.failures) or bool(done.gone and not self.dry_run)
+                    nothing = not done.files_unchanged and note_nothing([path], report)
+                    left = left or nothing or bool(report.failures) or bool(done.gone and not self.dry_run)
         except KeyboardInterrupt:
             click.echo("stopped: the same command again goes on", err=True)
             return 130
@@ -114,6 +115,7 @@ class Syncs:
                     options=self.options,
                     report=report,
                     consent=self.consent,
+                    limits=limits_in(found),
                     progress=on_progress,
                     dry_run=self.dry_run,
                 )
@@ -124,6 +126,8 @@ class Syncs:
             except ServiceError:
                 show_failures(report)
                 raise
+        if not done.files_unchanged:  # those may have what the others lack
+            report.check_columns(self.options)
         self.tell(path, done, report)
         return done, report
 

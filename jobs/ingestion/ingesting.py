@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import nearline
-from jobs.sources import FirstFailure, SourceDocument, SourceError, SourceOptions, SourceReport
+from jobs.sources import FirstFailure, SourceDocument, SourceError, SourceReport
 from nearline import AsyncClient, Refused, bulk_patience, path_of
-from retrieval.clients.bulk import LIMITS, REQUESTS_AT_ONCE
+from retrieval.clients.bulk import REQUESTS_AT_ONCE, limits_in
+from retrieval.clients.wire.records import RequestLimits
 
 
 @dataclass(slots=True)
@@ -29,10 +30,9 @@ Progress = Callable[[Ingested], None]
 TELL_EVERY_S = 1.0  # also while nothing is acknowledged: one large document takes minutes
 
 
-async def fit_options(client: AsyncClient, collection: str, options: SourceOptions) -> SourceOptions:
-    """`options` with the limits that the service has. Waits for a service that is busy or away as `ingest` does."""
-    shown = await client.request("GET", path_of(collection), patience=bulk_patience())
-    return replace(options, metadata_keys_max={**LIMITS, **shown["limits"]}["metadata_keys"])
+async def limits_of(client: AsyncClient, collection: str) -> RequestLimits:
+    """What the service takes. Waits for one that is busy or away as `ingest` does."""
+    return limits_in(await client.request("GET", path_of(collection), patience=bulk_patience()))
 
 
 async def ingest(
@@ -43,6 +43,7 @@ async def ingest(
     report: SourceReport | None = None,
     total: Ingested | None = None,
     requests: int = REQUESTS_AT_ONCE,
+    limits: RequestLimits | None = None,
 ) -> Ingested:
     """Write every document, `requests` at a time; among equal ids the last one wins. Updates `total` and passes it to
     `progress` after each acknowledgement, and every second.
@@ -63,6 +64,7 @@ async def ingest(
                 "title": document.title or "",
                 "metadata": document.metadata,
                 **({} if document.expires_at is None else {"expires_at": document.expires_at}),
+                **({"language": document.language} if document.language else {}),
             }
 
     def refused(one: Refused) -> None:
@@ -87,7 +89,13 @@ async def ingest(
     ]  # the oldest document that is not settled, and since when it is
     async with regularly(tell):
         await client.ingest(
-            collection, sent(), requests=requests, on_progress=advance, on_refused=refused, total=done
+            collection,
+            sent(),
+            requests=requests,
+            on_progress=advance,
+            on_refused=refused,
+            total=done,
+            limits=limits,
         )
     return done
 

@@ -118,6 +118,22 @@ class SyncRecord:
         self._db.execute("REPLACE INTO documents VALUES (?, ?, ?, NULL, 0)", key)
         return True
 
+    def claim_unsent(self, file: str, document_id: str) -> None:
+        """Record that `file` holds the document too, for when the file that it is sent from lacks it."""
+        self._db.execute(
+            "INSERT INTO documents VALUES (?, ?, ?, NULL, 0) "
+            "ON CONFLICT (folder, file, id) DO UPDATE SET digest = NULL, gone = 0",
+            (self.folder, file, document_id),
+        )
+
+    def other_files(self, file: str, document_id: str) -> list[str]:
+        """The other files of the folder that the document was sent from and that hold it, as far as is known."""
+        query = (
+            "SELECT file FROM documents "
+            "WHERE id = ? AND folder = ? AND file != ? AND gone = 0 AND digest NOT NULL"
+        )
+        return [str(other) for (other,) in self._db.execute(query, (document_id, self.folder, file))]
+
     def other_folders(self, document_id: str) -> list[str]:
         """Of which files hold this document as well."""
         query = "SELECT DISTINCT folder FROM documents WHERE id = ? AND gone = 0 AND folder != ?"

@@ -4,8 +4,8 @@
 
 1. The collection says which documents it has. What is recorded as written and is not there is written again.
 2. A file of the recorded size and time is not opened; one of the recorded digest is not read.
-3. Of a file that is read, documents of the recorded digest are not sent. Once all others are acknowledged, the file is
-   recorded as done.
+3. Of a file that is read, documents of the recorded digest are not sent, nor are those whose ids another file has. Once
+   all others are acknowledged, the file is recorded as done.
 4. A document is gone if its file was read whole and lacks it, or is not in a folder that was listed whole. It is
    deleted last, if the caller consents, and if no other file holds it too. Documents that no sync into this collection
    recorded are never deleted.
@@ -36,14 +36,14 @@ from jobs.sources import (
     SourceOptions,
     SourceReport,
     find_files,
+    note_repeated,
     printable,
     read_files,
 )
 from nearline import AsyncClient, CollectionBody, path_of
-from retrieval.clients.bulk import LIMITS
 from retrieval.clients.wire.records import RequestLimits
 
-EXTRACTION = 2  # raise it when files are to be read again, since what is made of them changed
+EXTRACTION = 3  # raise it when files are to be read again, since what is made of them changed
 DOCUMENTS_AT_ONCE, CHARS_AT_ONCE = 1000, 1_000_000  # several requests
 RECENT_NS = 2_000_000_000  # a file changed less than this ago may change again within one tick of its clock
 
@@ -74,6 +74,7 @@ class Reading:
 
     changed: Changed
     ids: set[str] = field(default_factory=set)
+    repeated: bool = False
     whole: bool = True
     accepted: bool = True
 
@@ -104,11 +105,12 @@ async def sync(
     options: SourceOptions,
     report: SourceReport,
     consent: Consent,
+    limits: RequestLimits,
     progress: Progress = lambda _: None,
     dry_run: bool = False,
 ) -> Synced:
     """Raises InvalidInput for a folder that is empty and was not, ServiceError when the service fails or stays away."""
-    run = _Run(client, collection, folder, record, options, report, progress, dry_run)
+    run = _Run(client, collection, folder, record, options, report, limits, progress, dry_run)
     if not dry_run:
         await run.once(consent)
         return run.done
@@ -132,23 +134,23 @@ class _Run:
     record: SyncRecord
     options: SourceOptions
     report: SourceReport
+    limits: RequestLimits
     progress: Progress
     dry_run: bool
     done: Synced = field(default_factory=Synced)
-    ids_per_request: int = LIMITS["documents_per_request"]
     skipped_bytes: int = 0
+    files: set[str] = field(default_factory=set)
     finished: list[Reading] = field(default_factory=list)
     """Files that are read, and of which documents may still have to be sent."""
 
     async def once(self, consent: Consent) -> None:
-        limits: RequestLimits = {**LIMITS, **(await self.client.collection(self.collection))["limits"]}
-        self.ids_per_request = limits["documents_per_request"]
-        self.options = replace(self.options, metadata_keys_max=limits["metadata_keys"])
+        self.options = replace(self.options, metadata_keys_max=self.limits["metadata_keys"])
         settings = msgspec.json.encode(
             [EXTRACTION, replace(self.options, exclude=(), no_ignore=False)]
         ).decode()
         self.record.follow_settings(settings)
         found, unlisted = self._scan()
+        self.files = {key(one) for one in found.values()}
         present = {one["id"] async for one in self.client.scroll(self.collection, text=False)}
         self.record.forget_absent(present)
         while True:
@@ -240,25 +242,43 @@ class _Run:
 
         for document in read_files(files(), options=self.options, report=self.report):
             assert reading is not None
-            reading.ids.add(document.id)
-            yield Unsent(reading, document, digest_of(document))
+            if document.id not in reading.ids:  # a repetition within its file is nothing to record
+                reading.ids.add(document.id)
+                yield Unsent(reading, document, digest_of(document))
+
+    def _is_held(self, one: Unsent) -> bool:
+        """Whether another file of the folder has the document's id, so that it is claimed and not sent: each run would
+        replace the one by the other."""
+        holders = [file for file in self.record.other_files(one.file, one.document.id) if file in self.files]
+        if not holders and not one.document.repeats:
+            return False
+        if not one.document.repeats:
+            self.report.duplicates += 1
+            if not one.reading.repeated:
+                note_repeated(one.document, f"is in {holders[0]} too", self.report)
+                one.reading.repeated = True
+        self.record.claim_unsent(one.file, one.document.id)
+        return True
 
     async def _write(self, batch: list[Unsent], begun: float) -> None:
         """Send what is new in `batch`; record what is acknowledged and which files are done."""
         refused, total = SourceReport(), self.done.ingested
         with self.record.transaction():
-            new = [one for one in batch if self.record.claim(one.file, one.document.id, one.digest)]
+            fresh = [one for one in batch if not self._is_held(one)]
+            new = [one for one in fresh if self.record.claim(one.file, one.document.id, one.digest)]
             for one in new:
                 for other in self.record.other_folders(one.document.id):
                     self.report.note(
                         f"{one.document.source}: {other} holds the id {one.document.id!r} too; the last one sent counts"
                     )
-        total.unchanged += len(batch) - len(new)
+        total.unchanged += len(fresh) - len(new)
         if self.dry_run:
             total.documents += len(new)
         elif new:
             documents = [one.document for one in new]
-            sent = await ingest(self.client, self.collection, documents, lambda _: None, refused)
+            sent = await ingest(
+                self.client, self.collection, documents, lambda _: None, refused, limits=self.limits
+            )
             total.documents += sent.documents
             total.unchanged += sent.unchanged
             total.passages += sent.passages
@@ -289,13 +309,12 @@ class _Run:
         self, found: dict[str, FoundFile], unlisted: list[str], present: set[str], consent: Consent
     ) -> bool:
         """Returns whether files of this folder are to be read again."""
-        files = {key(one) for one in found.values()}
         claims = list(self.record.claims())
         again = False
         gone: dict[str, list[Claim]] = defaultdict(list)
         with self.record.transaction():
             for one in claims:
-                if not one.gone and (one.file in files or self._hidden(one.file, unlisted)):
+                if not one.gone and (one.file in self.files or self._hidden(one.file, unlisted)):
                     continue
                 if others := self.record.hand_over(one):
                     self.done.shared += 1
@@ -309,7 +328,7 @@ class _Run:
         ids = self.done.gone = list(gone)
         if again or not ids or not consent(ids, len({one.id for one in claims})):
             return again
-        most = self.ids_per_request
+        most = self.limits["documents_per_request"]
         for start in range(0, len(ids), most):
             part = ids[start : start + most]
             path = path_of(self.collection, "documents", "delete")
@@ -332,6 +351,7 @@ def key(found: FoundFile) -> str:
 def digest_of(document: SourceDocument) -> bytes:
     content: list[object] = [document.id, document.title, document.text, dict(document.metadata)]
     content += [document.expires_at] if document.expires_at is not None else []
+    content += [{"language": document.language}] if document.language else []
     return hashlib.blake2b(repr(content).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 

@@ -1,4 +1,5 @@
-"""How does a service run in a process, and stop?
+"""How does a service run in a process, and how does it stop?
 
-Signals, TLS, log lines, the watchdog, and services as child processes.
+The process's signals, TLS, log lines, the watchdog, and services as child processes for demos and tests. Not here: the
+application that is served (`retrieval/server`).
 """

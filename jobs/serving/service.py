@@ -29,9 +29,9 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from indexes.base.yielding import tune_interpreter
 from indexes.base.durable import keep_private
 from indexes.base.errors import Conflict, InvalidInput, NearlineError
+from indexes.base.yielding import tune_interpreter
 from jobs.serving.log_lines import set_up_logging
 from jobs.serving.tls import Tls, tls_of
 from jobs.serving.watchdog import start_watchdog

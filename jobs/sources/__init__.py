@@ -1,4 +1,7 @@
-"""Readers for `nearline ingest PATHS...`: files and folders in, a stream of documents out.
+"""How is a file read?
+
+Files and folders in, a stream of documents out, for `nearline ingest PATHS...` and for uploaded PDF and office files.
+Not here: sending the documents (`jobs/ingestion`), or cutting them into passages (`retrieval/documents`).
 
 | format      | file names                                  | one document is                                  |
 |-------------|---------------------------------------------|--------------------------------------------------|
@@ -17,7 +20,7 @@
 | mail        | .eml                                        | the message; each attachment, as its kind is     |
 | mailbox     | .mbox                                       | a message; each attachment                       |
 
-Any of them but Parquet may be gzipped (.gz). Parquet and what stands below code are read in a process of their own
+All but Parquet may be gzipped (.gz). Parquet and the formats below code are read in a process of their own
 (`isolated`) and need the extra `files`. Memory is bounded whatever the file size: one document of at most
 `SourceOptions.document_bytes_max`, as much again of a table's first rows while column types are inferred, hashes
 of the ids seen so far, and the bounds of that process.
@@ -29,7 +32,7 @@ from jobs.sources.columns import ColumnType, parse_types
 from jobs.sources.files import FoundFile, printable
 from jobs.sources.finding import find_files
 from jobs.sources.model import Failure, FirstFailure, SourceDocument, SourceError, SourceOptions, SourceReport
-from jobs.sources.read import read_documents, read_files, total_bytes
+from jobs.sources.read import note_repeated, read_documents, read_files, total_bytes
 
 __all__ = [
     "ColumnType",
@@ -41,6 +44,7 @@ __all__ = [
     "SourceOptions",
     "SourceReport",
     "find_files",
+    "note_repeated",
     "parse_types",
     "printable",
     "read_documents",

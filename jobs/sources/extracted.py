@@ -7,12 +7,15 @@ first to what a reader came for.
 from __future__ import annotations
 
 import codecs
+import io
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jobs.sources.files import ENCODING_HINT, SourceFile
 from jobs.sources.generated import REDIRECTION
+from jobs.sources.hidden import HIDDEN_SLIDE, without_hidden_slides
 from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
 from jobs.sources.texts import document_of, first_heading
 
@@ -24,6 +27,8 @@ MIME_TYPES = {
     "pptx": "application/vnd.openxmlformats-officedocument.presentationml.presentation",
     "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
 }
+ZIPPED = {"docx", "epub", "pptx", "xlsx"}
+OLDER_OFFICE = b"\xd0\xcf\x11\xe0"  # .doc, .xls, .ppt, and what encrypts the newer ones
 # What stands around the text of a page, by HTML's own names and by those of ARIA and of common generators.
 FURNITURE = (
     "script, style, noscript, template, iframe, svg, img, nav, header, footer, aside, form, button, dialog, menu, "
@@ -74,8 +79,13 @@ def read_html(file: SourceFile, options: SourceOptions, report: SourceReport) ->
 
 
 def read_book(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """A DOCX, EPUB or PPTX file as one document; the title of each slide is a heading."""
-    found = extracted(file.content(options.extracted_bytes_max), file.found.format)
+    """A DOCX, EPUB or PPTX file as one document; the title of each slide is a heading. Hidden slides are skipped."""
+    content = file.content(options.extracted_bytes_max)
+    if file.found.format == "pptx" and zipfile.is_zipfile(io.BytesIO(content)):  # else `extracted` says why
+        content, hidden = without_hidden_slides(content)
+        for name in hidden:
+            report.skip(f"{file.place()}:{name}", HIDDEN_SLIDE)
+    found = extracted(content, file.found.format)
     yield from document_from(file, unlinked(found.content), found.metadata, None, options, report)
 
 
@@ -150,8 +160,16 @@ def charset_of(content: bytes, fallback: str | None = None) -> str:
 def extracted(content: bytes, kind: str, **config: Any) -> Any:
     from kreuzberg import ExtractionConfig, extract_bytes_sync
 
+    if kind in ZIPPED and not zipfile.is_zipfile(io.BytesIO(content)):
+        raise ValueError(_not_zipped(content))
     wanted = ExtractionConfig(output_format="markdown", use_cache=False, disable_ocr=True, **config)
     return extract_bytes_sync(content, MIME_TYPES[kind], config=wanted)
+
+
+def _not_zipped(content: bytes) -> str:
+    if content.startswith(OLDER_OFFICE):
+        return "it is encrypted, or in the older format without the x in its name"
+    return "it is damaged or cut short" if content.startswith(b"PK") else "it is another kind of file"
 
 
 def document_from(

@@ -42,14 +42,13 @@ class FileExtraction:
         self._isolated = Isolated()
         self._ended = threading.Event()
 
-    def check(self) -> None:
+    def run(self) -> str:
         if not all(map(find_spec, NEEDS)):
             raise self._refusal(
                 "reading it needs the extra files: in a checkout of Nearline, pip install '.[files]'"
             )
-
-    def run(self) -> str:
-        self.check()
+        if not self._content:
+            raise self._refusal("is empty")
         if self._ended.is_set():
             raise self._refusal("its reading was ended")
         report = SourceReport()
@@ -67,7 +66,12 @@ class FileExtraction:
         if report.failed:
             raise self._refusal(report.failed[0].reason)
         if not any(text.strip() for text in texts):
-            raise self._refusal("holds no text")
+            skipped = [
+                f"{one.source.rpartition(':')[2]} ({one.reason})"
+                for one in report.skipped
+                if ":" in one.source
+            ]
+            raise self._refusal(f"holds no text{'; skipped: ' * bool(skipped)}{', '.join(skipped)[:500]}")
         return "\n\n".join(texts)
 
     def end(self) -> None:

@@ -16,42 +16,56 @@ from jobs.sources.columns import infer
 
 BLOCK_CHARS_MAX = 65_536  # longer blocks are data; PyYAML takes a second for this much
 
-_BLOCK = re.compile(r"\A(---|\+\+\+)[ \t]*\n(.*?)^\1[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+_OPENED = re.compile(r"(---|\+\+\+)[ \t]*\n")
+_CLOSED = {  # YAML may also end its document by dots
+    "---": re.compile(r"^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.MULTILINE),
+    "+++": re.compile(r"^\+\+\+[ \t]*(?:\n|\Z)", re.MULTILINE),
+}
 _KEY_LINE = re.compile(r"""["']?\w[\w \t.-]*["']? ?[:=](?:\s|$)""")
 
 
 @dataclass(frozen=True, slots=True)
 class FrontMatter:
     """The front matter of `text`, which is what follows it. A block that cannot be read stays in `text`, and `problem`
-    says why."""
+    says why; `block_chars` is its length then, for it holds no heading."""
 
     text: str
     metadata: dict[str, object] = field(default_factory=dict)
     problem: str | None = None
+    block_chars: int = 0
 
 
 def split_front_matter(text: str) -> FrontMatter:
     """Separate the leading block from the text.
 
-    A block that is unclosed, or whose first line is not a key, is text without a problem: most likely a horizontal
-    rule.
+    A block whose first line is not a key is text without a problem: most likely a horizontal rule.
     """
-    block = _BLOCK.match(text)
-    if block is None:
+    opened = _OPENED.match(text)
+    if opened is None:
         return FrontMatter(text)
-    mark, content = block[1], block[2]
+    mark = opened[1]
+    closed = _CLOSED[mark].search(text, opened.end())
+    content = text[opened.end() : closed.start() if closed else len(text)]
     first = next((line for line in content.split("\n") if line.strip() and not line.startswith("#")), "")
-    if first and not _KEY_LINE.match(first) and not first.startswith("["):
+    if first and not _KEY_LINE.match(first) and not first.startswith(("[", "{")):
         return FrontMatter(text)
+    if closed is None:
+        unclosed = first and not first.startswith(("[", "{"))
+        return FrontMatter(text, problem=f"no line {mark} ends it" if unclosed else None)
+    metadata: object = None
+    problem = None
     if len(content) > BLOCK_CHARS_MAX:
-        return FrontMatter(text, problem=f"longer than {BLOCK_CHARS_MAX:,} characters")
-    try:
-        metadata = tomllib.loads(content) if mark == "+++" else _Loader(content).get_single_data()
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        return FrontMatter(text, problem=_reason(error))
+        problem = f"longer than {BLOCK_CHARS_MAX:,} characters"
+    else:
+        try:
+            metadata = tomllib.loads(content) if mark == "+++" else _Loader(content).get_single_data()
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            problem = _reason(error)
+    if problem is not None:
+        return FrontMatter(text, problem=problem, block_chars=closed.end())
     if metadata is not None and not isinstance(metadata, dict):
         return FrontMatter(text)
-    return FrontMatter(text[block.end() :], _members(metadata or {}))
+    return FrontMatter(text[closed.end() :], _members(metadata or {}))
 
 
 class _Loader(yaml.SafeLoader):

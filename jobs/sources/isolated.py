@@ -99,6 +99,8 @@ class Isolated:
             return f"reading it took more than {options.extracting_s_max} s"
         if status == -signal.SIGPROF:
             return f"reading it took more than {options.extracting_cpu_s_max:.1f} s of CPU, too much for its size"
+        if status == -signal.SIGSEGV:
+            return "reading it crashed the process that did: it is nested too deeply, or broken"
         return f"reading it ended the process that did, perhaps for lack of memory (exit code {status})"
 
 

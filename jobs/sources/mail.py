@@ -152,13 +152,15 @@ def _attached(
 
 
 def _name(part: EmailMessage, at: int) -> str:
-    """The attachment's file name, else one by its content type."""
+    """The attachment's file name, with the ending of its content type if it has none that says how to read it; else one
+    by its content type."""
     named = PurePosixPath((_filename(part) or "").replace("\\", "/").replace("\0", "")).name
     kind = part.get_content_type()
     if named and (format_of(named) or kind == "application/octet-stream"):
         return named[-NAME_CHARS_MAX:]
     ending = ".eml" if kind == "message/rfc822" else mimetypes.guess_extension(kind) or ""
-    return f"{named or at}{ending}"[-NAME_CHARS_MAX:]
+    ended = f"{named or at}{ending}"
+    return (named if named and format_of(ended) is None else ended)[-NAME_CHARS_MAX:]
 
 
 def _filename(part: EmailMessage) -> str | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TypeVar
 
 from indexes.base.errors import InvalidInput
@@ -15,6 +16,8 @@ Value = TypeVar("Value")
 NOTES_KEPT_MAX = 20
 FAILURES_KEPT_MAX = 100_000  # a few hundred bytes each
 NAMES_SHOWN = 3
+COLUMNS_SHOWN, COLUMN_CHARS_SHOWN = 20, 60
+COLUMNS_KEPT_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +34,11 @@ class SourceDocument:
     title: str | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
     expires_at: str | int | None = None
+    language: str | None = None
     source: str = ""
     bytes_read: int = 0
+    repeats: bool = False
+    """Whether a document before it in this run has the same id. It is not written: the first one is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +62,8 @@ class SourceOptions:
     title_field: str = "title"
     expires_field: str | None = None
     """Holds when a row's document expires: a date, or milliseconds since 1970."""
+    language_field: str | None = None
+    """Holds the BCP 47 code of the language of a row's document."""
     types: Mapping[str, ColumnType] = field(default_factory=dict)
     """Types of table columns by name; the others are inferred."""
     columns: tuple[str, ...] = ()
@@ -126,13 +134,15 @@ class SourceReport:
     skips: Counter[str] = field(default_factory=Counter)
     """Their number by reason."""
     duplicates: int = 0
-    """Documents with an id seen before in this run: still yielded, and the service keeps the last."""
+    """Documents that are not written, because one before them has their id."""
     other_files: Counter[str] = field(default_factory=Counter)
     """Skipped files of unknown kinds, by extension."""
     options: dict[str, str] = field(default_factory=dict)
     """The option that reads what was skipped, by reason."""
     columns_found: set[str] = field(default_factory=set)
     """Which of the `columns` and `skip_columns` of the options were there."""
+    columns_known: set[str] = field(default_factory=set)
+    """If some are named: the columns, fields and keys that were there, the first COLUMNS_KEPT_MAX."""
     types: dict[str, list[str]] = field(default_factory=dict)
     """Types of table columns; several if files differ."""
     misfits: Counter[str] = field(default_factory=Counter)
@@ -169,6 +179,7 @@ class SourceReport:
             self.skip(one.source, Skip(one.reason, other.options.get(one.reason, "")))
         self.other_files += other.other_files
         self.columns_found |= other.columns_found
+        self.columns_known |= other.columns_known
         for column, kinds in other.types.items():
             known = self.types.setdefault(column, [])
             known.extend(kind for kind in kinds if kind not in known)
@@ -176,6 +187,17 @@ class SourceReport:
         self.notes_dropped += other.notes_dropped
         for one in other.failed:
             self.fail(SourceError(one.source, one.reason))
+
+    def check_columns(self, options: SourceOptions) -> None:
+        """Record a failure for each name in `--columns`, `--skip-columns` and `--types` that nothing has. For when all
+        is read."""
+        if not self.documents:
+            return
+        for option, names in (("--columns", options.columns), ("--skip-columns", options.skip_columns)):
+            for name in sorted({*names} - self.columns_found):
+                self.fail(SourceError(option, _absent(name, self.columns_known)))
+        for name in sorted(options.types.keys() - self.types.keys()):
+            self.fail(SourceError("--types", _absent(name, self.types)))
 
     def typed(self, columns: Mapping[str, ColumnType]) -> None:
         """Record the types of one file's columns."""
@@ -189,22 +211,24 @@ class SourceReport:
         left_out = [
             (self.failures, "failed"),
             (self.skips.total(), "skipped"),
-            (self.duplicates, "with an id seen before"),
+            (self.duplicates, "not written, their ids came before"),
             (self.notes_dropped, "more notes"),
         ]
         remarks = "; ".join(f"{count:,} {what}" for count, what in left_out if count)
         read = f"read {self.documents:,} documents from {self.files:,} files"
         lines = [f"{read} ({remarks})" if remarks else read]
         if self.types:
-            lines.append("types: " + ", ".join(map(self._column, sorted(self.types))))
+            # Columns with misfits first: they are what a reader must see.
+            columns = sorted(self.types, key=lambda name: (-self.misfits[name], name))
+            lines.append("types: " + named(map(self._column, columns)))
         return [*lines, *map(self._skipped, self.skips)]
 
     def _skipped(self, reason: str) -> str:
         if reason == OTHER_KIND.reason:
             shown = [f"{count:,} {ending}" for ending, count in self.other_files.most_common(NAMES_SHOWN + 1)]
         else:
-            named = (one.source.rpartition("/")[2] for one in self.skipped if one.reason == reason)
-            shown = list(dict.fromkeys(named))
+            files = (one.source.rpartition("/")[2] for one in self.skipped if one.reason == reason)
+            shown = list(dict.fromkeys(files))
         names = ", ".join([*shown[:NAMES_SHOWN], "..."] if len(shown) > NAMES_SHOWN else shown)
         option = f"; {self.options[reason]} reads them" if reason in self.options else ""
         return f"skipped: {self.skips[reason]:,} {reason} ({names}){option}"
@@ -214,11 +238,28 @@ class SourceReport:
         return f"{name} {' or '.join(self.types[name])}{misfits}"
 
 
+def _absent(name: str, known: Iterable[str]) -> str:
+    similar = get_close_matches(name, known := sorted(known))
+    there = named([*similar, *(one for one in known if one not in similar)]) or "none"
+    return f"nothing that was read has a column, field or key {name!r} of metadata; there are {there}"
+
+
+def named(names: Iterable[str]) -> str:
+    """The first of `names` for a message, and how many more there are."""
+    listed = list(names)
+    shown = [f"{name[:COLUMN_CHARS_SHOWN]}..." if len(name) > COLUMN_CHARS_SHOWN else name for name in listed]
+    more = f" and {len(listed) - COLUMNS_SHOWN:,} more" if len(listed) > COLUMNS_SHOWN else ""
+    return ", ".join(shown[:COLUMNS_SHOWN]) + more
+
+
 def metadata_of(
     fields: Mapping[str, Value], options: SourceOptions, report: SourceReport
 ) -> dict[str, Value]:
     """The columns, fields or front matter keys that the options choose; all if they name none."""
-    report.columns_found.update(name for name in (*options.columns, *options.skip_columns) if name in fields)
+    if options.columns or options.skip_columns:
+        report.columns_found.update(n for n in (*options.columns, *options.skip_columns) if n in fields)
+        if len(report.columns_known) < COLUMNS_KEPT_MAX:
+            report.columns_known.update(fields)
     chosen = options.columns or fields
     return {key: value for key, value in fields.items() if key in chosen and key not in options.skip_columns}
 

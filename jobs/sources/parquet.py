@@ -8,7 +8,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 
 from jobs.sources.files import SourceFile
-from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
+from jobs.sources.model import SourceDocument, SourceOptions, SourceReport, named
 from jobs.sources.rows import TEXT_FIELD_HINT, Row, documents_of, has_text
 
 ROWS_AT_ONCE = 256
@@ -24,8 +24,7 @@ def read_parquet(file: SourceFile, options: SourceOptions, report: SourceReport)
         columns = list(table.schema_arrow.names)
         if not has_text(columns, options):
             missing = ", ".join(f"'{field}'" for field in options.text_fields)
-            named = ", ".join(columns)[:500]
-            raise file.error(f"no column {missing}; the columns are {named}; {TEXT_FIELD_HINT}")
+            raise file.error(f"no column {missing}; the columns are {named(columns)}; {TEXT_FIELD_HINT}")
 
         def rows() -> Iterator[Row]:
             number = 0

@@ -24,30 +24,37 @@ def read_documents(
 
     Lazy: a file is opened when its first document is needed. Whatever cannot be read is skipped and recorded in
     `report`; without one, the first failure raises SourceError. A path that does not exist always raises InvalidInput,
-    before anything is read.
+    before anything is read. Of documents with the same id the first one is yielded, and a note names the file of the
+    others: whatever came later would replace it, in every run again.
     """
     options = options or SourceOptions()
     report = report if report is not None else FirstFailure()
-    return read_files(find_files(paths, options=options, report=report), options=options, report=report)
+    files = find_files(paths, options=options, report=report)
+    return (one for one in read_files(files, options=options, report=report) if not one.repeats)
 
 
 def read_files(
     files: Iterable[FoundFile], *, options: SourceOptions, report: SourceReport
 ) -> Iterator[SourceDocument]:
-    """The documents of `files`, each of which is asked for when the one before is read."""
+    """The documents of `files`, each of which is asked for when the one before is read. Those that repeat an id say
+    so."""
     seen: set[int] = set()
     bytes_before = 0
     with contextlib.closing(Isolated()) as isolated:
         for found in files:
             report.files += 1
-            before = _accounted(report)
+            before, repeated = _accounted(report), report.duplicates
             try:
                 with contextlib.closing(SourceFile(found, options.encoding)) as file:
                     read = isolated.documents if found.format in ISOLATED else TEXT_READERS[found.format]
                     for document in read(file, options, report):
-                        _note_duplicate(document, seen, report)
+                        repeats = _repeats(document, seen, report)
+                        if repeats and report.duplicates == repeated:
+                            note_repeated(document, "came before", report)
+                        report.duplicates += repeats
                         report.documents += 1
-                        yield dataclasses.replace(document, bytes_read=bytes_before + document.bytes_read)
+                        bytes_read = bytes_before + document.bytes_read
+                        yield dataclasses.replace(document, bytes_read=bytes_read, repeats=repeats)
                     if _accounted(report) == before:  # a table of its header alone
                         report.skip(file.place(), EMPTY)
             except SourceError as error:  # the rest of the file is unreadable
@@ -65,13 +72,21 @@ def total_bytes(paths: Sequence[Path], *, options: SourceOptions | None = None) 
     return sum(found.size_bytes for found in files)
 
 
-def _note_duplicate(document: SourceDocument, seen: set[int], report: SourceReport) -> None:
+def _repeats(document: SourceDocument, seen: set[int], report: SourceReport) -> bool:
     """`seen` holds 64-bit hashes of the ids so far."""
     digest = hash(document.id)
     if digest in seen:
-        report.duplicates += 1
-        report.note(f"{document.source}: the id {document.id!r} came before; the last one counts")
-    elif len(seen) < IDS_REMEMBERED_MAX:
+        return True
+    if len(seen) < IDS_REMEMBERED_MAX:
         seen.add(digest)
         if len(seen) == IDS_REMEMBERED_MAX:
             report.note(f"after {IDS_REMEMBERED_MAX:,} ids, new duplicates are no longer looked for")
+    return False
+
+
+def note_repeated(document: SourceDocument, where: str, report: SourceReport) -> None:
+    """For the first such document of a file."""
+    report.note(
+        f"{document.source}: the id {document.id!r} {where}; documents of this file whose ids do are not written; "
+        "--prefix-ids or --id-field tells rows apart"
+    )

@@ -8,7 +8,15 @@ from collections.abc import Collection, Iterator, Mapping
 import msgspec
 
 from jobs.sources.files import SourceFile
-from jobs.sources.model import EMPTY, SourceDocument, SourceError, SourceOptions, SourceReport, metadata_of
+from jobs.sources.model import (
+    EMPTY,
+    SourceDocument,
+    SourceError,
+    SourceOptions,
+    SourceReport,
+    metadata_of,
+    named,
+)
 from jobs.sources.texts import document_of
 
 Row = tuple[int, "Mapping[str, object] | SourceError"]
@@ -24,6 +32,12 @@ KINDS = {
 }
 ALL = ("*",)  # the text fields of a row that is text as a whole
 TEXT_FIELD_HINT = "--text-field says which holds the text, --text-field '*' that all do"
+# Fields that documents have of their own in the API. A table may have such columns for other reasons.
+UNUSED = {
+    "vector": "is not used: ingest embeds the text",
+    "expires_at": "becomes metadata; --expires-field expires_at lets documents expire by it",
+    "language": "becomes metadata; --language-field language makes it the documents' language",
+}
 _decoder = msgspec.json.Decoder()  # rejects NaN, unlike the standard library
 
 
@@ -81,7 +95,8 @@ def documents_of(
     Rows with more keys than the service takes in metadata are one failure of the file, before anything is sent if the
     first row is one.
     """
-    numbered = vectors = False
+    numbered = False
+    noted: set[str] = set()
     read, wide = 0, [0, 0, 0]  # wide rows: their number, the first of them, its keys
     for line, fields in rows:
         try:
@@ -100,9 +115,11 @@ def documents_of(
             wide = [wide[0] + 1, wide[1] or line, wide[2] or keys]
             continue
         read += 1
-        if not vectors and fields.get("vector") is not None:
-            vectors = True
-            report.note(f"{file.place(line)}: the field 'vector' is not used: ingest embeds the text")
+        for field, said in UNUSED.items():
+            left = field == "vector" or field in document.metadata
+            if left and field not in noted and fields.get(field) not in (None, ""):
+                noted.add(field)
+                report.note(f"{file.place(line)}: the field {field!r} {said}")
         if not numbered and id_field_in(fields, options) is None:
             numbered = True
             report.note(
@@ -136,10 +153,10 @@ def _too_wide(
     options: SourceOptions,
     more: str = "",
 ) -> SourceError:
-    named = f": {', '.join(fields)[:300]}" if fields else ""
+    columns = f": {named(fields)}" if fields else ""
     return file.error(
         f"{keys:,} columns would become metadata, and the service takes {options.metadata_keys_max}{more}; "
-        f"--columns names those to keep, --skip-columns those to leave out{named}",
+        f"--columns names those to keep, --skip-columns those to leave out{columns}",
         line,
     )
 
@@ -160,7 +177,7 @@ def _document(
 
     if not has_text(fields, options):
         missing = ", ".join(f"'{field}'" for field in options.text_fields)
-        found = ", ".join(fields) or "none"
+        found = named(fields) or "none"
         raise file.error(f"no field {missing}; found: {found}; {TEXT_FIELD_HINT}", line)
     if options.text_fields == ALL:
         text = lines_of(
@@ -177,6 +194,7 @@ def _document(
         title=title or None,
         metadata=_metadata(fields, options, report),
         expires_at=_expires_at(file, line, fields, options),
+        language=text_of(options.language_field) if options.language_field else None,
         source=file.place(line),
         bytes_read=file.bytes_read,
     )
@@ -243,4 +261,5 @@ def _metadata(
 def _roles(fields: Collection[str], options: SourceOptions) -> set[str | None]:
     """The fields that are neither text nor metadata. A vector is tied to the model that made it; ingest embeds the
     text."""
-    return {id_field_in(fields, options), options.title_field, options.expires_field, "vector"}
+    own = {options.title_field, options.expires_field, options.language_field, "vector"}
+    return {id_field_in(fields, options), *own}

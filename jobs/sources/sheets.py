@@ -6,16 +6,21 @@ from collections.abc import Iterator, Sequence
 
 from jobs.sources.extracted import document_from, extracted
 from jobs.sources.files import SourceFile
-from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport
+from jobs.sources.hidden import HIDDEN_SHEET, hidden_sheets
+from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport, named
 from jobs.sources.rows import documents_of, has_text
 from jobs.sources.tables import TypedColumns
 
 
 def read_workbook(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
     """A document for each row of a sheet whose first row names the text columns, with the ids of a table's rows; one
-    document for all other sheets, each under a heading.
+    document for all other sheets, each under a heading. Hidden sheets are skipped; hidden rows and columns are read.
     """
-    found = extracted(file.content(options.extracted_bytes_max), "xlsx")
+    content = file.content(options.extracted_bytes_max)
+    found = extracted(content, "xlsx")
+    hidden = hidden_sheets(content)
+    for name in sorted(hidden):
+        report.skip(f"{file.place()}:{name}", HIDDEN_SHEET)
     names = found.metadata.get("sheet_names") or []
     text = []
     for table in found.tables:
@@ -23,6 +28,8 @@ def read_workbook(file: SourceFile, options: SourceOptions, report: SourceReport
         name = (
             names[table.page_number - 1] if table.page_number <= len(names) else f"Sheet {table.page_number}"
         )
+        if name in hidden:
+            continue
         if rows and has_text([cell for cell in rows[0] if cell], options):
             yield from _documents(file.part(name), rows, options, report)
         else:
@@ -37,7 +44,7 @@ def _documents(
     columns, *cells = rows
     twice = sorted({name for name in columns if name and columns.count(name) > 1})
     if twice:
-        report.fail(SourceError(file.place(), f"the header names a column twice: {', '.join(twice)}"))
+        report.fail(SourceError(file.place(), f"the header names a column twice: {named(twice)}"))
         return
     typed = TypedColumns.of(columns, cells, options, report)
     filled = ((number, row) for number, row in enumerate(cells, 2) if any(row))

@@ -9,7 +9,7 @@ from itertools import chain
 
 from jobs.sources.columns import ColumnType, infer
 from jobs.sources.files import ENCODING_HINT, SourceFile
-from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport, metadata_of
+from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport, metadata_of, named
 from jobs.sources.rows import ALL, TEXT_FIELD_HINT, Row, documents_of, id_field_in
 
 DELIMITERS = {"csv": ",;\t|", "tsv": "\t"}
@@ -59,7 +59,12 @@ class TypedColumns:
         report: SourceReport,
     ) -> TypedColumns:
         """Use declared types, or infer them from the first rows."""
-        strings = {id_field_in(names, options), *options.text_fields, options.title_field}
+        strings = {
+            id_field_in(names, options),
+            *options.text_fields,
+            options.title_field,
+            options.language_field,
+        }
         rows = list(first)
         types = {
             name: options.types.get(name) or infer(row[at] for row in rows)
@@ -99,15 +104,15 @@ def _read_header(file: SourceFile, header: str, options: SourceOptions) -> tuple
     widest = max(splits, key=lambda split: len(split[1]))
     found = next((split for split in splits if needed <= set(split[1])), None) if needed else widest
     delimiter, columns = found or widest
-    named = "the columns are " + ", ".join(name for name in columns if name)[:500]
+    known = f"the columns are {named(filter(None, columns))}"
     if found is None:
         missing = ", ".join(f"'{name}'" for name in options.text_fields if name not in columns)
-        raise file.error(f"no column {missing}; {named}; {TEXT_FIELD_HINT}", 1)
+        raise file.error(f"no column {missing}; {known}; {TEXT_FIELD_HINT}", 1)
     if options.id_field is not None and options.id_field not in columns:
-        raise file.error(f"no column '{options.id_field}'; {named}; --id-field says which holds the id", 1)
+        raise file.error(f"no column '{options.id_field}'; {known}; --id-field says which holds the id", 1)
     twice = sorted({name for name in columns if name and columns.count(name) > 1})
     if twice:
-        raise file.error(f"the header names a column twice: {', '.join(twice)}", 1)
+        raise file.error(f"the header names a column twice: {named(twice)}", 1)
     return delimiter, columns
 
 

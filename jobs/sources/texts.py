@@ -28,7 +28,8 @@ def read_markdown(file: SourceFile, options: SourceOptions, report: SourceReport
     metadata = dict(found.metadata)
     title = metadata.pop("title", None) if isinstance(metadata.get("title"), str | int | float) else None
     metadata = metadata_of(metadata, options, report)
-    yield from document_of(file, found.text, metadata, str(title or "") or first_heading(found.text), report)
+    heading = first_heading(found.text[found.block_chars :])
+    yield from document_of(file, found.text, metadata, str(title or "") or heading, report)
 
 
 def read_code(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:

@@ -215,7 +215,8 @@ def check(key: Key) -> None:
         raise InvalidInput("vectors come with documents: add the scope search", param="scopes")
     if key.tenant and not TENANT.fullmatch(key.tenant):
         raise InvalidInput(
-            f"tenant {key.tenant!r} cannot be a name; expected 1 to 63 of a-z, 0-9, '-' and '_'",
+            f"tenant {key.tenant!r} cannot be a name; expected 1 to 63 of a-z, 0-9, '-' and '_', beginning with a "
+            "letter or digit",
             param="tenant",
         )
     if key.tenant and "metrics" in key.scopes:
@@ -235,9 +236,12 @@ def check(key: Key) -> None:
 
 
 def check_collections(key: Key) -> None:
+    """Raises InvalidInput for a name that no collection of the key could have."""
     for name in key.collections:
         if not NAME.fullmatch(name):
-            raise InvalidInput(f"collections: {name!r} cannot be a name", param="collections")
+            raise InvalidInput(
+                f"collections: {name!r} cannot be a name; expected {NAME_RULE}", param="collections"
+            )
         if key.tenant and "@" in name:
             words = f"collections: {name!r} names a tenant; a key of one calls its collections without it"
             raise InvalidInput(words, param="collections")

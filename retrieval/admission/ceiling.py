@@ -1,13 +1,13 @@
-"""A ceiling for the memory of this process: what it holds, and what the requests under way are foretold to add to it.
+"""A ceiling for the memory of this process: what it holds now, plus what requests in progress are expected to add.
 
-Under pressure one class after the other is refused (`admission` has the classes):
+Under pressure, classes are refused one after another (`gates` defines them):
 
     heavy, answer, watch  beyond 80 percent of the ceiling
-    write, change, embed   beyond 90
-    search         at the ceiling
+    write, change, embed  beyond 90
+    search                at the ceiling
 
-Held is the process's own memory, without the pages of files it has mapped: those go when the system needs the room.
-What is in no class (health, metrics, deleting a collection) is never refused.
+What it holds is the process's own memory without mapped file pages, which the system reclaims when it needs room.
+Requests in no class (health, metrics, deleting a collection) are never refused.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import msgspec
 import numpy as np
 
-from indexes.base.courtesy import Work
 from indexes.base.errors import Overloaded, TooLarge
 from indexes.base.model import StoredPassage
+from indexes.base.work import WorkBudget
 from indexes.parts.memory import give_back, memory_bytes
 from retrieval.admission.gates import Load
 from retrieval.base.cgroups import cgroup_bytes
@@ -39,24 +39,26 @@ SHARES: dict[Load, float] = {
     "embed": 0.9,
     "search": 1.0,
 }
-MACHINE_SHARE = 0.75  # a rebuild's process and the pages of mapped files need the rest
-RELIEF_SHARE = 0.7  # from here on caches are dropped and free memory goes back to the system
-RELIEF_EVERY_S = 2.0  # it holds up whoever asks for memory meanwhile
+MACHINE_SHARE = 0.75  # the rest is for a rebuild's process and for pages of mapped files
+RELIEF_SHARE = 0.7  # above this, caches are dropped and free memory goes back to the system
+RELIEF_EVERY_S = 2.0  # returning memory blocks other threads that allocate
 
-BODY_FACTOR = 4  # of a body's bytes: as it arrives, in one piece, decoded, and what is made of it
-ANSWER_FACTOR = 4  # of the bytes in an answer's hits: as read, as objects, as JSON, in the socket's buffer
+BODY_FACTOR = 4  # copies of a body's bytes: as it arrives, in one piece, decoded, and what is made from it
+ANSWER_FACTOR = 4  # copies of the bytes in an answer's hits: as read, as objects, as JSON, in the socket
 PAGE_BYTES_MIN = SMALL_BYTES = 1 << 20
 READ_EVERY_S = 0.02
-TOKEN_ID_BYTES = 120  # of one id of an input, while it is made text again and read as tokens
-HIT_BYTES = 256  # of a hit's numbers and names
-OBJECT_BYTES, ITEM_BYTES = 250, 64  # of one object, and of one list or one of the values in it, decoded
+TOKEN_ID_BYTES = 120  # for one token id of an input, while it is decoded to text and tokenized again
+HIT_BYTES = 256  # for a hit's numbers and field names
+OBJECT_BYTES, ITEM_BYTES = 250, 64  # decoded: one object; one list, or one value in it
+DECODED_BYTES_MAX = 64_000_000  # of a body, without its texts: `wire.value_budget` lets no more be decoded
 
 
 class Ceiling:
-    """Counts for all requests. `relief` has what to call when memory gets short. Use `hold` from any thread."""
+    """Accounts for the memory of all requests. `relief` holds callbacks for when memory gets short. `hold` may be used
+    from any thread."""
 
     def __init__(self, bytes_max: int, own: Callable[[], int] | None = None) -> None:
-        """`bytes_max` 0: three quarters of what the machine, or the container, has."""
+        """`bytes_max` 0 means three quarters of the memory of the machine or container."""
         self.bytes_max = bytes_max or int(MACHINE_SHARE * available_bytes())
         self.foretold = 0
         self.refused: Counter[Load] = Counter()
@@ -73,7 +75,7 @@ class Ceiling:
         return self._own()
 
     def _own_lately(self) -> int:
-        """As it was a moment ago: each reading is three system calls, and yields the interpreter at each."""
+        """Return a recent reading: each one makes three system calls and releases the GIL at each."""
         now = time.monotonic()
         if now - self._read > READ_EVERY_S:
             self._read, self._held = now, self.own
@@ -81,7 +83,7 @@ class Ceiling:
 
     @contextlib.contextmanager
     def hold(self, load: Load) -> Iterator[Held]:
-        """For one request: what it is foretold to take, until the block ends. By then it is there, and measured."""
+        """Reserve memory for one request until the block ends. By then it is allocated, and so measured."""
         held = Held(self, load)
         try:
             yield held
@@ -89,12 +91,12 @@ class Ceiling:
             self.give(held.bytes)
 
     def refusing(self) -> list[Load]:
-        """The classes that have no room left."""
+        """List the classes that have no room left."""
         taken = self.own + self.foretold
         return [load for load, share in SHARES.items() if taken > share * self.bytes_max]
 
     def take(self, load: Load, size: int) -> None:
-        """Foretell so much more. Raises Overloaded where a request of this class has no room for it."""
+        """Reserve `size` more bytes. Raises Overloaded if a request of this class has no room for them."""
         own = self.own if size > SMALL_BYTES else self._own_lately()
         with self._lock:
             if own + self.foretold + size <= SHARES[load] * self.bytes_max:
@@ -108,12 +110,12 @@ class Ceiling:
         )
 
     def room(self, load: Load) -> int:
-        """How much more a request of this class may take; negative where it is refused."""
+        """Return how many more bytes a request of this class may take; negative if it is refused."""
         return int(SHARES[load] * self.bytes_max) - self.own - self.foretold
 
     def left(self, wanted: int) -> int:
-        """Bytes that may still be loaded. Before it says fewer than `wanted`, what is free inside the process is given
-        back, which holds up whoever asks for memory meanwhile."""
+        """Return the bytes that may still be loaded. If these are fewer than `wanted`, free memory is first returned to
+        the system, which blocks other threads that allocate."""
         if self.room("search") < wanted:
             give_back()
         return self.room("search")
@@ -124,17 +126,17 @@ class Ceiling:
 
     @property
     def is_near(self) -> bool:
-        """Time for `relieve`, which takes a while: not more often than every two seconds."""
+        """Whether it is time for `relieve`, which takes a while: at most every two seconds."""
         return self.own > RELIEF_SHARE * self.bytes_max and time.monotonic() - self._relieved > RELIEF_EVERY_S
 
     def relieve(self) -> None:
-        """Give memory that is free inside the process back to the system."""
+        """Return memory that is free inside the process to the system."""
         give_back()
         self._relieved = time.monotonic()
 
 
 class Held:
-    """What one request is foretold to take."""
+    """The memory reserved for one request."""
 
     def __init__(self, ceiling: Ceiling, load: Load) -> None:
         self._ceiling = ceiling
@@ -142,14 +144,15 @@ class Held:
         self.bytes = 0
 
     def body(self, size: int) -> None:
-        """Raises Overloaded for a body that has no room."""
+        """Reserve memory for a body. Raises Overloaded if there is no room."""
         self._take(BODY_FACTOR * size)
 
     @contextlib.asynccontextmanager
     async def decoding(self, body: bytes) -> AsyncIterator[None]:
-        """While a large body is decoded: one at a time, as each may grow to many times its bytes. Raises Overloaded."""
+        """Reserve memory while a large body is decoded, one at a time: each may grow to many times its size. Raises
+        Overloaded."""
         async with self._ceiling.decoding:
-            grown = await asyncio.to_thread(decoded_bytes, body)
+            grown = min(await asyncio.to_thread(decoded_bytes, body), DECODED_BYTES_MAX)
             self._ceiling.take(self._load, grown)
             try:
                 yield
@@ -157,15 +160,15 @@ class Held:
                 self._ceiling.give(grown)
 
     def token_ids(self, count: int) -> None:
-        """Raises Overloaded for so many ids to embed that they have no room."""
+        """Reserve memory for token ids to embed. Raises Overloaded if there is no room."""
         self._take(TOKEN_ID_BYTES * count)
 
     def answer(self, size: int) -> None:
-        """Raises Overloaded where so many bytes more in its answer have no room."""
+        """Reserve memory for more bytes of the answer. Raises Overloaded if there is no room."""
         self._take(ANSWER_FACTOR * size)
 
     def page(self, bytes_max: int) -> int:
-        """How many bytes the page of this request may have: fewer where memory is short. Raises Overloaded."""
+        """Return how many bytes the page of this request may have, fewer where memory is short. Raises Overloaded."""
         room = self._ceiling.room(self._load) // ANSWER_FACTOR
         bytes_max = min(bytes_max, max(room, PAGE_BYTES_MIN))
         self.answer(bytes_max)
@@ -177,22 +180,23 @@ class Held:
 
 
 class AnswerBudget:
-    """Bytes for the hits of one answer: those of a search, or of all searches of a batch; and the `work` that they may
-    take together. Use from any thread."""
+    """Limits the bytes of the hits in one answer, for one search or all searches of a batch, and the `work` they may do
+    together. Use from any thread."""
 
     def __init__(
         self, bytes_max: int, *, param: str = "k", hold: Callable[[int], None] = lambda size: None
     ) -> None:
-        """`hold` is told what is taken, and may refuse it for want of memory."""
+        """`hold` is called with each amount taken, and may refuse it for lack of memory."""
         self._bytes_max = bytes_max
         self._param = param
         self._hold = hold
         self._lock = threading.Lock()
         self.taken = 0
-        self.work = Work()
+        self.work = WorkBudget()
 
     def take(self, size: int) -> None:
-        """Raises TooLarge, naming what to ask less of, or what `hold` raises, and takes nothing then."""
+        """Take `size` bytes. Raises TooLarge, naming what to ask less of, or what `hold` raises; then nothing is
+        taken."""
         with self._lock:
             if self.taken + size <= self._bytes_max:
                 self._hold(size)
@@ -206,7 +210,7 @@ class AnswerBudget:
 
 
 class BudgetShare:
-    """What one search takes of a budget. Repeated, it takes only what it has more of."""
+    """One search's share of a budget. A repeated search takes only what it needs in addition."""
 
     def __init__(self, budget: AnswerBudget) -> None:
         self._budget = budget
@@ -214,27 +218,27 @@ class BudgetShare:
         self.work = budget.work
 
     def reach(self, size: int) -> None:
-        """Hold this much in all. Raises as `AnswerBudget.take` does."""
+        """Raise the total to `size`. Raises what `AnswerBudget.take` raises."""
         if size > self._taken:
             self._budget.take(size - self._taken)
             self._taken = size
 
 
 def size_of(passage: StoredPassage) -> int:
-    """About how many bytes a hit of this passage takes as JSON."""
+    """Estimate the size of a hit of this passage as JSON, in bytes."""
     metadata = len(msgspec.json.encode(passage.metadata)) if passage.metadata else 0
     return HIT_BYTES + len(passage.text) + len(passage.title) + len(passage.heading) + metadata
 
 
 def decoded_bytes(body: bytes) -> int:
-    """At most so many bytes are what a JSON body holds, without its texts; commas in texts count too."""
-    characters = np.frombuffer(body, np.uint8)  # numpy counts them without holding up other threads
+    """Return an upper bound for the bytes of a decoded JSON body, apart from its texts. Commas in texts count too."""
+    characters = np.frombuffer(body, np.uint8)  # numpy counts them without the GIL
     objects, lists, more = (int(np.count_nonzero(characters == ord(one))) for one in "{[,")
     return OBJECT_BYTES * objects + ITEM_BYTES * (lists + more)
 
 
 def own_bytes() -> int:
-    """Anonymous memory of this process; 0 where the system does not tell."""
+    """Return the anonymous memory of this process; 0 if the system does not report it."""
     try:
         return memory_bytes()["own"]
     except OSError:
@@ -242,7 +246,7 @@ def own_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Memory of the machine, or what our control group may have of it."""
+    """Return the memory of the machine, or the limit of our control group if that is lower."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     granted = cgroup_bytes()
     return machine if granted is None else min(machine, int(granted))

@@ -1,18 +1,17 @@
-"""Which requests are let in, once their bodies have arrived: before that there is nothing to do for them.
+"""Which requests are admitted, once their bodies have arrived: before that there is nothing to do for them.
 
     search   one search, a count, or one document
-    heavy    what reads or answers much at once: batches, contexts, pages of documents
-    watch    standing queries, for as long as their clients stay
-    answer   what waits for a language model, for as long as that takes
+    heavy    reads or answers a lot at once: batches, contexts, pages of documents
+    watch    standing queries, as long as their clients stay
+    answer   waits for a language model, however long that takes
     embed    the dialects of other servers
     write    documents and files that are embedded
-    change   everything else that has a body: collections, feedback, deletions, which never wait for an embedding
+    change   everything else with a body: collections, feedback, deletions, which never wait for an embedding
 
-Each class has bounds of its own, so a flood of one does not refuse another, and divides them among the access keys
-that use it (`shares`). What is in no class (health, metrics, listings) is always let in. A class in which nothing is
-under way takes any request. Bodies that are still arriving have bounds of their own (`Bodies`). Bodies of more than
-`SMALL_BYTES` leave a part of each bound to smaller ones, which pass them on their way through the encoder
-(`embedding.lanes`).
+Each class has its own bounds, so that a flood of one does not refuse another, and divides them among the access keys
+that use it (`shares`). Requests in no class (health, metrics, listings) are always admitted. A class with no requests
+in progress admits any request. Bodies that are still arriving have their own bounds (`Bodies`). Bodies larger than
+`SMALL_BYTES` leave a part of each bound to smaller ones, which overtake them in the encoder (`embedding.lanes`).
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from retrieval.embedding.bounds import overloaded
 
 Load = Literal["search", "write", "change", "embed", "heavy", "answer", "watch"]
 
-REQUEST_WORK = 1024  # of any request, as if its body had so many bytes more
-BODY_BYTES_FREE = 1 << 16  # of each body that is arriving: the connection holds as much anyway
+REQUEST_WORK = 1024  # fixed cost of a request, in bytes of body
+BODY_BYTES_FREE = 1 << 16  # not counted of an arriving body: the connection buffers as much anyway
 ARRIVING_RETRY_S = 1.0
 CROWDED_S = 1.0
-SMALL_BYTES = 16_384  # of a body that may use the last of its class's places and bytes:
-SMALL_SHARE = 0.25  # of them
-# Their requests are short, or take as long as they take: a language model sets its own pace, and a watch only waits.
+SMALL_BYTES = 16_384  # only bodies up to this size may use ...
+SMALL_SHARE = 0.25  # ... the last part of a class's places and bytes
+# Not bounded by time: changes are short, a language model sets its own pace, and a watch only waits.
 UNTIMED: frozenset[Load] = frozenset({"change", "answer", "watch"})
 
 
@@ -46,7 +45,7 @@ class Gates:
     """One gate for each class. Use from one event loop."""
 
     def __init__(self, settings: Admission, clock: Callable[[], float] = time.monotonic) -> None:
-        self.text_pace: Callable[[], float] = lambda: 0.0  # bytes that are embedded in a second; 0: unknown
+        self.text_pace: Callable[[], float] = lambda: 0.0  # bytes embedded per second; 0 while unknown
         requests_max: dict[Load, int] = {
             "search": settings.searches_max,
             "write": settings.writes_max,
@@ -73,27 +72,27 @@ class Gates:
         return self.text_pace()
 
     def under_way(self) -> Iterator[tuple[Load, int, int]]:
-        """Of each class its requests that were let in and have not left, and the bytes of their bodies."""
+        """For each class, yield its admitted requests in progress and the bytes of their bodies."""
         for load, gate in self._gates.items():
             yield load, gate.requests.total, gate.bytes.total
 
     def is_crowded(self, load: Load, key: str | None) -> bool:
-        """Whether a request of this key was refused a moment ago: more come than can be answered."""
+        """Whether a request of this key was refused a moment ago: more arrive than can be answered."""
         return self._gates[load].is_crowded(key)
 
     def require_room(self, load: Load, key: str | None, body_bytes: int) -> None:
-        """Raises Overloaded for a request that could not enter now: before its body is sent for nothing."""
+        """Raise Overloaded for a request that could not enter now, before its body is sent in vain."""
         self._gates[load].require_room(key, body_bytes)
 
-    def enter(self, load: Load, key: str | None, body_bytes: int) -> Entry:
-        """Admit a request whose body is here. Each entry must leave.
+    def enter(self, load: Load, key: str | None, body_bytes: int) -> AdmittedRequest:
+        """Admit a request whose body has arrived. Each admitted request must `leave`.
 
-        Raises Overloaded, saying when the class will be idle.
+        Raises Overloaded, saying when the class is expected to be idle.
         """
         return self._gates[load].enter(key, body_bytes)
 
     def reload(self, settings: Admission) -> None:
-        """Bound the same requests by these settings from now on."""
+        """Apply these settings from now on, to the requests in progress too."""
         fresh = Gates(settings)
         self.bodies.bound_as(fresh.bodies)
         for load, gate in fresh._gates.items():
@@ -101,9 +100,9 @@ class Gates:
 
 
 class Bodies:
-    """Bounds the bodies that are arriving, over all classes: their number, and the bytes that have come of them.
+    """Bounds the bodies that are arriving, over all classes: their number, and the bytes received so far.
 
-    What a head announces counts for nothing, or a sender could hold the room of megabytes with a byte.
+    The announced length does not count, or a sender could reserve megabytes with a single byte.
     """
 
     def __init__(self, bodies_max: int, bytes_max: int) -> None:
@@ -115,7 +114,7 @@ class Bodies:
 
     @contextmanager
     def arriving(self, key: str | None) -> Iterator[Callable[[int], None]]:
-        """Hold room while a body arrives. The yielded function is told its size so far. Both raise Overloaded."""
+        """Hold room while a body arrives. Call the yielded function with its size so far. Both raise Overloaded."""
         if not (self._number.has_room() and self._number.allows(key)):
             raise overloaded(
                 f"{self._number.total} bodies are arriving, {self._number.held(key)} of them from this key, "
@@ -149,8 +148,8 @@ class Bodies:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """One request that was let in."""
+class AdmittedRequest:
+    """One request that was admitted."""
 
     gate: Gate
     key: str | None
@@ -158,15 +157,15 @@ class Entry:
     task: Task
 
     def leave(self, *, done: bool) -> None:
-        """`done`: answered, not abandoned."""
+        """End it. `done` if it was answered, false if it was abandoned."""
         self.gate.leave(self, done=done)
 
     def expect(self, size: int) -> None:
-        """What is left of the request is to embed so many bytes of text; before, its body counted."""
+        """Replace the estimate of the remaining work, at first the size of the body, by the bytes of text to embed."""
         self.task.expect(size)
 
     def advance(self, share: float) -> None:
-        """So much of what was expected is done, from 0 to 1."""
+        """Report that this share of the expected work is done, from 0 to 1."""
         self.task.advance(share)
 
 
@@ -187,12 +186,12 @@ class Gate:
         self.requests, self.bytes = Shares(requests_max), Shares(bytes_max)
         self._wait_s_max = wait_s_max
         self._clock = clock
-        self._refused: dict[str | None, float] = {}  # when last, by key
+        self._refused: dict[str | None, float] = {}  # time of the last refusal, by key
         self._workload = Workload(clock, pace)
 
     @property
     def wait_s(self) -> float:
-        """Seconds until what is under way is done; 0 while the pace is unknown."""
+        """Seconds until the requests in progress are done; 0 while the pace is unknown."""
         return self._workload.wait_s
 
     def is_crowded(self, key: str | None) -> bool:
@@ -207,19 +206,21 @@ class Gate:
             self._refused[key] = self._clock()
             raise full
 
-    def enter(self, key: str | None, body_bytes: int) -> Entry:
+    def enter(self, key: str | None, body_bytes: int) -> AdmittedRequest:
         self.require_room(key, body_bytes)
         self.requests.take(key)
         self.bytes.take(key, body_bytes)
-        return Entry(self, key, body_bytes, self._workload.begin(body_bytes + REQUEST_WORK, key or ""))
+        return AdmittedRequest(
+            self, key, body_bytes, self._workload.begin(body_bytes + REQUEST_WORK, key or "")
+        )
 
-    def leave(self, entry: Entry, *, done: bool) -> None:
+    def leave(self, entry: AdmittedRequest, *, done: bool) -> None:
         self.requests.give(entry.key)
         self.bytes.give(entry.key, entry.bytes)
         self._workload.end(entry.task, done=done)
 
     def _full(self, key: str | None, body_bytes: int) -> Overloaded | None:
-        """Why one more body of this size has no room, and when it may have; None if it has."""
+        """Return why one more body of this size has no room, and when it may have; None if it has room."""
         requests, size = self.requests, self.bytes
         spared = 0.0 if body_bytes <= SMALL_BYTES else SMALL_SHARE
         requests_max, bytes_max = (math.ceil(one.most * (1 - spared)) for one in (requests, size))

@@ -1,8 +1,8 @@
 """Divides a bounded number of places, or bytes, among access keys.
 
-A key may hold at most three times what it leaves free. Alone it has three quarters of all; of n keys that want more
-than there is, each has 3/(3n + 1); and a newcomer finds room at once, without anything being taken from those that came
-before (the dynamic thresholds by which switches share their buffers: Choudhury and Hahne, 1998).
+A key may hold at most three times what it leaves free. Alone, it gets three quarters of the total; of n keys that want
+more than there is, each gets 3/(3n + 1). A new key finds room at once, without anything being taken from the others
+(the dynamic thresholds by which switches share their buffers: Choudhury and Hahne, 1998).
 """
 
 from __future__ import annotations
@@ -11,32 +11,33 @@ TIMES_FREE = 3
 
 
 class Shares:
-    """Use from one event loop. A key of None is that of all callers where there are no keys; it may take everything."""
+    """Use from one event loop. The key None stands for all callers of a service without keys; it may take
+    everything."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.total = 0
-        self._held: dict[str | None, int] = {}  # by the keys that hold any
+        self._held: dict[str | None, int] = {}  # only keys that hold any
 
     @property
     def keys(self) -> int:
-        """How many hold any."""
+        """How many keys hold any."""
         return len(self._held)
 
     def held(self, key: str | None) -> int:
         return self._held.get(key, 0)
 
     def has_room(self, size: int = 1) -> bool:
-        """Whether any key could take so much more."""
+        """Whether `size` more fits at all."""
         return self.total + size <= self.most
 
     def allows(self, key: str | None, size: int = 1) -> bool:
-        """Whether it is within the share of a key. What holds nothing yet may take whatever there is room for."""
+        """Whether `size` more is within the key's share. A key that holds nothing may take whatever room there is."""
         held, free = self.held(key), self.most - self.total - size
         return key is None or not held or held + size <= TIMES_FREE * free
 
     def take(self, key: str | None, size: int = 1) -> None:
-        """Take so much, whether or not there is room: callers ask first."""
+        """Take `size` without checking for room: callers check first."""
         self._set(key, size)
 
     def give(self, key: str | None, size: int = 1) -> None:

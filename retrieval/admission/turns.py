@@ -1,10 +1,10 @@
-"""Whose turn it is where only so many may work at one time: fair among access keys, the newest first under overload.
+"""Whose turn it is when only so many may work at once: fair among access keys, newest first under overload.
 
-Of the keys that wait, the one with the fewest at work is next, and the last free place is for one that has none. Of its
-requests the oldest is next. But while more come than are let in, or some leave before their turn, and the oldest has
-waited for longer than a target, serving in order would make all of them late, and the newest is next instead. What has
-waited too long is refused, so that its caller can come back or try elsewhere (adaptive LIFO and controlled delay:
-Maurer, "Fail at Scale", 2015).
+The next turn goes to the waiting key with the fewest requests at work, and the last free place only to a key with none.
+Within a key, the oldest request is next. But if requests of the key are being refused, or callers leave before their
+turn, and the oldest has waited longer than a target, serving in order would make all of them late, so the newest is
+next instead. A request that has waited too long is refused, so that its caller can come back or try elsewhere (adaptive
+LIFO and controlled delay: Maurer, "Fail at Scale", 2015).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from retrieval.embedding.bounds import overloaded
 
 
 class Flow(NamedTuple):
-    """`patient`: in order, and until their deadlines, as the searches of a batch or context: without one of them, the
-    others were for nothing."""
+    """The requests of one key that share a queue. `patient` requests are served in order and wait until their
+    deadlines: the searches of a batch or context, where losing one would waste the others."""
 
     key: str
     patient: bool = False
 
 
-# Whether the present task waits until its deadline: for all but a request for one search. Nothing has to pass it on.
+# Whether the current task waits until its deadline: true except in a request for one search.
 PATIENT: ContextVar[bool] = ContextVar("PATIENT", default=True)
 
 
@@ -39,7 +39,7 @@ class Waiter(NamedTuple):
 
 
 class Turns:
-    """For one event loop."""
+    """Grants turns in one event loop."""
 
     def __init__(
         self,
@@ -48,22 +48,24 @@ class Turns:
         crowded: Callable[[str], bool],
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`settings` are asked at each turn; `clock` counts in seconds, by default the loop's.
+        """`settings` is called at each turn; `clock` counts seconds, by default the loop's clock.
 
-        `crowded`: whether more requests of a key come than are let in. Clients that ask again when they have their
-        answers may have to wait without that, and in order all of them are served.
+        `crowded` tells whether requests of a key are being refused. Clients that send the next request after each
+        answer may wait long without that; served in order, all of them get their answers.
         """
         self._free = places
         self._settings = settings
         self._crowded = crowded
         self._clock = clock
-        self._working: dict[Flow, int] = {}  # how many, of the flows that have any
-        self._missed: dict[str, float] = {}  # when a caller left last before its turn, by key
-        self._waiting: dict[Flow, deque[Waiter]] = {}  # the flow that had a turn last is the last one
+        self._working: dict[Flow, int] = {}  # only flows that have requests at work
+        self._missed: dict[str, float] = {}  # when a caller last left before its turn, by key
+        self._waiting: dict[Flow, deque[Waiter]] = {}  # least recently served flow first
 
     def turn(self, flow: Flow) -> Turn:
-        """An async context whose block runs when its turn comes. Raises Overloaded for one that has waited for
-        `admission.queue_ms_max`, unless it is patient."""
+        """Return an async context whose block runs when its turn comes.
+
+        Raises Overloaded after `admission.queue_ms_max`, unless the flow is patient.
+        """
         return Turn(self, flow)
 
     async def begin(self, flow: Flow) -> None:
@@ -105,7 +107,7 @@ class Turns:
                 del self._waiting[flow]
 
     def end(self, flow: Flow) -> None:
-        """Let the next one begin."""
+        """Give the turn back and start the next request."""
         self._free += 1
         if self._working[flow] > 1:
             self._working[flow] -= 1
@@ -122,7 +124,7 @@ class Turns:
         return self._free > 1 or (self._free == 1 and flow not in self._working)
 
     def _look(self) -> None:
-        """Begin what may."""
+        """Start the requests that may start."""
         while (flow := self._next()) is not None:
             line = self._waiting.pop(flow)
             waiter = line.pop() if self._newest_first(flow, line[0]) else line.popleft()
@@ -145,7 +147,7 @@ class Turns:
         return self._settings().queue_ms_max / 1000
 
     def _next(self) -> Flow | None:
-        """The flow whose turn it is, if there is a place for it."""
+        """Return the flow whose turn it is, if there is a place for it."""
         may = filter(self._may_begin, self._waiting)
         return min(may, key=lambda flow: self._working.get(flow, 0), default=None)
 
@@ -154,7 +156,8 @@ class Turns:
 
 
 class Turn:
-    """The async context of `Turns.turn`. Every search passes it, and a generator would take twice as long."""
+    """The async context of `Turns.turn`. A class, because every search enters one, and a generator takes twice as
+    long."""
 
     __slots__ = ("_flow", "_turns")
 

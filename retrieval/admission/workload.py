@@ -1,8 +1,8 @@
-"""How long what is under way will take: the work that is left, by the pace.
+"""How long the requests in progress will take: the work that is left, divided by the pace.
 
-Work is counted in bytes of text, and tasks say how far they are. The pace of writes is that of the encoder
-(`Batcher.bytes_per_s`), because small ones, which mostly wait for the disk, say little about how fast large ones go.
-Elsewhere it is the work done lately, by the time in which there was any to do.
+Work is counted in bytes of text, and tasks report their progress. The pace of writes is that of the encoder
+(`Batcher.bytes_per_s`), because small writes, which mostly wait for the disk, say little about how fast large ones go.
+Elsewhere it is the work done recently, divided by the time in which there was any to do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-BUSY_S_KEPT = 30.0  # the pace is that of about this much busy time
+BUSY_S_KEPT = 30.0  # the pace is measured over about this much busy time
 
 
 class Task:
@@ -25,13 +25,13 @@ class Task:
         self._expected = self.left = size
 
     def expect(self, size: int) -> None:
-        """What is left turned out to be so much: documents may be there already, or bring their vectors, and a small
-        request may name a large file."""
+        """Correct the work that is left: documents may exist already or bring their vectors, and a small request may
+        name a large file."""
         self._expected = size
         self._workload.change(self, size, done=0)
 
     def advance(self, share: float) -> None:
-        """So much of what was expected is done, from 0 to 1."""
+        """Report that this share of the expected work is done, from 0 to 1."""
         left = round(self._expected * (1 - share))
         self._workload.change(self, left, done=self.left - left)
 
@@ -42,7 +42,7 @@ class Workload:
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, pace: Callable[[], float] | None = None
     ) -> None:
-        """`pace`: bytes a second, 0 while unknown; without it, the pace is measured."""
+        """`pace` returns bytes per second, 0 while unknown. Without it, the pace is measured."""
         self._clock = clock
         self._pace = pace
         self._tasks: set[Task] = set()
@@ -57,9 +57,12 @@ class Workload:
         return self._seconds_of(self._left)
 
     def delay_s(self, size: int, caller: str = "") -> float:
-        """Seconds by which the tasks hold up one more of this size. It shares the pace with each of its caller's until
-        one of the two is done, so those that are larger cost it no more than its own size each; and other callers take
-        turns with its own, so each costs no more than that."""
+        """Return the seconds by which the tasks delay one more of this size.
+
+        It shares the pace with each of its caller's tasks until one of the two is done, so a larger task delays it by
+        no more than its own size. Callers take turns, so each other caller delays it by no more than all work of its
+        own caller.
+        """
         self._look()
         own, others = size, Counter[str]()
         for task in self._tasks:
@@ -77,7 +80,7 @@ class Workload:
         return task
 
     def change(self, task: Task, left: int, done: int) -> None:
-        """Ignores a task that has ended."""
+        """Update the work left. Ignores a task that has ended."""
         if task in self._tasks:
             self._look()
             self._left += left - task.left
@@ -85,7 +88,7 @@ class Workload:
             task.left = left
 
     def end(self, task: Task, *, done: bool) -> None:
-        """`done`: what was left of it, too."""
+        """End a task. With `done`, what was left of it counts as done too."""
         self.change(task, 0, done=task.left if done else 0)
         self._tasks.discard(task)
 
@@ -96,7 +99,7 @@ class Workload:
         return work / pace if pace else 0.0
 
     def _look(self) -> None:
-        """Bring the account of busy time up to now."""
+        """Bring the busy time up to date."""
         now = self._clock()
         if self._left:
             self._busy_s += now - self._seen

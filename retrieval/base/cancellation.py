@@ -10,8 +10,8 @@ from concurrent.futures import Executor
 from contextvars import copy_context
 from typing import TypeVar
 
-from indexes.base.courtesy import GoOn
 from indexes.base.errors import DeadlineExceeded, NotReady
+from indexes.base.work import OnStep
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ class Abandoned(Exception):
 
 
 async def abandonable(
-    work: Callable[[GoOn], T], *, deadline: float | None = None, threads: Executor | None = None
+    work: Callable[[OnStep], T], *, deadline: float | None = None, threads: Executor | None = None
 ) -> T:
     """What `work` returns. It must call its argument between any two of its steps, which raises once nobody waits.
 
@@ -32,13 +32,13 @@ async def abandonable(
     loop, context = asyncio.get_running_loop(), copy_context()
     gone = threading.Event()
 
-    def go_on() -> None:
+    def on_step() -> None:
         if gone.is_set():
             raise Abandoned
 
     try:
         async with asyncio.timeout_at(deadline):
-            return await loop.run_in_executor(threads, context.run, work, go_on)
+            return await loop.run_in_executor(threads, context.run, work, on_step)
     except TimeoutError:
         raise DeadlineExceeded(
             "the deadline passed before the answer was complete", param="deadline_ms"

@@ -1,15 +1,15 @@
-"""Results and query vectors computed before.
+"""Was this already computed, and does it still hold?
 
     results.py      answers of searches, by everything that an answer depends on
     embeddings.py   vectors of query texts
-    store.py        the small protocol of what keeps bytes, and the hashes it keeps them by
+    store.py        the protocol of what keeps bytes, and the hashes it keeps them by
     memory.py       a store in this process, bounded by bytes
-    redis_store.py  a store that several services share; may fail at any time without being noticed
+    redis_store.py  a store that several services share; it may fail at any time without being noticed
     redis_client.py redis-py's client for one server, a Sentinel's or a cluster
     (import RedisStore from there: only a service with `redis.url` pays for loading redis-py)
 
-A cache here may forget anything at any time. It never returns a wrong value, never makes a request fail, and
-never holds more than its configured bound.
+A cache here may forget anything at any time. It never returns a wrong value, never makes a request fail, and never
+holds more than its configured bound. Not here: whether an answer survives a write, which `search` decides.
 """
 
 from __future__ import annotations

@@ -1,1 +1,5 @@
-"""What callers of the service use: the Python client, which users import as `nearline`."""
+"""How does Python code call a service?
+
+The client that users import as `nearline`, with retries and bulk ingestion, and the integrations with LangChain,
+LlamaIndex and Haystack. Not here: clients of other servers' APIs, which the service understands (`dialects`).
+"""

@@ -110,6 +110,7 @@ def ingesting(
     on_progress: OnProgress,
     on_refused: OnRefused | None,
     total: Ingested | None,
+    limits: RequestLimits | None = None,
 ) -> Steps:
     """Yields the coroutines of an ingestion, each to be awaited before the next is asked for.
 
@@ -124,8 +125,9 @@ def ingesting(
 
     bulk = Bulk(write, total or Ingested(), requests, on_progress, on_refused or stop, learn)
     try:
-        shown = yield connection.content("GET", path_of(collection), patience=patience)
-        limits: RequestLimits = {**LIMITS, **msgspec.json.decode(shown).get("limits", {})}
+        if limits is None:
+            shown = yield connection.content("GET", path_of(collection), patience=patience)
+            limits = limits_in(msgspec.json.decode(shown))
         numbered = enumerate(documents, bulk.total.read)
         for batch in batches(numbered, limits, bulk.unsent.append, lambda: chars_per_request(connection)):
             yield bulk.send(batch)
@@ -134,6 +136,12 @@ def ingesting(
         yield bulk.stop()
         raise
     return bulk.total
+
+
+def limits_in(collection: Mapping[str, Any]) -> RequestLimits:
+    """Those that a collection tells, as GET shows it."""
+    limits: RequestLimits = {**LIMITS, **collection.get("limits", {})}
+    return limits
 
 
 def chars_per_request(connection: Connection) -> int:

@@ -156,13 +156,15 @@ class Endpoints(Core):
         on_progress: OnProgress = lambda _: None,
         on_refused: OnRefused | None = None,
         total: Ingested | None = None,
+        limits: records.RequestLimits | None = None,
     ) -> Steps:
         """Write any number of documents, `requests` at a time; among equal ids the last one wins.
 
         Updates `total` and passes it to `on_progress` after each acknowledgement. Documents that cannot be written go
         to `on_refused`; without it the first raises RefusedDocument. Waits for a service that is busy or restarted.
         Raises ServiceError when it fails, stays away or makes no progress, and whatever reading the documents raises;
-        what was acknowledged remains written, and `Ingested.read` says where to resume.
+        what was acknowledged remains written, and `Ingested.read` says where to resume. `limits`: what the collection
+        tells, for callers that have asked it already.
         """
         return ingesting(
             self.connection,
@@ -172,6 +174,7 @@ class Endpoints(Core):
             on_progress=on_progress,
             on_refused=on_refused,
             total=total,
+            limits=limits,
         )
 
     @endpoint

@@ -1,10 +1,10 @@
-"""From a context to an answer that can be checked: the prompt, the citations in what the model says, its words.
+"""From a context to an answer that can be checked: the prompt, the citations in the model's text, and its words.
 
     [system]  what to do, and how to cite
     [user]    the context, then the question
 
-What is checked of an answer: that each number it cites is that of a passage it was shown, and how many of a sentence's
-words the cited passages have. That is no proof: a sentence may use all words of a passage and say the opposite.
+Two things are checked: that each cited number belongs to a passage in the prompt, and how many of a sentence's words
+occur in the cited passages. That is no proof: a sentence may use all words of a passage and say the opposite.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ RULES = (
     "After each sentence cite the passages it is taken from by their numbers in brackets, as [1] or [2, 3]."
 )
 CITED = re.compile(r" ?\[(\d{1,6}(?: ?, ?\d{1,6})*)\]")
-# "It takes 14 days. [1]" cites for the sentence before it.
+# In "It takes 14 days. [1]" the citation belongs to the sentence before it.
 AFTER_MARK = re.compile(r"([.!?…。！？])((?: ?\[\d[\d, ]*\])+)")
-# What may still become a citation, at the end of what has arrived.
+# The end of the received text, if it may be the beginning of a citation.
 OPEN = re.compile(r" ?\[[\d, ]{0,64}$| $")
 
 
 class Asking:
-    """One question on its way to the model and back. First `pieces`, to the end, then `answer`."""
+    """One question to the model and its answer. Consume `pieces` to the end before calling `answer`."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Asking:
         self._model = model
         self._passages = passages
         self._messages: list[Message] = messages_for(wanted, context)
-        # Where nothing found is about the question a model would make something up, so it is not asked.
+        # Without relevant passages a model would make something up, so it is not called.
         self._found = bool(context.citations) and (context.receipt.supported is not False)
         self._asks = model.configured and (self._found or wanted.ask_anyway)
         self._citations = Citations(len(context.citations))
@@ -64,7 +64,7 @@ class Asking:
         self._model_ms = 0.0
 
     async def pieces(self) -> AsyncGenerator[str, None]:
-        """What the model says, without citations of passages it was not shown; nothing where it is not asked."""
+        """Yield the model's text without citations of passages it was not shown; nothing if the model is not called."""
         if not self._asks:
             return
         started = time.perf_counter()
@@ -92,7 +92,7 @@ class Asking:
         checked = []
         if said and reason is None:
             checked = await asyncio.to_thread(
-                lambda: checked_sentences(said, self._passages(context.citations))
+                lambda: check_sentences(said, self._passages(context.citations))
             )
         return Answer(
             answer=said,
@@ -113,8 +113,8 @@ class Asking:
 
 
 def messages_for(wanted: AnswerRequest, context: ContextAnswer) -> list[Message]:
-    """The prompt. An `instruction` of the caller takes the place of ours; how to cite, and where passages begin and
-    end, is always said."""
+    """Build the prompt. The caller's `instruction` replaces ours; the rules on citations and quoted passages always
+    apply."""
     guard = Framing(wanted, context.fence).guard
     return [
         Message("system", f"{wanted.instruction or INSTRUCTION}\n\n{RULES} {guard}"),
@@ -123,7 +123,8 @@ def messages_for(wanted: AnswerRequest, context: ContextAnswer) -> list[Message]
 
 
 class Citations:
-    """Takes numbers that no passage has out of an answer as it passes. `cited` and `unknown` are in its order."""
+    """Removes citations of unknown passages from a streamed answer. `cited` and `unknown` are in order of
+    appearance."""
 
     def __init__(self, passages: int) -> None:
         self._passages = passages
@@ -132,18 +133,18 @@ class Citations:
         self.unknown: list[int] = []
 
     def feed(self, text: str) -> str:
-        """What can be shown by now: all but the beginning of what may be a citation."""
+        """Return the text that can be shown so far: everything except a possible beginning of a citation."""
         text = self._held + text
         start = found.start() if (found := OPEN.search(text)) else len(text)
         self._held = text[start:]
-        return CITED.sub(self._checked, text[:start])
+        return CITED.sub(self._keep_known, text[:start])
 
     def end(self) -> str:
-        """The rest."""
-        rest, self._held = CITED.sub(self._checked, self._held), ""
+        """Return the rest of the text."""
+        rest, self._held = CITED.sub(self._keep_known, self._held), ""
         return rest
 
-    def _checked(self, found: re.Match[str]) -> str:
+    def _keep_known(self, found: re.Match[str]) -> str:
         numbers = [int(one) for one in found[1].split(",")]
         known = [one for one in numbers if 1 <= one <= self._passages]
         for one in numbers:
@@ -157,13 +158,16 @@ class Citations:
 
 
 def declines(answer: str) -> bool:
-    """Whether the model says that the passages do not answer the question, in the words it was given for that."""
+    """Whether the model says, in the prescribed words, that the passages do not answer the question."""
     return answer.strip(" \n\"'*[").casefold().startswith(DECLINED.rstrip(".").casefold())
 
 
-def checked_sentences(answer: str, passages: Mapping[int, tuple[str, str]]) -> list[AnswerSentence]:
-    """Each sentence with the share of its words that the passages it cites have; one that cites none is compared with
-    all of them. `passages` has the text of each and its language, by number."""
+def check_sentences(answer: str, passages: Mapping[int, tuple[str, str]]) -> list[AnswerSentence]:
+    """Return each sentence with the share of its words that occur in the passages it cites.
+
+    A sentence without citations is compared with all passages. `passages` has the text and language of each, by
+    number.
+    """
     words = {number: set(terms(text, language)) for number, (text, language) in passages.items()}
     language = next((language for _, language in passages.values()), "en")
     answer = AFTER_MARK.sub(r"\2\1", answer)

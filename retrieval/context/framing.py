@@ -1,4 +1,4 @@
-"""How a context shows its passages: each in a frame with its number and title, text exactly as the document has it.
+"""How a context shows its passages: each in a frame with its number and title, and the document's text unchanged.
 
     xml     <41730:1 title="Refunds &gt; Deadlines">
             Refunds are paid within 14 days.
@@ -9,10 +9,10 @@
 
             [41730:end]
 
-A template of the caller's takes the place of either frame.
+The caller's template, if any, replaces either frame.
 
-Passages are untrusted text. The number in every mark, the fence, is drawn for each request so that nothing found
-contains it: whatever a passage holds, it cannot close its frame or open another.
+Passages are untrusted text. The number in every mark, the fence, is drawn at random for each request so that no
+passage contains it: no passage can close its frame or open another.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from retrieval.wire.search import ContextRequest, Hit
 PLACEHOLDERS = frozenset(
     {"number", "title", "heading", "document_id", "text", "start", "end", "score", "fence"}
 )
-PLACEHOLDER_TIMES_MAX = 8  # of the same one in a template: an id may have some hundred tokens
+PLACEHOLDER_TIMES_MAX = 8  # of one placeholder in a template: an id may have hundreds of tokens
 FENCE_DIGITS = 5  # two or three tokens: longer marks leave less room for passages
-FENCE_TRIES = 8  # before the fence gets a digit more: a hostile text may hold all short numbers
+FENCE_TRIES = 8  # before the fence gets another digit: a hostile text may contain all short numbers
 BETWEEN = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What a frame says. `title` has the headings too, `text` may be empty: some documents have a title alone."""
+class FrameContent:
+    """The content of a frame. `title` includes the headings; `text` is empty for documents that have only a title."""
 
     title: str
     heading: str
@@ -52,14 +52,14 @@ class Shown:
 
 
 class Framing:
-    """The frames of one context."""
+    """The frames of one context: how each passage is marked."""
 
     def __init__(self, wanted: ContextRequest, fence: str) -> None:
         self.fence = fence
         self._format = "plain" if wanted.format == "plain" else "xml"
-        self._template = parsed(wanted.template) if wanted.template else None
+        self._template = parse_template(wanted.template) if wanted.template else None
 
-    def frame(self, shown: Shown, number: int) -> str:
+    def frame(self, shown: FrameContent, number: int) -> str:
         fence, title, text = self.fence, one_line(shown.title), shown.text
         if self._template is not None:
             values = {
@@ -81,16 +81,16 @@ class Framing:
 
     @property
     def tail(self) -> str:
-        """Behind the last frame."""
+        """The mark after the last frame."""
         return f"{BETWEEN}[{self.fence}:end]" if self._template is None and self._format == "plain" else ""
 
-    def joined(self, frames: Sequence[str]) -> str:
-        """The whole context; empty without frames."""
+    def join(self, frames: Sequence[str]) -> str:
+        """Join the frames into the whole context, or return "" without frames."""
         return BETWEEN.join(frames) + self.tail if frames else ""
 
     @property
     def guard(self) -> str:
-        """For a language model: where passages begin and end, and that they are no instructions."""
+        """Tell a language model where passages begin and end, and that they are not instructions."""
         fence = self.fence
         if self._template is not None:
             named = any(name == "fence" for _, name in self._template)
@@ -105,7 +105,7 @@ class Framing:
         )
 
     def messages(self, context: str, queries: Sequence[str]) -> list[Message]:
-        """The content of the second begins with the context."""
+        """Return the system and the user message. The content of the second begins with the context."""
         asked = "\n".join(f"Question: {query}" for query in queries)
         return [
             Message(
@@ -116,40 +116,40 @@ class Framing:
 
 
 def check_template(template: str | None, config: Config) -> None:
-    """Raises TooLarge, or InvalidInput naming what it cannot mean."""
+    """Raises TooLarge, or InvalidInput naming the placeholder that is unknown or misused."""
     most = config.limits.query_chars_max
     if template is not None and len(template) > most:
         raise TooLarge(
             f"template has {len(template)} characters, at most {most} are allowed", param="template"
         )
     if template is not None:
-        parsed(template)
+        parse_template(template)
 
 
-def parsed(template: str) -> list[tuple[str, str | None]]:
-    """Pairs of literal text and the placeholder behind it. Nothing in a template is ever evaluated."""
+def parse_template(template: str) -> list[tuple[str, str | None]]:
+    """Return pairs of literal text and the placeholder after it. Nothing in a template is ever evaluated."""
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise InvalidInput(f"template: {error}; double the braces that are text", param="template") from None
+        raise InvalidInput(
+            f"template: {error}; double the braces that are literal text", param="template"
+        ) from None
     for _, name, spec, conversion in parts:
         if name is not None and (name not in PLACEHOLDERS or spec or conversion):
-            known = (
-                "a placeholder is a name alone" if name in PLACEHOLDERS else suggestion(name, PLACEHOLDERS)
-            )
+            known = "a placeholder is just a name" if name in PLACEHOLDERS else suggestion(name, PLACEHOLDERS)
             raise InvalidInput(f"template: {{{name}}} has no meaning; {known}", param="template")
     if [name for _, name, _, _ in parts].count("text") != 1:
-        raise InvalidInput("template: {text} is missing or there twice, expected once", param="template")
+        raise InvalidInput("template: {text} must appear exactly once", param="template")
     for name in PLACEHOLDERS:
         if [one for _, one, _, _ in parts].count(name) > PLACEHOLDER_TIMES_MAX:
             raise InvalidInput(
-                f"template: {{{name}}} is there more than {PLACEHOLDER_TIMES_MAX} times", param="template"
+                f"template: {{{name}}} appears more than {PLACEHOLDER_TIMES_MAX} times", param="template"
             )
     return [(before, name) for before, name, _, _ in parts]
 
 
 def fence_for(hits: Iterable[Hit]) -> str:
-    """A random number that none of them contains."""
+    """Return a random number that none of the hits contains."""
     found = "\n".join(part for hit in hits for part in (hit.text, hit.title, hit.heading, hit.document_id))
     digits = FENCE_DIGITS
     while True:
@@ -161,5 +161,5 @@ def fence_for(hits: Iterable[Hit]) -> str:
 
 
 def one_line(text: str) -> str:
-    """A title is one line, whatever white space it holds."""
+    """Collapse all white space, because a title is one line."""
     return " ".join(text.split())

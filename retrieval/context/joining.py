@@ -1,4 +1,4 @@
-"""The hits of several searches as one ranking, without repetition, and one receipt for all of them."""
+"""Joins the hits of several searches into one ranking without repetition, and their receipts into one."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET
 
-from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.work import OnStep, do_nothing
 from retrieval.wire.search import Hit, Receipt, SearchAnswer, Timings
 
-Key = tuple[str, int]  # of a passage: its document and its place there
-OVERLAP_MAX = 0.5  # of the shorter passage: beyond it, two passages of one document repeat each other
+Key = tuple[str, int]  # a passage's document id and its position there
+OVERLAP_MAX = 0.5  # share of the shorter passage above which two passages of a document count as repetition
 WORDS = re.compile(r"\w+")
 FIRST_WORDS, FIRST_CHARS = 3, 100
-RANK_CONSTANT = 10  # of reciprocal ranks, which part those that stand equally high
+RANK_CONSTANT = 10  # of reciprocal ranks, which break ties
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """`hits` are all of them, best first; each is either relevant or not."""
+    """`hits` holds all hits, best first; each is also in either `relevant` or `irrelevant`."""
 
     hits: list[Hit]
     relevant: list[Hit]
@@ -35,9 +35,11 @@ def key_of(hit: Hit) -> Key:
     return hit.document_id, hit.passage
 
 
-def joined(found: Sequence[SearchAnswer], floor: float) -> Joined:
-    """At least one. A passage stands where its best search puts it, so that each query has its share; of those that
-    stand equally high, the one that more searches rank high comes first. It is relevant if it is so for one of them.
+def join_answers(found: Sequence[SearchAnswer], floor: float) -> Joined:
+    """Join at least one answer into one ranking.
+
+    A passage is ranked by its best place in any search, so each query gets its share; ties go to the passage that
+    more searches rank high. A passage is relevant if it is for one of the searches.
     """
     relevant_keys: set[Key] = set()
     best: dict[Key, tuple[int, Hit]] = {}
@@ -61,7 +63,7 @@ def joined(found: Sequence[SearchAnswer], floor: float) -> Joined:
 
 
 def relevant_of(hits: Sequence[Hit], floor: float) -> list[Hit]:
-    """Without those whose meaning is far from the query's, unless they hold its words about as well as any."""
+    """Drop hits whose meaning is far from the query, unless they match its words about as well as the best hit."""
     words = max((hit.scores.lexical or 0.0 for hit in hits), default=0.0) / 2
     return [
         hit
@@ -71,7 +73,7 @@ def relevant_of(hits: Sequence[Hit], floor: float) -> list[Hit]:
 
 
 def receipt_of(receipts: Sequence[Receipt]) -> Receipt:
-    """What holds of all of them; supported if one is."""
+    """Return a receipt that holds for all searches; `supported` if one of them is."""
     first, *others = receipts
     if not others:
         return first
@@ -95,17 +97,18 @@ def receipt_of(receipts: Sequence[Receipt]) -> Receipt:
     )
 
 
-def without_repetition(hits: Sequence[Hit], go_on: GoOn = nobody_waits) -> tuple[list[Hit], dict[Key, Hit]]:
-    """The first of passages that say the same: equal words, or mostly the same stretch of one document. And the others,
-    each with the one that it repeats."""
+def without_repetition(hits: Sequence[Hit], on_step: OnStep = do_nothing) -> tuple[list[Hit], dict[Key, Hit]]:
+    """Return the hits without repetitions, and the repetitions with the hit that each repeats.
+
+    Hits repeat each other if they have equal words, or are mostly the same stretch of one document.
+    """
     kept: list[Hit] = []
     repeats: dict[Key, Hit] = {}
     by_document: dict[str, list[Hit]] = {}
-    alike: dict[
-        tuple[str, ...], list[Hit]
-    ] = {}  # by their first words: all of them are compared only where these agree
+    # By their first words: all words are compared only if these are equal.
+    alike: dict[tuple[str, ...], list[Hit]] = {}
     for hit in hits:
-        go_on()
+        on_step()
         others = by_document.setdefault(hit.document_id, [])
         near = alike.setdefault(first_words(hit), [])
         same = next((one for one in near if words_of(one) == words_of(hit)), None)
@@ -120,13 +123,13 @@ def without_repetition(hits: Sequence[Hit], go_on: GoOn = nobody_waits) -> tuple
 
 
 def first_words(hit: Hit) -> tuple[str, ...]:
-    """Equal for passages with equal words."""
+    """Return a key that is equal for passages with equal words."""
     words = words_of(hit, FIRST_CHARS)
     return tuple((words if len(words) > FIRST_WORDS else words_of(hit))[:FIRST_WORDS])
 
 
 def words_of(hit: Hit, chars: int | None = None) -> list[str]:
-    """Without case, marks and white space; a document may have a title alone."""
+    """Return the words without case and punctuation, from the title if a document has no text."""
     text = (hit.text or hit.title)[:chars]
     return WORDS.findall(unicodedata.normalize("NFKC", text).casefold())
 

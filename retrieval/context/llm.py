@@ -1,8 +1,8 @@
-"""A language model behind an OpenAI-compatible API (Ollama, vLLM, llama.cpp and many more), asked for one answer.
+"""Client for a language model behind an OpenAI-compatible API (Ollama, vLLM, llama.cpp and many more).
 
-Answers always come as a stream, so that whoever leaves ends the work over there too. No redirect is followed and no
-cookie kept; what a reply may take is bounded in bytes and in time. Errors say what went wrong, never the key, nor where
-the server is: that is in the log.
+Answers are always streamed, so that a caller who leaves also ends the work on the server. Redirects are not followed
+and cookies are not kept; replies are limited in bytes and in time. Errors say what went wrong, but not the key or
+the server's address, which only the log has.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from retrieval.wire.message import Message
 logger = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
-SHOWN_CHARS = 200  # of what the server says is wrong
-REFUSED_BYTES_MAX = 65_536  # of a refusal
+SHOWN_CHARS = 200  # of the server's error message
+REFUSED_BYTES_MAX = 65_536  # of an error body
 EVENT_STREAM = "text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The next characters of an answer. `finish` comes with the last ones: why it ends (`stop`, `length`, ...)."""
+    """The next characters of an answer. `finish` comes with the last piece: why the answer ended (`stop`, `length`,
+    ...)."""
 
     text: str
     finish: str | None = None
@@ -46,14 +47,14 @@ class _Choice(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    """What matters of one event of a stream."""
+    """The fields we read of a stream event."""
 
     choices: list[_Choice] = []
     error: msgspec.Raw | UnsetType = UNSET
 
 
 class LanguageModel:
-    """The model of the settings. Use from one event loop; `close` it."""
+    """The configured model. Use it from one event loop; `close` it."""
 
     def __init__(self, settings: Llm) -> None:
         self._settings = settings
@@ -72,7 +73,7 @@ class LanguageModel:
             await self._session.close()
 
     async def answer(self, messages: list[Message]) -> AsyncGenerator[Piece, None]:
-        """The answer as it comes; the last piece has `finish`. Close it, or leave its task, and the request ends.
+        """Yield the answer as it arrives; the last piece has `finish`. Closing the generator ends the request.
 
         Raises LanguageModelFailed and LanguageModelTimeout.
         """
@@ -89,13 +90,13 @@ class LanguageModel:
             headers["Authorization"] = f"Bearer {settings.api_key}"
         url = f"{settings.base_url.rstrip('/')}/chat/completions"
         try:
-            async with self._opened().post(
+            async with self._open().post(
                 url, data=msgspec.json.encode(body), headers=headers, allow_redirects=False
             ) as reply:
                 if reply.status != 200:
-                    raise self._refused(reply.status, await reply.content.read(REFUSED_BYTES_MAX))
+                    raise self._refusal(reply.status, await reply.content.read(REFUSED_BYTES_MAX))
                 if reply.content_type != EVENT_STREAM:
-                    raise failed(f"sent {reply.content_type[:SHOWN_CHARS]!r} instead of a stream of events")
+                    raise failure(f"sent {reply.content_type[:SHOWN_CHARS]!r} instead of a stream of events")
                 async for piece in self._pieces(reply.content):
                     yield piece
         except TimeoutError as error:
@@ -104,9 +105,9 @@ class LanguageModel:
                 f"llm: the language model did not answer within {settings.timeout_s:g} s", param="llm"
             ) from None
         except (aiohttp.ClientError, OSError) as error:
-            logger.warning("the language model cannot be asked: %s", self._without_key(str(error)))
+            logger.warning("cannot reach the language model: %s", self._without_key(str(error)))
             connected = not isinstance(error, aiohttp.ClientConnectorError)
-            raise failed("broke off" if connected else "cannot be reached") from None
+            raise failure("broke off" if connected else "cannot be reached") from None
 
     async def _pieces(self, content: aiohttp.StreamReader) -> AsyncIterator[Piece]:
         finish = None
@@ -116,39 +117,39 @@ class LanguageModel:
             try:
                 chunk = msgspec.json.decode(event, type=_Chunk)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                raise failed("sent an event that is no part of a chat completion") from None
+                raise failure("sent an event that is no part of a chat completion") from None
             if chunk.error is not UNSET:
-                raise failed(f"gave up: {self._said(chunk.error)}")
+                raise failure(f"gave up: {self._message_in(chunk.error)}")
             for choice in chunk.choices[:1]:
                 finish = choice.finish_reason or finish
                 if choice.delta.content:
                     yield Piece(choice.delta.content)
         else:
             if finish is None:
-                raise failed("broke off before the end of its answer")
+                raise failure("broke off before the end of its answer")
         yield Piece("", finish or "stop")
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=self._settings.timeout_s, sock_connect=CONNECT_S),
-                auto_decompress=False,  # what it grows to would show only by unpacking it
+                auto_decompress=False,  # its decompressed size would not be known in advance
                 skip_auto_headers=("Accept-Encoding",),
             )
         return self._session
 
-    def _refused(self, status: int, body: bytes) -> LanguageModelFailed:
+    def _refusal(self, status: int, body: bytes) -> LanguageModelFailed:
         if status in (401, 403):
-            return failed(f"refused the key (status {status}); see llm.api_key")
+            return failure(f"refused the key (status {status}); see llm.api_key")
         if 300 <= status < 400:
-            return failed(
+            return failure(
                 f"answered with a redirect (status {status}), which is not followed; see llm.base_url"
             )
-        return failed(f"refused the request (status {status}): {self._said(body)}")
+        return failure(f"refused the request (status {status}): {self._message_in(body)}")
 
-    def _said(self, body: bytes | msgspec.Raw) -> str:
-        """What a server says is wrong, in the ways that such servers say it."""
+    def _message_in(self, body: bytes | msgspec.Raw) -> str:
+        """Return the server's error message, in any of the shapes that such servers use."""
         try:
             told: Any = msgspec.json.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -164,17 +165,17 @@ class LanguageModel:
 
 
 async def events(content: aiohttp.StreamReader, bytes_max: int) -> AsyncIterator[bytes]:
-    """The data of each server-sent event. Raises LanguageModelFailed for more than `bytes_max` in all."""
+    """Yield the data of each server-sent event. Raises LanguageModelFailed after more than `bytes_max` in total."""
     taken, rest = 0, b""
     async for received in content.iter_any():
         taken += len(received)
         if taken > bytes_max:
-            raise failed(f"sent more than {bytes_max} bytes (llm.reply_bytes_max)")
+            raise failure(f"sent more than {bytes_max} bytes (llm.reply_bytes_max)")
         *lines, rest = (rest + received).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip()
 
 
-def failed(what: str) -> LanguageModelFailed:
+def failure(what: str) -> LanguageModelFailed:
     return LanguageModelFailed(f"llm: the server of the language model {what}", param="llm")

@@ -1,4 +1,5 @@
-"""Which passages fit into a token budget: whole, as excerpts, neighbours as one; and how many tokens that takes."""
+"""Decides which passages fit into a token budget, whole, as excerpts, or merged with neighbors, and counts their
+tokens."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.model import Scalar
 from indexes.base.paths import values_at
+from indexes.base.work import OnStep, do_nothing
 from indexes.lexical.analysis import query_terms, terms
 from retrieval.base.settings import Config
-from retrieval.context.framing import BETWEEN, Framing, Shown
+from retrieval.context.framing import BETWEEN, FrameContent, Framing
 from retrieval.context.joining import Key, key_of
 from retrieval.documents.chunking import SENTENCE
 from retrieval.documents.metadata import instant_at
@@ -23,22 +24,23 @@ from retrieval.wire.search import ContextRequest, Hit
 
 StartsOf = Callable[[str], Sequence[int]]  # where each token of a text begins
 
-WHOLE_SHARE = 1 / 4  # of the budget, for the best passages of the first documents
+WHOLE_SHARE = 1 / 4  # of the budget, spent on whole best passages of the first documents
 CUT_MARK = " …"  # after an excerpt
-LEAST_TOKENS = 24  # less room is not worth a further frame
-MISSES_MAX = 100  # passages in a row that did not fit: no smaller one is looked for behind them
-STEM_CHARS = 5  # that a word and its stem nearly always share, if the stem is longer: "happy" is "happi"
+LEAST_TOKENS = 24  # less room than this is not worth another frame
+MISSES_MAX = 100  # stop after this many passages in a row that did not fit
+STEM_CHARS = 5  # a word and its stem nearly always share as many: "happy" becomes "happi"
 NOT_SPACE = re.compile(r"\S+")
 SPACES = str.maketrans(dict.fromkeys("\t\n\r\v\f\x1c\x1d\x1e\x1f", " "))
-USUAL_TOKEN_CHARS = 4  # where a passage does not say its tokens
-USUAL_NUMBER = 10  # takes as many tokens as most numbers of frames
+USUAL_TOKEN_CHARS = 4  # for passages without a token count
+USUAL_NUMBER = 10  # a frame number that takes as many tokens as most
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one frame shows: a passage, neighbouring passages in the order of the document, or an excerpt of one.
+    """The content of one frame: a passage, neighboring passages in document order, or an excerpt of a passage.
 
-    `text`, of so many `tokens`, is the document's from `start` to `end`, but for the white space between neighbours.
+    `text` takes `tokens` tokens and is the document's text from `start` to `end`, except for white space between
+    neighbors.
     """
 
     hits: tuple[Hit, ...]
@@ -51,7 +53,7 @@ class Block:
 
 @dataclass(slots=True)
 class Page:
-    """What is shown of one document, and the tokens that takes."""
+    """What is shown of one document, and the tokens it takes."""
 
     blocks: list[Block] = field(default_factory=list)
     tokens: int = 0
@@ -63,7 +65,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A context as it is sent, with the tokens of all of it and of each frame."""
+    """A context as it is sent, with the tokens of the whole and of each frame."""
 
     context: str
     messages: list[Message]
@@ -73,19 +75,19 @@ class Whole:
 
 
 class Packer:
-    """Takes what still fits. Texts are tokenised as seldom as can be: a passage brings its number of tokens."""
+    """Packs blocks while they fit. Texts are tokenized as rarely as possible: passages come with their token counts."""
 
     def __init__(
-        self, wanted: ContextRequest, framing: Framing, starts_of: StartsOf, go_on: GoOn = nobody_waits
+        self, wanted: ContextRequest, framing: Framing, starts_of: StartsOf, on_step: OnStep = do_nothing
     ) -> None:
         self.wanted = wanted
         self.queries = wanted.queries or [wanted.query or ""]
         self.framing = framing
         self.starts_of = starts_of
-        self.go_on = go_on
+        self.on_step = on_step
         self.besides = sum(map(self.count, [framing.tail, *self._contents("")]))
         self.left = wanted.token_budget - self.besides
-        self._asked: dict[str, Asked] = {}
+        self._asked: dict[str, QueryTerms] = {}
         self._counted: dict[Key, int] = {}
         self._frames: dict[str, int] = {}  # tokens of a frame without its text
 
@@ -93,16 +95,16 @@ class Packer:
         return len(self.starts_of(text)) if text else 0
 
     def tokens(self, block: Block) -> int:
-        frame = self.framing.frame(shown(block, text="."), USUAL_NUMBER)
+        frame = self.framing.frame(content_of(block, text="."), USUAL_NUMBER)
         if frame not in self._frames:
             self._frames[frame] = self.count(frame + BETWEEN) - 1
         return self._frames[frame] + block.tokens
 
-    def rendered(self, pages: Sequence[Page]) -> Whole:
-        """These pages in the order wanted, counted exactly."""
-        blocks = [block for page in ordered(pages, self.wanted) for block in page.blocks]
-        frames = [self.framing.frame(shown(block), number) for number, block in enumerate(blocks, 1)]
-        context = self.framing.joined(frames)
+    def render(self, pages: Sequence[Page]) -> Whole:
+        """Render these pages in the requested order, with exact token counts."""
+        blocks = [block for page in sort_pages(pages, self.wanted) for block in page.blocks]
+        frames = [self.framing.frame(content_of(block), number) for number, block in enumerate(blocks, 1)]
+        context = self.framing.join(frames)
         messages = self._messages(context) if frames else []
         # The last message begins with the context.
         *before, last = [message.content for message in messages] or [context]
@@ -121,7 +123,7 @@ class Packer:
         return [message.content for message in self._messages(context)]
 
     def put(self, page: Page, blocks: list[Block]) -> bool:
-        """Show these blocks of a document instead of the ones so far, if there is room."""
+        """Replace the blocks shown of a document by these, if there is room."""
         tokens = sum(self.tokens(block) for block in blocks)
         if tokens - page.tokens > self.left:
             return False
@@ -130,7 +132,7 @@ class Packer:
         return True
 
     def at_least(self, hit: Hit) -> int:
-        """A number of tokens that its text hardly falls short of, at no cost."""
+        """Return an approximate lower bound on the tokens of a hit, without counting."""
         return hit.tokens if self.wanted.tokenizer is None else hit.tokens // 2
 
     def size(self, hit: Hit) -> int:
@@ -147,11 +149,11 @@ class Packer:
     def excerpt(self, hit: Hit, tokens_max: int) -> Block:
         asked = self._asked.get(hit.language)
         if asked is None:
-            asked = self._asked[hit.language] = Asked(" ".join(self.queries), hit.language)
-        return excerpt(hit, asked, tokens_max, self.starts_of, self.go_on)
+            asked = self._asked[hit.language] = QueryTerms(" ".join(self.queries), hit.language)
+        return excerpt(hit, asked, tokens_max, self.starts_of, self.on_step)
 
-    def merged(self, hits: Iterable[Hit]) -> Iterator[Block]:
-        """Whole passages of one document, in its order, neighbours as one block."""
+    def merge(self, hits: Iterable[Hit]) -> Iterator[Block]:
+        """Yield whole passages of one document in document order, with neighbors merged into one block."""
         before: Block | None = None
         for hit in sorted(hits, key=lambda hit: hit.start):
             block = self.whole(hit)
@@ -182,12 +184,12 @@ def per_document_of(wanted: ContextRequest) -> int | None:
 
 
 def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config) -> list[Page]:
-    """The documents to show, best first."""
+    """Return the documents to show, best first."""
     excerpt_tokens, per_document = excerpt_tokens_of(wanted, config), per_document_of(wanted)
     pages: dict[str, Page] = {}
     whole_left, misses = WHOLE_SHARE * wanted.token_budget, 0
     for hit in hits:
-        packer.go_on()
+        packer.on_step()
         if packer.left < (LEAST_TOKENS if pages else 1) or misses >= MISSES_MAX:
             break
         if hit.document_id in pages:
@@ -207,19 +209,19 @@ def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config
         if page.blocks[0].excerpt:
             packer.put(page, [packer.whole(page.hits[0])])
     for hit in hits:
-        packer.go_on()
+        packer.on_step()
         if packer.left < LEAST_TOKENS or misses >= MISSES_MAX:
             break
         if packer.at_least(hit) > packer.left:
             continue
         page = pages.setdefault(hit.document_id, Page())
         if hit not in page.hits and (per_document is None or len(page.hits) < per_document):
-            misses = 0 if packer.put(page, list(packer.merged([*page.hits, hit]))) else misses + 1
+            misses = 0 if packer.put(page, list(packer.merge([*page.hits, hit]))) else misses + 1
     return [page for page in pages.values() if page.blocks]
 
 
-def ordered(pages: Sequence[Page], wanted: ContextRequest) -> list[Page]:
-    """Documents without a date come last."""
+def sort_pages(pages: Sequence[Page], wanted: ContextRequest) -> list[Page]:
+    """Return the pages in the requested order; documents without a date come last."""
     if wanted.order == "relevance":
         return list(pages)
     if wanted.order == "position":
@@ -231,13 +233,13 @@ def ordered(pages: Sequence[Page], wanted: ContextRequest) -> list[Page]:
 
 
 def newest_of(values: Sequence[Scalar]) -> int | None:
-    """The newest of the dates among these values."""
+    """Return the newest date among these values, or None without dates."""
     instants = map(instant_at, values)
     return max((one for one in instants if one is not None), default=None)
 
 
-class Asked:
-    """The terms of a query in one language, to be looked for in many texts."""
+class QueryTerms:
+    """The terms of a query in one language, for searching many texts."""
 
     def __init__(self, query: str, language: str) -> None:
         self._language = language
@@ -247,12 +249,12 @@ class Asked:
         self._ascii = all(map(str.isascii, self._terms))
 
     def places(self, text: str) -> list[tuple[int, frozenset[str]]]:
-        """Where words stand that have some of them, and which."""
+        """Return where words with terms of the query begin, and which terms they have."""
         lowered = text.lower()
         if not (self._ascii and lowered.isascii()):
             words = ((match.start(), self._of(match[0])) for match in NOT_SPACE.finditer(text))
             return [(at, some) for at, some in words if some]
-        # A word begins as its stem does, or at least holds that, as in an identifier: few words need stemming.
+        # A word contains the beginning of its stem, even inside an identifier, so only words that do are stemmed.
         spaced, found = lowered.translate(SPACES), dict[int, frozenset[str]]()
         for beginning in self._beginnings:
             at = spaced.find(beginning)
@@ -272,12 +274,12 @@ class Asked:
 
 
 def excerpt(
-    hit: Hit, asked: Asked, tokens_max: int, starts_of: StartsOf, go_on: GoOn = nobody_waits
+    hit: Hit, asked: QueryTerms, tokens_max: int, starts_of: StartsOf, on_step: OnStep = do_nothing
 ) -> Block:
-    """Of a longer passage: the run of sentences with the most words of the query, the first among equals.
+    """Cut a longer passage to the first run of sentences with the most query words.
 
-    At most `tokens_max` tokens. A single sentence that is longer is cut after a word. Which run is best is judged by
-    characters; only its tokens are counted.
+    The excerpt has at most `tokens_max` tokens. A single longer sentence is cut after a word. The best run is chosen
+    by characters; only its tokens are counted.
     """
     text = hit.text
     room = len(text) * tokens_max // max(hit.tokens, 1) if hit.tokens else tokens_max * USUAL_TOKEN_CHARS
@@ -287,7 +289,7 @@ def excerpt(
     for at, some in asked.places(text):
         words[bisect_right(bounds, at) - 1] |= some
     best, best_words = 0, -1
-    go_on()
+    on_step()
     for first, start in enumerate(bounds):
         if not words[first] and best_words >= 0:
             continue
@@ -301,12 +303,12 @@ def excerpt(
     limit = start + after_tokens(piece, starts, 0, tokens_max)
     whole = bisect_right(ends, limit)
     cut = text[start : ends[whole - 1] if whole > best else limit].rstrip()
-    tokens = bisect_left(starts, len(cut)) + 1  # and the mark behind it
+    tokens = bisect_left(starts, len(cut)) + 1  # plus the cut mark
     return Block((hit,), hit.start + start, hit.start + start + len(cut), cut, tokens, excerpt=True)
 
 
 def after_tokens(text: str, starts: Sequence[int], begin: int, tokens: int) -> int:
-    """Where so many tokens from `begin` end: at the last white space before the next one, if there is any."""
+    """Return the end of `tokens` tokens from `begin`, moved back to the last white space if there is any."""
     next_token = bisect_left(starts, begin) + tokens
     if next_token >= len(starts):
         return len(text)
@@ -317,20 +319,20 @@ def after_tokens(text: str, starts: Sequence[int], begin: int, tokens: int) -> i
 def title_of(block: Block) -> str:
     first = block.hits[0]
     title, heading = first.title or first.document_id, first.heading
-    # An excerpt is short: the path to its section would take as many tokens again.
+    # The path to its section would take as many tokens as a short excerpt itself.
     if block.excerpt or not heading or heading == title:
         return title
-    if heading.startswith(title + PATH_SEPARATOR):  # the page's own heading is its title
+    if heading.startswith(title + PATH_SEPARATOR):  # the top heading is the page title
         return heading
     return title + PATH_SEPARATOR + heading
 
 
-def shown(block: Block, text: str | None = None) -> Shown:
-    """What the block's frame says; `text`, to see how much the rest of it takes."""
+def content_of(block: Block, text: str | None = None) -> FrameContent:
+    """Return the content of the block's frame; pass `text` to measure the frame without the block's own text."""
     first = block.hits[0]
     if text is None:
         text = block.text + (CUT_MARK if block.excerpt else "")
-    return Shown(
+    return FrameContent(
         title_of(block),
         first.heading,
         first.document_id,

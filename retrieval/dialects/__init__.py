@@ -1,4 +1,7 @@
-"""How do clients written for other servers speak to this one? In the dialects of OpenAI, Ollama, Text Embeddings
-Inference and Cohere, each a thin translation of one shared way to embed (`embedding`); `rerank` adds Jina's."""
+"""How do clients written for other servers use this one?
+
+The APIs of OpenAI (embeddings, vector stores and files), Ollama, Text Embeddings Inference, Cohere and Jina, each a
+thin translation. Not here: Nearline's own API (`handlers`).
+"""
 
 from __future__ import annotations

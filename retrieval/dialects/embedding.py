@@ -14,11 +14,11 @@ from aiohttp import web
 
 from indexes.base.errors import InvalidInput, NotFound, TooLarge
 from indexes.base.model import Floats
-from retrieval.admission.gates import Entry
+from retrieval.admission.gates import AdmittedRequest
 from retrieval.dialects.models import known_names, model_of
 from retrieval.embedding.embedders import Embedder
 from retrieval.embedding.models import Kind
-from retrieval.embedding.results import Embedded, Long, shortened
+from retrieval.embedding.results import Embedded, Long, shorten
 from retrieval.handlers.error_shapes import ModelNotFound
 from retrieval.handlers.state import CONFIG, EMBEDDERS
 from retrieval.handlers.wire import timing_headers
@@ -57,7 +57,7 @@ class Answered:
     def vectors(self) -> Floats:
         """Float32 [texts, dimensions], computed anew by each call: many are a matter for the thread of `written`."""
         whole = self.embedded.vectors
-        return shortened(whole, self.dimensions) if self.shorten else whole[:, : self.dimensions]
+        return shorten(whole, self.dimensions) if self.shorten else whole[:, : self.dimensions]
 
     @property
     def tokens(self) -> int:
@@ -71,7 +71,7 @@ class Answered:
     @property
     def headers(self) -> dict[str, str]:
         stages_s = {
-            "tokenise": self.embedded.tokenise_s,
+            "tokenise": self.embedded.tokenize_s,
             "queue": self.embedded.queue_s,
             "run": self.embedded.run_s,
             "total": self.embed_s,
@@ -97,7 +97,7 @@ async def open_model(request: web.Request, name: str) -> Embedder:
 async def embed(
     embedder: Embedder,
     texts: list[str],
-    entry: Entry,
+    entry: AdmittedRequest,
     *,
     kind: Kind,
     long: Long,

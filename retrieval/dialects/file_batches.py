@@ -24,7 +24,7 @@ from indexes.base.durable import remove as remove_durably
 from indexes.base.errors import InvalidInput, NotFound, TooLarge
 from indexes.collection.collection import Collection
 from retrieval.access.auth import PRINCIPAL
-from retrieval.admission.gates import Entry
+from retrieval.admission.gates import AdmittedRequest
 from retrieval.dialects.files import ends, order_of
 from retrieval.dialects.vector_store_files import attach, checked, found_in, require_uploads
 from retrieval.dialects.vector_store_schemas import (
@@ -76,7 +76,7 @@ async def attached(request: web.Request) -> web.Response:
 
 
 async def attach_all(
-    app: web.Application, collection: Collection, files: Sequence[OpenAIAttachFile], entry: Entry
+    app: web.Application, collection: Collection, files: Sequence[OpenAIAttachFile], entry: AdmittedRequest
 ) -> Kept:
     """Write each as a document. A file fails alone by what it holds and how it is to be written, not by a full disk or
     an overload."""

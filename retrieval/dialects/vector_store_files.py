@@ -26,7 +26,7 @@ from indexes.collection.collection import Collection
 from indexes.reading import scrolling
 from indexes.reading.scrolling import Page, ScrolledDocument
 from retrieval.access.auth import ACL, PRINCIPAL
-from retrieval.admission.gates import Entry
+from retrieval.admission.gates import AdmittedRequest
 from retrieval.base.settings import Passages
 from retrieval.dialects.files import ends, order_of
 from retrieval.dialects.vector_store_schemas import (
@@ -67,7 +67,7 @@ async def attached(request: web.Request) -> web.Response:
 
 
 async def attach(
-    app: web.Application, collection: Collection, wanted: OpenAIAttachFile, entry: Entry
+    app: web.Application, collection: Collection, wanted: OpenAIAttachFile, entry: AdmittedRequest
 ) -> Passages:
     """Write an uploaded file as a document: searchable when this returns. Returns how it was cut. Raises NotFound,
     InvalidInput, and Forbidden for a key that reaches no uploads."""

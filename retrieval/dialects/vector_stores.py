@@ -48,8 +48,8 @@ from retrieval.dialects.vector_store_schemas import (
 )
 from retrieval.handlers.collections import make, remove
 from retrieval.handlers.search import budget_of
-from retrieval.handlers.state import CATALOG, ENTRY, METRICS, PIPELINE, QUERY_LOG
-from retrieval.handlers.wire import answer, answer_from, body, charge, collection_of, query_int
+from retrieval.handlers.state import CATALOG, ENTRY, PIPELINE
+from retrieval.handlers.wire import answer, answer_from, body, charge, collection_of, note_search, query_int
 from retrieval.observe.request_log import note_queries
 from retrieval.wire.collections import CreateCollection
 from retrieval.wire.search import Hit, SearchAnswer, SearchRequest
@@ -258,8 +258,7 @@ async def search(request: web.Request) -> web.Response:
             min_relevance=options.score_threshold,
         )
         found = await request.app[PIPELINE].search(name, collection, asked, budget=budget)
-        request.app[METRICS].search(found)
-        request.app[QUERY_LOG].note(collection, asked)
+        note_search(request.app, collection, asked, found)
         return found
 
     best: dict[tuple[str, int], Hit] = {}

@@ -1,5 +1,5 @@
-"""Cut a text into passages of bounded length: at headings, around blocks of code, at paragraphs, sentences, words; and
-source code between its functions.
+"""Cuts a text into passages of bounded length: at headings, around code blocks, at paragraphs, sentences, words; and
+source code between functions.
 
 text   |-----------------------------------------------------------|
 tokens  t0 t1 t2 ...
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from retrieval.documents.outline import PARAGRAPH, Outline, code_outline, outline
 
-CHUNKING_VERSION = 4  # of the rules below; a document cut by other rules is written again
-HEADING_FILL, PARAGRAPH_FILL, TEXT_FILL = 1 / 4, 1 / 2, 2 / 3  # of a window, before such a break may end it
+CHUNKING_VERSION = 4  # of the rules below; a document cut by other rules is rewritten
+HEADING_FILL, PARAGRAPH_FILL, TEXT_FILL = 1 / 4, 1 / 2, 2 / 3  # to fill before such a break
 SENTENCE = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？।؟۔])\s*|\n\s*")
 WORD = re.compile(r"\s+")
 
@@ -27,10 +27,10 @@ StartsOf = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Characters `start` up to, not including, `end` of a text; no white space at either end. `split` makes none that
-    is empty.
+    """Characters `start` to `end` (exclusive) of a text, without white space at either end. `split` makes no empty
+    spans.
 
-    `tokens` of them, and their headings (`Outline.path_of`), outermost first, joined by " > ".
+    It has `tokens` tokens; `heading` joins its headings (`Outline.path_of`) with " > ", outermost first.
     """
 
     start: int
@@ -42,14 +42,14 @@ class Span:
 def split(
     text: str, starts_of: StartsOf, *, tokens_max: int, overlap_tokens: int, code: bool = False
 ) -> list[Span]:
-    """Passages of `text`, in order: every character that is not white space lies in at least one.
+    """Return passages of `text` in order. Every character that is not white space is in at least one.
 
-    No passage has more than `tokens_max` tokens, and none ends with a heading whose text is in the next. Neighbours
-    share up to `overlap_tokens` where a cut falls inside a sentence. A text that fits is one passage, white space
-    alone is none. `starts_of` says at which character each token of a text begins, ascending; it is called once for
-    the whole text, and again only for a passage whose edge cuts a word.
+    No passage has more than `tokens_max` tokens, and none ends with a heading whose text is in the next. Neighbors
+    share up to `overlap_tokens` where a cut falls inside a sentence. A text that fits is one passage; white space
+    alone is none. `starts_of` returns the character at which each token of a text begins, ascending; it is called
+    once for the whole text, and again only for a passage whose edge cuts a word.
 
-    `code`: the text is source code, and is cut before its functions; their first lines are the headings.
+    With `code`, the text is source code and is cut before functions, whose first lines are the headings.
     """
     if tokens_max < 1 or not 0 <= overlap_tokens < tokens_max:
         raise ValueError(f"need 0 <= overlap_tokens < tokens_max, not {overlap_tokens} and {tokens_max}")
@@ -60,7 +60,7 @@ def split(
     while begin < len(text):
         beyond = spans[-1].end if spans else 0
         cut, whole = _window_end(text, begin, starts, structure, tokens_max, beyond=beyond)
-        end, tokens = _fitted(text, begin, cut, starts, starts_of, tokens_max)
+        end, tokens = _fit(text, begin, cut, starts, starts_of, tokens_max)
         last = _drop_spaces(text, begin, end)
         spans.append(Span(begin, last, tokens, structure.path_of(begin, last)))
         rest = _skip_spaces(text, end)
@@ -73,7 +73,8 @@ def split(
 def _window_end(
     text: str, begin: int, starts: Sequence[int], structure: Outline, tokens_max: int, *, beyond: int
 ) -> tuple[int, bool]:
-    """Where to cut the window from `begin`, after `beyond`, and whether a sentence or more ends there."""
+    """Return where to cut the window that starts at `begin`, after `beyond`, and whether a whole sentence ends
+    there."""
     first = bisect_left(starts, begin)
     if first + tokens_max >= len(starts):
         return len(text), True
@@ -93,19 +94,19 @@ def _window_end(
     if best is not None:
         return best[1], True
     tail = after(TEXT_FILL)
-    # A boundary may end right where the tail begins; its own characters lie after the token before.
+    # A boundary may end exactly where the tail begins; its characters then follow the previous token.
     search = starts[max(first, first + int(tokens_max * TEXT_FILL) - 1)]
     for pattern in (SENTENCE, WORD):
         ends = [match.end() for match in pattern.finditer(text, search, limit) if match.end() >= tail]
-        if whole := [end for end in ends if not structure.parts_heading(end)]:
+        if whole := [end for end in ends if not structure.splits_heading(end)]:
             return whole[-1], pattern is SENTENCE
     return limit, False
 
 
-def _fitted(
+def _fit(
     text: str, begin: int, end: int, starts: Sequence[int], starts_of: StartsOf, tokens_max: int
 ) -> tuple[int, int]:
-    """The end and the number of tokens. Where an edge cuts a word, its pieces may be more tokens than the word."""
+    """Return the end and the token count. Pieces of a word cut at an edge may have more tokens than the word."""
     tokens = bisect_left(starts, end) - bisect_left(starts, begin)
     if _at_word(text, begin) and _at_word(text, end):
         return end, tokens
@@ -119,7 +120,8 @@ def _at_word(text: str, at: int) -> bool:
 
 
 def _step_back(text: str, last: Span, rest: int, starts: Sequence[int], overlap_tokens: int) -> int:
-    """Begin of the next window: up to `overlap_tokens` before the end of the last, at a word, and always onward."""
+    """Return the start of the next window: up to `overlap_tokens` before the last end, at a word, always past the
+    last start."""
     if overlap_tokens == 0:
         return rest
     position = max(bisect_left(starts, last.end) - overlap_tokens, bisect_right(starts, last.start))

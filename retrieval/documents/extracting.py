@@ -18,11 +18,9 @@ AT_ONCE = 2  # each takes up to a core and some memory; more requests wait
 class Extraction(Protocol):
     """How the text of one file is found."""
 
-    def check(self) -> None:
-        """Raises InvalidInput if this machine cannot extract such a file, saying what it lacks."""
-
     def run(self) -> str:
-        """Blocks until the text is there. Raises InvalidInput with the reason why there is none."""
+        """Blocks until the text is there. Raises InvalidInput with the reason why there is none, such as what this
+        machine lacks."""
 
     def end(self) -> None:
         """From any thread: `run` raises soon."""
@@ -38,13 +36,6 @@ class Texts:
     def __init__(self, extract: Extract | None) -> None:
         self._extract = extract or (lambda content, filename, bytes_max: None)
         self._turns = asyncio.Semaphore(AT_ONCE)
-
-    def check(self, content: bytes, filename: str, bytes_max: int) -> None:
-        """Raises InvalidInput for a file that can never have a text here. One to extract is not opened yet."""
-        if (extraction := self._extract(content, filename, bytes_max)) is not None:
-            extraction.check()
-        else:
-            text_of(content, filename)
 
     async def find(self, content: bytes, filename: str, bytes_max: int) -> str:
         """Raises InvalidInput. A caller that leaves ends the extraction."""

@@ -1,7 +1,7 @@
-"""Metadata as people send it: what is accepted, how much of it, and changes to what is stored.
+"""Metadata in requests: validation, size limits, and patches to stored metadata.
 
-Metadata is JSON and comes back as it was sent. Filters see the values in it under dotted paths (`indexes/base/paths`).
-Errors name the path; `where` is the place of the metadata in the request.
+Metadata is JSON and is returned as it was sent. Filters address its values by dotted paths (`indexes/base/paths`).
+Errors name the path; `where` is the location of the metadata in the request.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from retrieval.access.auth import ACL
 from retrieval.base.settings import Config
 from retrieval.wire.decoding import decode_part
 
-RAW_FACTOR = 16  # of the bytes that may be stored: white space, escapes and nulls are not
+RAW_FACTOR = 16  # times the bytes that may be stored: white space, escapes and nulls are not stored
 SECOND_US = 1_000_000
 EXPIRES_MS_MAX = 253_402_300_799_999  # the end of the year 9999
 SECONDS_MAX = 2**63 / SECOND_US  # 290,000 years
-PATH_CHARS_MAX = 512  # each path is the name of a column of the filter index
+PATH_CHARS_MAX = 512  # each path names a column of the filter index
 PATH_CHARS_SHOWN = 100
-DEPTH_MAX = 32  # objects and lists inside one another: recursion needs a bound
+DEPTH_MAX = 32  # of nested objects and lists: recursion needs a bound
 
 
 def metadata_of(raw: msgspec.Raw, where: str, config: Config) -> Metadata:
-    """What a request has as metadata, checked by `check_metadata`. Raises TooLarge before decoding far too much."""
+    """Decode and check (`check_metadata`) the metadata of a request. Raises TooLarge before decoding far too much."""
     most = RAW_FACTOR * config.limits.metadata_bytes_max
     if len(raw) > most:
         raise TooLarge(f"{where} has {len(raw)} bytes, at most {most} are read", param=where)
@@ -40,14 +40,17 @@ def metadata_of(raw: msgspec.Raw, where: str, config: Config) -> Metadata:
 
 
 def check_metadata(metadata: Metadata, where: str) -> Metadata:
-    """The same metadata. Raises InvalidInput for what cannot be stored or compared: integers beyond 64 bits, NUL
-    characters, long paths, and deep nesting."""
+    """Return the same metadata.
+
+    Raises InvalidInput for what cannot be stored or compared: integers beyond 64 bits, NUL characters, long paths,
+    and deep nesting.
+    """
     for path, value, depth in _nodes(metadata):
         fault = None
         if len(path) > PATH_CHARS_MAX:
             fault = f"is a path of more than {PATH_CHARS_MAX} characters"
         elif depth > DEPTH_MAX:
-            fault = f"is nested too deep, at most {DEPTH_MAX} objects and lists"
+            fault = f"is nested too deeply, at most {DEPTH_MAX} objects and lists"
         elif "\0" in path:
             fault = "has a NUL character in its key"
         elif isinstance(value, str) and "\0" in value:
@@ -60,11 +63,12 @@ def check_metadata(metadata: Metadata, where: str) -> Metadata:
     return metadata
 
 
-def patched(metadata: Metadata, patch: Metadata) -> Metadata:
-    """The metadata after a JSON merge patch (RFC 7396); the very same where the patch changes nothing.
+def apply_patch(metadata: Metadata, patch: Metadata) -> Metadata:
+    """Apply a JSON merge patch (RFC 7396); return the same object if the patch changes nothing.
 
-    A null removes a key and all below it, an object changes what is below its key, and anything else takes the place of
-    a key and all below it. A key with dots means an object in an object, in the patch and in what is stored.
+    A null removes a key and everything below it, an object patches what is below its key, and any other value
+    replaces a key and everything below it. A key with dots addresses nested objects, in the patch and in the stored
+    metadata.
     """
     changed = copy.deepcopy(metadata)
     _merge(changed, patch)
@@ -72,7 +76,7 @@ def patched(metadata: Metadata, patch: Metadata) -> Metadata:
 
 
 def check_acl(metadata: Metadata, where: str) -> None:
-    """Raises InvalidInput for an `acl` that is no list of groups: null or an empty list would be no value, and so
+    """Raises InvalidInput for an `acl` that is not a list of groups: null or an empty list would have no value and be
     visible to all."""
     groups = metadata.get(ACL)
     listed = [one for one in (groups if isinstance(groups, list) else [groups]) if one is not None]
@@ -83,7 +87,7 @@ def check_acl(metadata: Metadata, where: str) -> None:
 
 
 def check_limits(title: str, metadata: Metadata, where: str, config: Config) -> None:
-    """Raises TooLarge, and InvalidInput for `acl`. Title and metadata share a limit: both are read again with each
+    """Raises TooLarge, and InvalidInput for `acl`. Title and metadata share a limit, because both are read with each
     hit."""
     check_acl(metadata, where)
     limits = config.limits
@@ -108,15 +112,15 @@ def check_limits(title: str, metadata: Metadata, where: str, config: Config) -> 
 
 
 def instant_at(value: Scalar) -> int | None:
-    """In microseconds since 1970: an ISO 8601 date, UTC unless it says otherwise, or a number of seconds. None for what
-    is neither."""
+    """Return microseconds since 1970 for an ISO 8601 date (UTC by default) or a number of seconds, or None for
+    neither."""
     if isinstance(value, str):
         return instant_of_date(value)
     return None if isinstance(value, bool) or not abs(value) < SECONDS_MAX else int(value * SECOND_US)
 
 
 def expires_ms_of(value: str | int | None, where: str) -> int | None:
-    """In milliseconds since 1970: an ISO 8601 date, UTC unless it says otherwise, or the milliseconds themselves."""
+    """Return milliseconds since 1970 for an ISO 8601 date (UTC by default) or for milliseconds."""
     if value is None:
         return None
     micros = instant_of_date(value) if isinstance(value, str) else 1000 * value
@@ -129,18 +133,18 @@ def expires_ms_of(value: str | int | None, where: str) -> int | None:
 
 
 def date_of(instant_ms: int) -> str:
-    """As `expires_ms_of` reads it."""
+    """Format an instant in the way `expires_ms_of` reads it."""
     date = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=instant_ms)
     return date.isoformat(timespec="milliseconds" if instant_ms % 1000 else "seconds").replace("+00:00", "Z")
 
 
 def same(one: Metadata, other: Metadata) -> bool:
-    """Whether they are equal as JSON, in any order. To Python 1, 1.0 and True are equal."""
+    """Whether they are equal as JSON, with keys in any order. In Python, 1, 1.0 and True are equal."""
     return msgspec.json.encode(one, order="sorted") == msgspec.json.encode(other, order="sorted")
 
 
 def _nodes(metadata: Metadata) -> Iterator[tuple[str, object, int]]:
-    """Everything in it, objects and lists before what they hold, with its path and depth."""
+    """Yield every value with its path and depth, objects and lists before their contents."""
     for key, value in metadata.items():
         yield from _nodes_of(value, key, 1)
 
@@ -156,7 +160,7 @@ def _nodes_of(value: object, path: str, depth: int) -> Iterator[tuple[str, objec
 
 
 def _merge(tree: Metadata, patch: Metadata) -> None:
-    """Removals come first, so that {"a": null, "a.b": 1} leaves a.b."""
+    """Apply a patch in place. Removals come first, so that {"a": null, "a.b": 1} leaves a.b."""
     for key, value in patch.items():
         if not isinstance(value, dict):
             _remove(tree, key)
@@ -170,7 +174,7 @@ def _merge(tree: Metadata, patch: Metadata) -> None:
 
 def _merge_object(tree: Metadata, key: str, patch: Metadata) -> None:
     dotted = {one.removeprefix(f"{key}."): one for one in tree if one.startswith(f"{key}.")}
-    if key not in tree and dotted:  # stored flat, as all metadata once was
+    if key not in tree and dotted:  # metadata may be stored flat
         flat = {rest: tree.pop(one) for rest, one in dotted.items()}
         _merge(flat, patch)
         tree |= {f"{key}.{rest}": value for rest, value in flat.items()}
@@ -185,7 +189,7 @@ def _merge_object(tree: Metadata, key: str, patch: Metadata) -> None:
 
 
 def _remove(tree: Metadata, path: str) -> None:
-    """Remove what is at a path and below it, however its keys are spelled."""
+    """Remove a path and everything below it, whether its keys are nested or dotted."""
     for key in list(tree):
         if _covers(path, key):
             del tree[key]
@@ -194,7 +198,7 @@ def _remove(tree: Metadata, path: str) -> None:
 
 
 def _inside(tree: Metadata, path: str) -> tuple[Metadata, str]:
-    """The innermost object that a path leads into, and the rest of the path."""
+    """Return the innermost object on a path, and the rest of the path."""
     for key, value in tree.items():
         if path.startswith(f"{key}.") and isinstance(value, dict):
             return _inside(value, path[len(key) + 1 :])

@@ -1,8 +1,9 @@
-"""The structure of a text that chunking follows: headings, fenced code, paragraphs; in source code, indented blocks.
+"""The structure of a text for chunking: headings, fenced code, paragraphs; in source code, indented blocks.
 
-Markdown, reStructuredText and plain text alike: `# headings`, underlined headings, fences of ``` or ~~~, blank lines.
-What is indented below a directive (`.. code-block:: sh`) or a line that ends with `::` has no headings, since comments
-in code look like them. Text without any of them has an empty outline. Source code has one of its own.
+Handles Markdown, reStructuredText and plain text alike: `# headings`, underlined headings, fences of ``` or ~~~,
+blank lines. Text indented below a directive (`.. code-block:: sh`) or a line that ends with `::` has no headings,
+because comments in code look like them. A text without any structure has an empty outline. Source code is outlined
+separately.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*)")
 UNDERLINE = re.compile(r"([=\-~^])\1{2,}[ \t]*$")
 DIRECTIVE = re.compile(r"\.\. [a-zA-Z][\w-]*::")
 UNDERLINED_LEVELS = {"=": 1, "-": 2, "~": 3, "^": 4}
-HEADING_CHARS_MAX = 120  # a longer line is text, whatever stands before or below it
+HEADING_CHARS_MAX = 120  # a longer line is text, whatever surrounds it
 PATH_SEPARATOR = " > "
-# In code these open no block and end none: brackets alone or after a list, comments, the preprocessor's lines.
+# In code, these lines neither open nor end a block: brackets alone or after a list, comments, preprocessor lines.
 NO_OPENER = re.compile(r"[(){}\[\]#/*]")
-COMMENT = re.compile(r"#[ !]|//|/\*")  # after a blank line, of what follows
+COMMENT = re.compile(r"#[ !]|//|/\*")  # after a blank line, belongs to the code that follows
 # Their blocks are part of the function or class around them.
 CONTROL = re.compile(
     r"\W*(?:if|elif|else|for|foreach|while|until|unless|do|loop|try|except|catch|finally|rescue|ensure|with|switch|case"
     r"|match|when|select|begin|return|break|continue|await|yield|defer|go|lock|using|synchronized)\b"
 )
 QUOTES = ('"""', "'''")
-CODE_LEVELS = 2  # of indentation that count: a class and its methods, not the loops in them
+CODE_LEVELS = 2  # of indentation that count: classes and methods, not loops inside them
 TAB_COLUMNS = 8
 
 PARAGRAPH = 1  # the weakest break; a heading of level n breaks with strength 8 - n
@@ -38,8 +39,10 @@ STRONGEST = 7
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A heading at `start`, of level 1 to 6, below the nearest one before it of a higher rank. Without a title, it only
-    ends the one before."""
+    """A heading at `start`, of level 1 to 6, below the nearest earlier one of a higher rank.
+
+    Without a title, it only ends the previous heading's section.
+    """
 
     start: int
     level: int
@@ -53,7 +56,8 @@ class Heading:
 
 @dataclass(slots=True)
 class Outline:
-    """Places to cut a text, ascending, each with its strength; the headings, in order; and where their texts begin."""
+    """Positions to cut a text, ascending, each with its strength; the headings, in order; and where their texts
+    begin."""
 
     breaks: list[int] = field(default_factory=list)
     strengths: list[int] = field(default_factory=list)
@@ -61,16 +65,16 @@ class Outline:
     bodies: set[int] = field(default_factory=set)
 
     def within(self, low: int, high: int) -> list[tuple[int, int]]:
-        """Breaks from `low` to `high`, both included: position and strength."""
+        """Return position and strength of the breaks from `low` to `high`, both inclusive."""
         first, end = bisect_left(self.breaks, low), bisect_right(self.breaks, high)
         return list(zip(self.breaks[first:end], self.strengths[first:end]))
 
-    def parts_heading(self, at: int) -> bool:
-        """Whether a cut here would leave a heading behind without the text below it."""
+    def splits_heading(self, at: int) -> bool:
+        """Whether a cut here would separate a heading from the text below it."""
         return at in self.bodies
 
     def path(self, start: int) -> str:
-        """The headings that the text at `start` stands under, outermost first. One that begins there is the last."""
+        """Return the headings above the text at `start`, outermost first, including one that begins there."""
         at = bisect_right(self.headings, start, key=lambda heading: heading.start)
         heading = self.headings[at - 1] if at else None
         titles: list[str] = []
@@ -81,8 +85,11 @@ class Outline:
         return PATH_SEPARATOR.join(reversed(titles))
 
     def path_of(self, start: int, end: int) -> str:
-        """The headings of a piece of the text: those it begins under; or, where most of it stands under later ones, as
-        where the end of a function is followed by another function, the first of these that has a title."""
+        """Return the headings of a piece of text.
+
+        These are the headings at its start, unless more than half of it is below later ones, for example when the
+        end of a function is followed by another function: then those of the first later heading with a title.
+        """
         later = self.headings[bisect_left(self.headings, start, key=lambda one: one.start) :]
         later = [one for one in later if 2 * (one.start - start) < end - start]
         named = (one.start for one in later if one.title)
@@ -90,22 +97,22 @@ class Outline:
 
 
 def outline(text: str) -> Outline:
-    """Read a text once, line by line."""
+    """Outline a text in one pass, line by line."""
     found = Outline()
     fence = ""
-    blank = True  # whether the line before was blank, or there was none
-    previous: tuple[int, str] | None = None  # start of the line before and its text, if it may be a heading's
+    blank = True  # whether the previous line was blank or there was none
+    previous: tuple[int, str] | None = None  # start and text of the previous line, if it may be a heading
     heading_open = False  # only white space since the last heading
     for start, line, literal in lines_of(text):
         mark = FENCE.match(line) if fence or not literal else None
         if fence:
             if mark and mark[1].startswith(fence) and not line.strip(" `~"):
-                fence, blank = "", True  # what follows a block of code is a paragraph of its own
+                fence, blank = "", True  # text after a code block is a new paragraph
             continue
         if not line.strip():
             blank, previous = True, None
             continue
-        if previous and not literal and (level := underlined(previous[1], line)):
+        if previous and not literal and (level := underline_level(previous[1], line)):
             add_heading(found, previous[0], level, previous[1].strip())
             heading_open, blank, previous = True, False, None
             continue
@@ -113,7 +120,7 @@ def outline(text: str) -> Outline:
             found.bodies.add(start)
         heading = None if literal or len(line) > HEADING_CHARS_MAX else HEADING.match(line)
         if heading and (title := title_in(heading[2])):
-            # Headings in a row stay together: the cut is before the first.
+            # Consecutive headings stay together: cut before the first.
             add_heading(found, start, len(heading[1]), title, alone=not heading_open)
             heading_open, blank, previous = True, False, None
             continue
@@ -128,12 +135,12 @@ def outline(text: str) -> Outline:
 
 
 def lines_of(text: str) -> Iterator[tuple[int, str, bool]]:
-    """Each line with its start, and whether it is indented below a directive or a line that ends with `::`."""
-    opened: int | None = None  # the column of that line
+    """Yield each line with its start, and whether it is indented below a directive or a line that ends with `::`."""
+    opened: int | None = None  # the column of the directive's line
     for match in LINE.finditer(text):
         line = match[0].rstrip("\n")
         column = len(line) - len(line.lstrip())
-        if column < len(line):  # is not blank
+        if column < len(line):  # not blank
             if opened is not None and column <= opened:
                 opened = None
             if opened is None and opens_literal(line):
@@ -145,15 +152,15 @@ def lines_of(text: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def code_outline(text: str) -> Outline:
-    """Of source code in any language whose blocks are indented, read once, line by line.
+    """Outline source code of any language with indented blocks, in one pass, line by line.
 
-    A blank line breaks the more, the fewer blocks the next line is in; so, weakly, does the end of an outermost block.
-    The headings of a line are the first lines of the blocks around it: a class, then a function.
+    A blank line is a stronger break the fewer blocks enclose the next line; the end of an outermost block is a weak
+    one. The headings of a line are the first lines of its enclosing blocks: a class, then a function.
     """
     found = Outline()
-    blocks: list[tuple[int, int, str]] = []  # lines that are open: column, start, text
-    blank, deepest = True, 0  # since the last line that counts
-    quote = ""  # that ends the text over several lines in which a line begins
+    blocks: list[tuple[int, int, str]] = []  # first lines of open blocks: column, start, text
+    blank, deepest = True, 0  # since the last relevant line
+    quote = ""  # the closing quote, inside a multi-line string
     for match in LINE.finditer(text):
         start, line = match.start(), match[0].rstrip()
         if not line:
@@ -170,7 +177,7 @@ def code_outline(text: str) -> Outline:
         blank = False
         if not counts:
             continue
-        if depth > deepest and depth <= CODE_LEVELS:  # the line before is the first of a block
+        if depth > deepest and depth <= CODE_LEVELS:  # the previous line opened a block
             _, opened, title = blocks[depth - 1]
             add_block(found, opened, depth, "" if CONTROL.match(title) else title)
         elif depth < deepest and depth < CODE_LEVELS:
@@ -181,8 +188,7 @@ def code_outline(text: str) -> Outline:
 
 
 def quote_after(line: str, quote: str) -> str:
-    """The quotes that are open behind a line: three of one kind, as around a text of several lines. `quote` are those
-    before it."""
+    """Return the triple quote that is open after a line, or "". `quote` is the one open before it."""
     while True:
         ends = [(at, one) for one in ([quote] if quote else QUOTES) if (at := line.find(one)) >= 0]
         if not ends:
@@ -199,7 +205,7 @@ def add_block(found: Outline, start: int, level: int, line: str) -> None:
 
 
 def title_in(written: str) -> str:
-    """The title of `# a heading {#anchor} ##`: what stands before its anchor and its closing marks.
+    """Return the title of `# a heading {#anchor} ##`: the part before its anchor and closing marks.
 
     Marks that touch a word belong to it: `# Learning C#`.
     """
@@ -212,7 +218,7 @@ def title_in(written: str) -> str:
 
 
 def opens_literal(line: str) -> bool:
-    """Whether what is indented below this line is code or a directive's, by reStructuredText."""
+    """Whether the text indented below this line is code or belongs to a directive, in reStructuredText."""
     text = line.strip()
     return text.endswith("::") or DIRECTIVE.match(text) is not None
 
@@ -221,8 +227,8 @@ def has_literals(text: str) -> bool:
     return "::" in text and any(map(opens_literal, text.splitlines()))
 
 
-def underlined(line: str, below: str) -> int:
-    """The level of a heading written as a line and a rule below it as long as the line; 0 if it is none."""
+def underline_level(line: str, below: str) -> int:
+    """Return the level of a heading underlined by a rule at least as long, or 0 if it is not one."""
     rule = UNDERLINE.match(below)
     if rule is None or len(line) > HEADING_CHARS_MAX or len(below.strip()) < len(line.strip()):
         return 0
@@ -230,7 +236,7 @@ def underlined(line: str, below: str) -> int:
 
 
 def add_heading(found: Outline, start: int, level: int, title: str, *, alone: bool = True) -> None:
-    """`alone`: no other heading stands right above, so a cut may go before this one."""
+    """Add a heading. `alone` means that no other heading is directly above, so a cut may precede this one."""
     above = found.headings[-1] if found.headings else None
     while above and above.level >= level:
         above = above.above

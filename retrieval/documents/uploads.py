@@ -1,11 +1,11 @@
 """Files that clients upload through OpenAI's API, kept until they are deleted or expire.
 
     data/openai.files/file-<24 hex digits>      mode 0600; no collection can have the folder's name
-        {"version": 1, "id": "file-...", "filename": "refunds.md", ...}     one line, then the bytes as they came
+        {"version": 1, "id": "file-...", "filename": "refunds.md", ...}     one line, then the bytes as received
 
-A file that is attached to a vector store becomes a document of that collection, and stays one when its upload expires.
+A file attached to a vector store becomes a document of that collection, and remains one when its upload expires.
 
-Durability: a file that `keep` returned is synced. Bounds: `bytes_max` for all of them on the disk, and `days`.
+Durability: a file is synced when `keep` returns. Bounds: `bytes_max` for all files on disk, and `days`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ FOLDER = "openai.files"
 VERSION = 1
 MODE = 0o600
 ID = re.compile(r"file-[0-9a-f]{24}")
-BLOCK_BYTES = 4096  # what the smallest file takes on a disk
+BLOCK_BYTES = 4096  # the disk space of the smallest file
 DAY_S = 86_400
 FORGET_EVERY_S = 3600.0
 
 
 class Upload(msgspec.Struct, frozen=True):
-    """What is known of a file. Times are seconds since 1970. `tenant` is that of the key it was uploaded with."""
+    """The metadata of a file. Times are seconds since 1970. `tenant` is that of the key it was uploaded with."""
 
     version: int
     id: str
@@ -51,8 +51,8 @@ class Upload(msgspec.Struct, frozen=True):
 
 
 class Uploads:
-    """All uploaded files of a service; of those of another tenant than the caller's, none can be told. Thread-safe;
-    every method waits for the disk."""
+    """All uploaded files of a service. Files of other tenants are invisible. Thread-safe; every method waits for the
+    disk."""
 
     def __init__(self, data: Path, settings: Settings, *, now: Callable[[], float]) -> None:
         self._folder = data / FOLDER
@@ -61,7 +61,8 @@ class Uploads:
         self._changing = threading.Lock()
 
     def keep(self, filename: str, content: bytes, purpose: str, expires_s: int | None = None) -> Upload:
-        """Raises TooLarge where there is no room. Without `expires_s` it stays for the `days` of the settings."""
+        """Store a file. Raises TooLarge if there is no room. Without `expires_s` it is kept for the `days` of the
+        settings."""
         created = int(self._now())
         kept_s = self._settings.days * DAY_S if expires_s is None else expires_s
         made = Upload(
@@ -82,7 +83,7 @@ class Uploads:
             held = sum(max(size, BLOCK_BYTES) for size in self._sizes().values())
             if held + max(len(content), BLOCK_BYTES) > self._settings.bytes_max:
                 raise TooLarge(
-                    f"uploaded files have no room left of the {self._settings.bytes_max} bytes allowed for all of them "
+                    f"no room left in the {self._settings.bytes_max} bytes allowed for all uploaded files "
                     "(files.bytes_max); delete some, or wait until they expire",
                     param="file",
                 )
@@ -90,15 +91,15 @@ class Uploads:
         return made
 
     def find(self, file_id: str) -> Upload:
-        """Raises NotFound, also for one that has expired."""
-        # Nothing but an id may become part of a path.
+        """Return a file's metadata. Raises NotFound, also for an expired file."""
+        # Only a valid id may become part of a path.
         found = self._upload(file_id) if ID.fullmatch(file_id) else None
         if found is None:
             raise gone(file_id)
         return found
 
     def read(self, file_id: str) -> tuple[Upload, bytes]:
-        """The file and its bytes. Raises NotFound."""
+        """Return the metadata and the bytes of a file. Raises NotFound."""
         found, path = self.find(file_id), self._folder / file_id
         with disk_errors(path):
             try:
@@ -106,36 +107,36 @@ class Uploads:
             except FileNotFoundError:
                 raise gone(file_id) from None
 
-    def listed(self) -> list[Upload]:
-        """Oldest first, without those that have expired."""
+    def all(self) -> list[Upload]:
+        """Return the files that have not expired, oldest first."""
         found = filter(None, map(self._upload, self._sizes()))
         return sorted(found, key=lambda one: (one.created_at, one.id))
 
     def remove(self, file_id: str) -> bool:
-        """Durably. Whether it was there."""
+        """Delete a file durably. Returns whether it existed."""
         if not ID.fullmatch(file_id) or self._upload(file_id) is None:
             return False
         remove(self._folder / file_id)
         return True
 
     def forget_old(self) -> None:
-        """Remove what has expired, and what a kill left of an upload."""
+        """Remove expired files, and drafts that a killed process left behind."""
         with self._changing:
             if self._folder.is_dir():
                 with disk_errors(self._folder):
                     for leftover in self._folder.glob(".*.draft"):
                         leftover.unlink(missing_ok=True)
-            kept = {one.id for one in self.listed()}
+            kept = {one.id for one in self.all()}
             for name in self._sizes().keys() - kept:
                 remove(self._folder / name)
 
     async def keep_forgetting(self) -> None:
-        """At once, and then every so often, for ever."""
+        """Remove expired files now and then periodically, forever."""
         while True:
             try:
                 await asyncio.to_thread(self.forget_old)
             except NearlineError as error:
-                logger.warning("expired files are not removed: %s", error)
+                logger.warning("cannot remove expired files: %s", error)
             await asyncio.sleep(FORGET_EVERY_S)
 
     def _upload(self, name: str) -> Upload | None:
@@ -143,7 +144,7 @@ class Uploads:
         with disk_errors(path):
             try:
                 with path.open("rb") as file:
-                    upload = decoded(file.readline())
+                    upload = decode_header(file.readline())
             except FileNotFoundError:
                 return None
         tenant = PRINCIPAL.get().tenant
@@ -151,7 +152,7 @@ class Uploads:
         return None if hidden else upload
 
     def _sizes(self) -> dict[str, int]:
-        """Bytes of each file on the disk."""
+        """Return the size on disk of each file."""
         with disk_errors(self._folder):
             try:
                 with os.scandir(self._folder) as entries:
@@ -165,8 +166,8 @@ def gone(file_id: str) -> NotFound:
     return NotFound(message, param="file_id")
 
 
-def decoded(line: bytes) -> Upload | None:
-    """None for what is no file of ours, or of a later version."""
+def decode_header(line: bytes) -> Upload | None:
+    """Decode a file's first line; None for a file of another kind or a later version."""
     try:
         upload = msgspec.json.decode(line, type=Upload)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -175,7 +176,7 @@ def decoded(line: bytes) -> Upload | None:
 
 
 def text_of(content: bytes, filename: str) -> str:
-    """Raises InvalidInput for what is not text in UTF-8."""
+    """Decode the text of a file. Raises InvalidInput if it is not UTF-8 text."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -1,8 +1,8 @@
-"""Documents in: checked, cut into passages, embedded, and written to the log as one whole.
+"""Writes documents: checks them, cuts them into passages, embeds those, and writes all to the log atomically.
 
-Documents that the collection holds exactly as they come are recognised by their digests before any of that work, and
-cost a lookup. Everything that can be refused is refused before the first passage is embedded, so a bad document in a
-request leaves none of the others behind.
+Documents that the collection already holds unchanged are recognized by their digests before any of that work and
+cost only a lookup. Everything that can be refused is refused before the first passage is embedded, so a bad document
+never leaves a request partly written.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from indexes.base.courtesy import GoOn, give_way, nobody_waits
 from indexes.base.errors import InvalidInput, NearlineError, TooLarge
 from indexes.base.languages import check_language
 from indexes.base.model import Floats, Metadata, NewPassage, Upsert, WriteResult
+from indexes.base.work import OnStep, do_nothing
+from indexes.base.yielding import yield_to_searches
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter
 from indexes.log.content import DIGEST_BYTES
 from indexes.log.reader import searchable_text
-from retrieval.admission.gates import Entry
+from retrieval.admission.gates import AdmittedRequest
 from retrieval.base.cancellation import abandonable
 from retrieval.base.settings import Config, Passages
 from retrieval.documents.chunking import CHUNKING_VERSION, Span, split
-from retrieval.documents.metadata import check_limits, check_metadata, expires_ms_of, metadata_of, patched
+from retrieval.documents.metadata import apply_patch, check_limits, check_metadata, expires_ms_of, metadata_of
 from retrieval.documents.outline import has_literals
 from retrieval.embedding.embedders import Embedder, Embedders
 from retrieval.wire.documents import NewDocument, SentDocument
@@ -40,24 +41,28 @@ from retrieval.wire.vectors import unit_vector, vector_of
 
 T = TypeVar("T")
 
-TITLE_TOKENS_MAX = 48  # of a passage's budget; a longer title is cut for embedding, kept whole for reading
+TITLE_TOKENS_MAX = 48  # of a passage's budget; a longer title is truncated for embedding, but stored whole
 SPECIAL_TOKENS = 2
 CODE_KEY = (
     "programming_language"  # in the metadata of a document that is source code; `nearline ingest` sets it
 )
-CODE_VERSION, LITERALS_VERSION = 2, 1  # of the rules that concern those documents alone; see CHUNKING_VERSION
+CODE_VERSION, LITERALS_VERSION = 2, 1  # of the rules for just these documents; see CHUNKING_VERSION
 INLINE_CHARS = 4000  # about a millisecond of work
-# How much of a vector takes as long as a character of text: of its JSON, and of its numbers.
+# How many bytes of a vector's JSON, and how many of its numbers, take as long as a character of text.
 VECTOR_BYTES_PER_CHAR, VALUES_PER_CHAR = 32, 8
 
 
 async def write_documents(
-    collection: Collection, embedders: Embedders, sent: list[SentDocument], config: Config, entry: Entry
+    collection: Collection,
+    embedders: Embedders,
+    sent: list[SentDocument],
+    config: Config,
+    entry: AdmittedRequest,
 ) -> WriteResult:
-    """All of them or none, synced and searchable when this returns. `entry` is told how far this is.
+    """Write all documents or none, synced and searchable on return. `entry` is told the progress.
 
-    Those that are unchanged when this begins are left alone, also where another request changes them meanwhile.
-    Raises InvalidInput or TooLarge naming the field.
+    Documents unchanged at the start are left alone, even if another request changes them during this one. Raises
+    InvalidInput or TooLarge naming the field.
     """
     chars = sum(len(one.text) + len(one.metadata) + len(one.vector) // VECTOR_BYTES_PER_CHAR for one in sent)
     dimensions = collection.settings.dimensions
@@ -78,17 +83,17 @@ async def write_documents(
     else:
         upserts = await off_loop(chars, lambda: [with_vector(document) for document in fresh])
     upserts = [replace(upsert, digest=changed[upsert.id]) for upsert in upserts]
-    # Also where nothing is left to write: what was found unchanged is searchable when the writer comes to this.
-    # In a thread: languages are found out there, and the first of all loads the detector.
+    # Even with nothing left to write: unchanged documents are searchable once the writer gets to this.
+    # On a thread, because this detects languages, and the first call loads the detector.
     result = await asyncio.wrap_future(await asyncio.to_thread(collection.write, upserts))
     return replace(result, unchanged=len(documents) - len(fresh))
 
 
 async def delete_matching(collection: Collection, condition: Filter) -> WriteResult:
-    """Delete the documents that match now, except those that are replaced before their turn comes.
+    """Delete the documents that match now, except those that are replaced before their turn.
 
-    They go in commits of at most `commit_ops_max` passages and their documents: others write between them, and memory
-    does not grow with their number. An error in the middle says how many are gone.
+    Commits have at most `commit_ops_max` passages and their documents, so other writes can go in between and memory
+    does not grow with the number of documents. An error midway says how many are already deleted.
     """
     snapshot, most = collection.snapshot, collection.options.commit_ops_max
     passages = await asyncio.to_thread(snapshot.matching, condition)
@@ -100,20 +105,21 @@ async def delete_matching(collection: Collection, condition: Filter) -> WriteRes
             if not total.deleted:
                 raise
             told = copy.copy(error)
-            told.message += f"; {total.deleted} documents were deleted before, up to seq {total.seq}"
+            told.message += f"; {total.deleted} documents were already deleted, up to seq {total.seq}"
             raise told from error
         total = replace(total, seq=done.seq, deleted=total.deleted + done.deleted)
     return total
 
 
 def text_bytes(document: NewDocument) -> int:
-    """How much of it will be embedded."""
+    """Return the number of bytes to embed."""
     return len(document.text.encode()) if document.vector is None else 0
 
 
 def digest_of(document: NewDocument, passages: Passages) -> bytes:
-    """Equal for documents that would be stored alike by one model. The order of metadata keys does not matter."""
-    # Digests are older than passages of code, than languages, and than literal blocks: what has none keeps its digest.
+    """Return a digest that is equal for documents stored alike by one model. The order of metadata keys does not
+    matter."""
+    # Code, languages and literal blocks were added later, so documents without them keep their digests.
     code = (CODE_KEY, CODE_VERSION) if is_code(document) else ()
     literals = () if code or not has_literals(document.text) else (LITERALS_VERSION,)
     shaped_by = (CHUNKING_VERSION, passages.tokens_max, passages.overlap_tokens, *code, *literals)
@@ -133,11 +139,13 @@ def patch_metadata(
     config: Config,
     expires_ms: int | UnsetType | None = UNSET,
 ) -> Future[WriteResult]:
-    """Merge into the stored metadata, without embedding again; UNSET leaves the expiry. Raises TooLarge or
-    InvalidInput, through the future, for the result."""
+    """Merge a patch into the stored metadata, without embedding again; UNSET leaves the expiry.
+
+    The future raises TooLarge or InvalidInput for the result.
+    """
 
     def change(stored: Upsert) -> Upsert:
-        metadata = patched(stored.metadata, patch)
+        metadata = apply_patch(stored.metadata, patch)
         expires = stored.expires_ms if expires_ms is UNSET else expires_ms
         if metadata is stored.metadata and expires == stored.expires_ms:
             return stored
@@ -148,12 +156,13 @@ def patch_metadata(
 
 
 async def off_loop(chars: int, work: Callable[[], T]) -> T:
-    """In a thread, if the text is long enough to hold up every search; a short one is done before a thread wakes."""
+    """Run `work` on a thread if the text is long enough to delay searches; for a short one, waking a thread takes
+    longer."""
     return work() if chars <= INLINE_CHARS else await asyncio.to_thread(work)
 
 
 def check_documents(documents: list[SentDocument], dimensions: int, config: Config) -> list[NewDocument]:
-    """The documents as they will be stored. Raises InvalidInput or TooLarge for the first bad one."""
+    """Return the documents as they will be stored. Raises InvalidInput or TooLarge for the first bad one."""
     limits = config.limits
     if not documents:
         raise InvalidInput("documents is empty, expected at least one", param="documents")
@@ -206,7 +215,7 @@ def check_document(document: NewDocument, where: str, config: Config) -> None:
         raise InvalidInput(f"{where}.id holds a control character", param=f"{where}.id")
     if document.id in (".", ".."):
         raise InvalidInput(
-            f"{where}.id is {document.id!r}, which clients take out of an address, so that it could not be read back",
+            f"{where}.id is {document.id!r}, which clients remove from URLs, so it could not be read back",
             param=f"{where}.id",
         )
 
@@ -216,15 +225,17 @@ async def embed(
     embedder: Embedder,
     config: Config,
     cutting: Callable[[int], Executor],
-    entry: Entry,
+    entry: AdmittedRequest,
 ) -> list[Upsert]:
-    """Documents with vectors of their own keep them; the others are chunked, on the threads `cutting` where they are
-    long, and embedded together."""
+    """Chunk and embed documents, except those that bring their own vectors.
 
-    def cut(go_on: GoOn) -> list[list[Piece]]:
+    Long documents are chunked on the threads of `cutting`; all passages are embedded together.
+    """
+
+    def cut(on_step: OnStep) -> list[list[Piece]]:
         def step() -> None:
-            go_on()
-            give_way()
+            on_step()
+            yield_to_searches()
 
         return [chunk(document, embedder, config, step) for document in documents]
 
@@ -239,7 +250,7 @@ async def embed(
 
 
 def assemble(documents: list[NewDocument], pieces: list[list[Piece]], vectors: Floats) -> list[Upsert]:
-    """Documents with their passages; `vectors` [passages, dimensions] are those of all pieces in order."""
+    """Return the documents with their passages; `vectors` [passages, dimensions] are those of all pieces, in order."""
     upserts, at = [], 0
     for document, own in zip(documents, pieces, strict=True):
         if document.vector is not None:
@@ -251,16 +262,16 @@ def assemble(documents: list[NewDocument], pieces: list[list[Piece]], vectors: F
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A passage to be: where it lies, and the text that is embedded for it (with the title)."""
+    """A future passage: its position and the text that is embedded for it (with the title)."""
 
     span: Span
     embedded: str
 
 
 def chunk(
-    document: NewDocument, embedder: Embedder, config: Config, go_on: GoOn = nobody_waits
+    document: NewDocument, embedder: Embedder, config: Config, on_step: OnStep = do_nothing
 ) -> list[Piece]:
-    """The document's passages. One that has only a title is one empty passage, found by the title."""
+    """Return the document's passages. A document with only a title is one empty passage, found by its title."""
     if document.vector is not None:
         return []
     counter = embedder.counter
@@ -275,7 +286,7 @@ def chunk(
     room = embedder.encoder.tokens_max - SPECIAL_TOKENS - min(len(title_starts), TITLE_TOKENS_MAX)
     tokens_max = min(tokens_max, room)
     overlap = min(config.passages.overlap_tokens, tokens_max // 4)
-    starts_of = partial(counter.starts, go_on=go_on)
+    starts_of = partial(counter.starts, on_step=on_step)
     spans = split(
         document.text, starts_of, tokens_max=tokens_max, overlap_tokens=overlap, code=is_code(document)
     )
@@ -295,7 +306,7 @@ def upsert_of(document: NewDocument, pieces: list[Piece], vectors: Floats) -> Up
 
 
 def with_vector(document: NewDocument) -> Upsert:
-    """A document that brings its vector is one passage, whatever its length."""
+    """Return a document that brings its own vector as one passage, whatever its length."""
     assert document.vector is not None
     vector = unit_vector(document.vector, len(document.vector), "vector")
     return upsert(document, (NewPassage(0, len(document.text), 0, vector),))

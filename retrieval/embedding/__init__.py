@@ -1,4 +1,8 @@
-"""Text to vectors: find and verify a model, tokenise, run it in shared batches."""
+"""How does a text become a vector?
+
+Finding and verifying a model, tokenizing, and running texts in shared batches; also the pairs that a cross-encoder
+reads. Not here: keeping vectors of queries (`cache`), or exporting models (`jobs/models`).
+"""
 
 from __future__ import annotations
 

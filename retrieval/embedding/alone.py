@@ -1,12 +1,13 @@
-"""Which queries run on the event loop's own thread, because their caller is the only one.
+"""Decides which queries run on the event loop's own thread, because their caller is the only one.
 
-A query that passes to a worker and back waits for two threads to wake. While one caller at a time asks, nobody else
-needs the loop, and a short run on the loop's thread answers sooner. It blocks the loop for that one run, so:
+A query that goes to a worker and back waits for two threads to wake up. While there is only one caller at a time, no
+other request needs the loop, and a short run on the loop's thread answers sooner. It blocks the loop for that one run,
+so:
 
     only short runs     by a cost model that has seen RUNS_SEEN_MIN runs: a slow machine never blocks its loop
-    never in a crowd    two queries at once are two callers, and for CROWD_S all take the threads, on every core
+    never in a crowd    two queries at once mean two callers, and for CROWD_S all queries go to the threads
     a lookout           a second caller cannot be seen while the loop is blocked, so one query in LOOKOUT_EVERY
-                        takes the threads anyway
+                        goes to the threads anyway
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from collections.abc import Callable
 
 from retrieval.embedding.costs import CostModel
 
-BLOCKING_S_MAX = 0.004  # as long as a request may wait for another's run to end without being seen
-RUNS_SEEN_MIN = 8  # about as many as the warm-up of a model
-CROWD_S = 0.25  # many runs: callers who keep asking are met again and again, and stay a crowd
-LOOKOUT_EVERY = 32  # two callers who take turns are found out within a tenth of a second
+BLOCKING_S_MAX = 0.004  # how long a new request may go unnoticed
+RUNS_SEEN_MIN = 8  # about as many as a model's warm-up makes
+CROWD_S = 0.25  # the time of many runs, so that callers who keep asking remain a crowd
+LOOKOUT_EVERY = 32  # two callers that happen to alternate are noticed within a tenth of a second
 
 
 class LoneQueries:
@@ -32,11 +33,11 @@ class LoneQueries:
         self._asked = 0
 
     def crowd(self) -> None:
-        """Two queries were there at the same time."""
+        """Report that two queries were present at the same time."""
         self._crowd_until = self._clock() + CROWD_S
 
     def may_block(self, tokens: int) -> bool:
-        """Whether a query of so many tokens is short enough, and no crowd was seen lately."""
+        """Whether a query of this many tokens is short enough, and no crowd was seen recently."""
         return (
             self._costs.runs >= RUNS_SEEN_MIN
             and self._costs.seconds(1, tokens) <= BLOCKING_S_MAX
@@ -44,6 +45,6 @@ class LoneQueries:
         )
 
     def looks_out(self) -> bool:
-        """Whether this query, though it may block, takes the threads to see other callers. Ask once for each query."""
+        """Whether this query, though it may block, goes to the threads to notice other callers. Call once per query."""
         self._asked += 1
         return self._asked % LOOKOUT_EVERY == 0

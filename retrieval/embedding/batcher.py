@@ -3,14 +3,14 @@
     embed, one text    -> query lane --.
                                         >- workers: pick a batch, run it, hand the vectors back to the loop
     embed, many texts  -> bulk lane  --'
-      (tokenised in a thread of its own)
+      (tokenized in a thread of its own)
 
-- A short query with nobody beside it runs on the event loop's own thread and blocks it for that run (`alone`).
-- An idle encoder starts at once; there is no window to wait for. What arrives during a run shares the next one.
-- Every run is kept short by what the cost model foretells, because a query may have to wait for it to end.
-- A caller that is cancelled, or whose deadline passes, leaves the queue: nothing is computed for it.
-- A run that fails is repeated text by text, so that only the text at fault fails.
-- Queues are bounded in tokens, that of queries also in foretold time. A refused caller is told when they will be empty.
+- A short query that is the only request runs on the event loop's own thread and blocks it for that run (`alone`). - An
+idle encoder starts at once; there is no batching window. What arrives during a run shares the next one. - The cost
+model keeps every run short, because a query may have to wait for it to end. - A caller that is cancelled, or whose
+deadline passes, leaves the queue: nothing is computed for it. - A run that fails is repeated text by text, so that only
+the text at fault fails. - Queues are bounded in tokens, the query lane also in predicted time. A refused caller is told
+when they will be empty.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from indexes.base.errors import DeadlineExceeded, NotReady, TooLarge
 from indexes.base.model import Floats
 from retrieval.embedding.alone import LoneQueries
 from retrieval.embedding.bounds import TOO_LATE, Bounds, LargeRequests
-from retrieval.embedding.costs import CostModel, Load
+from retrieval.embedding.costs import CostModel, TextLoad
 from retrieval.embedding.encoder import by_length
-from retrieval.embedding.lanes import Batch, Job, Lanes, Tokeniser, guessed, in_parts
+from retrieval.embedding.lanes import Batch, EmbedJob, Lanes, TextTokenizer, guess_tokens, split_parts
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import (
     Embedded,
@@ -45,18 +45,18 @@ from retrieval.embedding.results import (
 from retrieval.embedding.tokens import Tokens
 
 QUERY_CHARS_MAX = 1024  # a single text up to here goes to the query lane
-# Texts of a bulk request, and windows of a text: then others have their turn, and a cancelled one stops.
-TOKENISED_AT_ONCE, WINDOWS_AT_ONCE = 16, 64
-PART_TOKENS_MAX = 16_384  # of a large request, queued at a time: enough that sorting by length still pays
+# Texts of a bulk request, and windows of a text, between two chances for other requests or for a cancellation.
+TOKENIZED_AT_ONCE, WINDOWS_AT_ONCE = 16, 64
+PART_TOKENS_MAX = 16_384  # of a large request, queued at a time; enough for sorting by length to pay off
 
 
-class Runner(Tokeniser, Protocol):
-    """What the batcher needs of an Encoder."""
+class Runner(TextTokenizer, Protocol):
+    """What the batcher needs from an Encoder."""
 
     @property
     def dimensions(self) -> int: ...
     @property
-    def normalises(self) -> bool: ...
+    def normalizes(self) -> bool: ...
     def windows(self, text: str, kind: Kind) -> Iterator[Tokens]: ...
     def run(self, batch: Sequence[Tokens]) -> Floats: ...
 
@@ -64,14 +64,16 @@ class Runner(Tokeniser, Protocol):
 class Batcher:
     """Shared runs of one encoder. Use from one event loop: `start`, then embed from any task, then `close`.
 
-    `workers` runs go side by side. `query_run_s` and `bulk_run_s` bound what one run may take by the cost model; a
-    single text that takes longer runs alone. A query is refused when those before it take longer than
-    `query_wait_s_max`. `lone` says which queries may block the loop for one short run; all else
-    is tokenised and run on other threads. `queue_tokens_max` bounds each lane by itself, so that a flood of documents
-    never refuses a query, and its last quarter is for small requests. A large request goes in parts of at most a
-    quarter of it, each queued when the one before has run: what counts against the bound is its first part, and once
-    that is admitted the rest follows. Large ones take turns, and are refused when others delay them for longer than
-    `large_wait_s_max`.
+        workers              how many runs go in parallel
+        query_run_s, bulk_run_s   predicted time of one run at most; a single text that takes longer runs alone
+        query_wait_s_max     a query is refused when those before it take longer
+        large_wait_s_max     a large request is refused when others delay it for longer
+        lone                 decides which queries may block the loop for one short run; the rest uses other threads
+        queue_tokens_max     bounds each lane separately, so that a flood of documents never refuses a query
+
+    The last quarter of the bulk queue is for small requests. A large request is split into parts of at most a quarter
+    of it, each queued when the one before has run. Only its first part counts against the bound: once that is admitted,
+    the rest follows. Large requests take turns.
     """
 
     def __init__(
@@ -105,15 +107,15 @@ class Batcher:
             query_room=lambda texts, longest: self.costs.seconds(texts, longest) <= query_run_s,
             bulk_room=self._bulk_room,
         )  # fmt: skip
-        self._queued: dict[Lane, Load] = {"query": Load(), "bulk": Load()}
-        self._jobs: set[Job] = set()
-        self.bulk_ended = 0.0  # time.monotonic() of the last bulk run's end
+        self._queued: dict[Lane, TextLoad] = {"query": TextLoad(), "bulk": TextLoad()}
+        self._jobs: set[EmbedJob] = set()
+        self.bulk_ended = 0.0  # time.monotonic() when the last bulk run ended
         self._running = False
 
     async def start(self) -> None:
-        """Start the worker threads. The loop that calls this is the one that all callers must be on."""
+        """Start the worker threads. All callers must be on the loop that calls this."""
         self._loop = asyncio.get_running_loop()
-        self._tokenisers = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
+        self._tokenizer_pool = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._threads = [
             threading.Thread(target=self._work, name=f"embed-{number}", daemon=True)
             for number in range(self._workers)
@@ -123,14 +125,15 @@ class Batcher:
             thread.start()
 
     async def close(self) -> None:
-        """Refuse what waits with NotReady, let the runs under way end, stop the threads. Can be called twice."""
+        """Refuse waiting requests with NotReady, let the current runs end, and stop the threads. Can be called
+        twice."""
         if not self._running:
             return
         self._running = False
         self._lanes.close()
         for job in list(self._jobs):
             job.fail(NotReady("the encoder is closing"))
-        self._tokenisers.shutdown(wait=False, cancel_futures=True)
+        self._tokenizer_pool.shutdown(wait=False, cancel_futures=True)
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
 
@@ -142,23 +145,23 @@ class Batcher:
         lane: Lane | None = None,
         long: Long = "cut",
         deadline: float | None = None,
-        meanwhile: Callable[[], None] | None = None,
+        on_start: Callable[[], None] | None = None,
         caller: str = "",
         progress: Callable[[float], None] | None = None,
     ) -> Embedded:
-        """Vectors of the texts, in order, with what was read of each.
+        """Return the vectors of the texts, in order, with what was read of each.
 
         kind        whose prefix the texts get
-        lane        by default a single text of moderate length is a query, anything else bulk, as windows always are
-        long        what becomes of a text longer than the model reads: `cut` leaves its end out, `windows` reads it
-                    in pieces and takes their mean, `refuse` raises TooLong naming the text
+        lane        by default a single text of moderate length is a query and anything else is bulk, as are windows
+        long        how to treat a text longer than the model reads: `cut` drops its end, `windows` reads it in pieces
+                    and averages them, `refuse` raises TooLong naming the text
         deadline    in the loop's time (`loop.time()`)
-        meanwhile   for a query: called on the loop when its run begins, to begin what uses another core until it ends
+        on_start    for a query: called on the loop when its run begins, to start work that can use another core
         caller      whose share of the bulk lane this uses
-        progress    of bulk requests: called on the loop after each run, with the share of the bytes that is done
+        progress    for bulk requests: called on the loop after each run, with the share of the bytes that is done
 
         Raises Overloaded when the lane is full or cannot meet the deadline, DeadlineExceeded when that passes, TooLarge
-        for more windows than may wait at all, and for a text that cannot be embedded its error, to this caller alone.
+        for more windows than the queue can hold, and the error of a text that cannot be embedded, to this caller alone.
         """
         if not texts:
             return Embedded(np.empty((0, self._encoder.dimensions), dtype=np.float32), [], [], [])
@@ -170,7 +173,7 @@ class Batcher:
         async def embed_part(part: range) -> Embedded:
             some = [texts[at] for at in part]
             job = self._admit(chosen, some, kind, long, deadline, first=part.start)
-            job.meanwhile, job.caller = meanwhile, caller
+            job.on_start, job.caller = on_start, caller
             if progress is not None:
                 job.ran = ran
             return await self._embed(job, deadline)
@@ -182,13 +185,13 @@ class Batcher:
             progress(min(1.0, done / size))
 
         if chosen == "bulk" and long != "windows":
-            guesses = [sum(guessed(text, long, self._encoder.tokens_max)) for text in texts]
-            parts = in_parts(guesses, self._part_tokens_max)
+            guesses = [sum(guess_tokens(text, long, self._encoder.tokens_max)) for text in texts]
+            parts = split_parts(guesses, self._part_tokens_max)
             if len(parts) > 1:
                 return await self._large.embed(parts, guesses, embed_part, deadline, caller)
         return await embed_part(range(len(texts)))
 
-    async def _embed(self, job: Job, deadline: float | None) -> Embedded:
+    async def _embed(self, job: EmbedJob, deadline: float | None) -> Embedded:
         try:
             await self._answer(job, deadline)
         except DeadlineExceeded:
@@ -205,10 +208,10 @@ class Batcher:
 
     def _admit(
         self, lane: Lane, texts: list[str], kind: Kind, long: Long, deadline: float | None, *, first: int
-    ) -> Job:
+    ) -> EmbedJob:
         if not self._running:
             raise NotReady("the encoder is closed")
-        guesses = [piece for text in texts for piece in guessed(text, long, self._encoder.tokens_max)]
+        guesses = [piece for text in texts for piece in guess_tokens(text, long, self._encoder.tokens_max)]
         tokens, queued = sum(guesses), self._queued[lane]
         if long == "windows" and tokens > self._queue_tokens_max:
             raise TooLarge(
@@ -221,33 +224,33 @@ class Batcher:
         ):
             self._observe.left(lane, len(texts), "refused")
             raise refusal
-        future, normalise = self._loop.create_future(), self._encoder.normalises
-        job = Job(texts, kind, lane, long, future, guesses, normalise, first)
+        future, normalize = self._loop.create_future(), self._encoder.normalizes
+        job = EmbedJob(texts, kind, lane, long, future, guesses, normalize, first)
         self._jobs.add(job)
         for length in guesses:
             queued.add(length)
         self._observe.queued(lane, queued.tokens)
         return job
 
-    def _seconds_of(self, load: Load) -> float:
-        """About how long until all of it has run."""
+    def _seconds_of(self, load: TextLoad) -> float:
+        """Estimate how long until all of it has run."""
         return self.costs.seconds_of(load) / self._workers
 
     @property
     def bytes_per_s(self) -> float:
-        """About how fast text of documents is embedded, by the cost of late."""
+        """About how fast text of documents is embedded, by the cost of recent runs."""
         return self._lanes.bulk_workers * self.costs.bytes_per_s
 
-    def _release(self, job: Job, positions: Sequence[int]) -> None:
-        """These pieces wait no longer."""
+    def _release(self, job: EmbedJob, positions: Sequence[int]) -> None:
+        """Take these pieces off the queue's account."""
         load = self._queued[job.lane]
         for position in positions:
             if job.queued[position]:
                 load.add(job.queued[position], -1)
                 job.queued[position] = 0
 
-    def _leave(self, job: Job) -> None:
-        """Whatever came of a job, it leaves the queue and the account."""
+    def _leave(self, job: EmbedJob) -> None:
+        """Take a job off the queue and its account, whatever its outcome."""
         job.dead = True
         self._jobs.discard(job)
         if job.texts_left:
@@ -255,14 +258,14 @@ class Batcher:
             self._release(job, range(len(job.queued)))
             self._observe.queued(job.lane, self._queued[job.lane].tokens)
 
-    async def _answer(self, job: Job, deadline: float | None) -> None:
+    async def _answer(self, job: EmbedJob, deadline: float | None) -> None:
         """Run a job here or queue it, and wait until all of it has run."""
         try:
             async with asyncio.timeout_at(deadline):
                 if job.lane == "query":
-                    if not await self._ran_here(job, deadline):
+                    if not await self._run_here(job, deadline):
                         self._lanes.add_query(job)
-                        job.begins()
+                        job.notify_start()
                     elif job.future.cancelled():
                         raise TimeoutError
                 else:
@@ -271,21 +274,21 @@ class Batcher:
         except TimeoutError as error:
             raise DeadlineExceeded(TOO_LATE) from error
 
-    # --- a query with nobody beside it: on the loop's thread ------------------------------------------------
+    # --- a query that is the only request: on the loop's thread ---------------------------------------------
 
-    async def _ran_here(self, job: Job, deadline: float | None) -> bool:
-        """Run a query as a batch of its own on the loop's thread, if `alone` allows that."""
+    async def _run_here(self, job: EmbedJob, deadline: float | None) -> bool:
+        """Run a query as a batch of its own on the loop's thread, if `alone` allows it. Returns whether it did."""
         if self._queued["query"].texts > 1:
             self._lone.crowd()
         if not self._is_alone(job) or self._lone.looks_out():
             return False
-        await asyncio.sleep(0)  # so that other callers are seen, and what ours has begun beside us starts
+        await asyncio.sleep(0)  # lets other callers be seen, and tasks that this one started run
         if not self._is_alone(job):
             return False
         batch = self._lanes.batch_of(job)
-        if batch.members and not self._lone.may_block(len(job.pieces[0])):  # more than were guessed
+        if batch.members and not self._lone.may_block(len(job.pieces[0])):  # more than estimated
             return False
-        job.begins()
+        job.notify_start()
         started = time.monotonic()
         found, ended = self._outcome(batch), time.monotonic()
         if deadline is not None and self._loop.time() > deadline:  # no timer fires while the loop is blocked
@@ -293,19 +296,20 @@ class Batcher:
         self._settle(batch, found, started, ended)
         return True
 
-    def _is_alone(self, job: Job) -> bool:
-        """Nothing else is queued or under way in either lane, and the text is short enough to read and run here."""
+    def _is_alone(self, job: EmbedJob) -> bool:
+        """Whether no other job is queued or running in either lane, and the text is short enough to tokenize and run
+        here."""
         alone = len(self._jobs) == 1 and not job.dead and len(job.texts[0]) <= QUERY_CHARS_MAX
         return alone and self._lone.may_block(job.queued[0])
 
-    # --- bulk requests: tokenised in their own thread, planned by length, then queued -----------------------
+    # --- bulk requests: tokenized in their own thread, planned by length, then queued -----------------------
 
-    def _read_on(self, job: Job) -> None:
-        """Tokenise the next texts of a job. After them it is the turn of other jobs."""
-        reading = self._loop.run_in_executor(self._tokenisers, self._tokenise_some, job)
-        reading.add_done_callback(lambda outcome: self._tokenised(job, outcome))
+    def _read_on(self, job: EmbedJob) -> None:
+        """Tokenize the next texts of a job, then let other jobs have their turn."""
+        reading = self._loop.run_in_executor(self._tokenizer_pool, self._tokenize_some, job)
+        reading.add_done_callback(lambda outcome: self._after_tokenizing(job, outcome))
 
-    def _tokenise_some(self, job: Job) -> None:
+    def _tokenize_some(self, job: EmbedJob) -> None:
         begun = time.monotonic()
         if job.dead:
             return
@@ -320,7 +324,7 @@ class Batcher:
                 job.reading = None
                 job.read += 1
         else:
-            found = self._encoder.tokenise(job.texts[job.read : job.read + TOKENISED_AT_ONCE], job.kind)
+            found = self._encoder.tokenize(job.texts[job.read : job.read + TOKENIZED_AT_ONCE], job.kind)
             if job.long == "refuse":
                 refuse_truncated(found, job.first + job.read, self._encoder.tokens_max)
             job.pieces.extend(found)
@@ -328,12 +332,12 @@ class Batcher:
         if job.read == len(job.texts):
             lengths = [len(tokens) for tokens in job.pieces]
             job.plan.extend(by_length(lengths, self._bulk_room, self._batch_texts_max))
-        job.tokenise_s += time.monotonic() - begun
+        job.tokenize_s += time.monotonic() - begun
 
     def _bulk_room(self, texts: int, longest: int) -> bool:
         return self.costs.seconds(texts, longest) <= self._bulk_run_s
 
-    def _tokenised(self, job: Job, outcome: asyncio.Future[None]) -> None:
+    def _after_tokenizing(self, job: EmbedJob, outcome: asyncio.Future[None]) -> None:
         if outcome.cancelled() or job.dead:
             return
         if (error := outcome.exception()) is not None:
@@ -346,7 +350,7 @@ class Batcher:
         job.queued = [len(tokens) for tokens in job.pieces]
         for length in job.queued:
             self._queued[job.lane].add(length)
-        self._observe.tokenised(job.lane, len(job.texts), job.tokenise_s)
+        self._observe.tokenized(job.lane, len(job.texts), job.tokenize_s)
         self._observe.queued(job.lane, self._queued[job.lane].tokens)
         self._lanes.add_bulk(job)
 
@@ -358,7 +362,7 @@ class Batcher:
             try:
                 found = self._outcome(batch)
             finally:
-                self._lanes.ended(batch)
+                self._lanes.end_batch(batch)
             self._hand_over(batch, found, started, time.monotonic())
 
     def _outcome(self, batch: Batch) -> Outcome:
@@ -367,11 +371,11 @@ class Batcher:
     def _hand_over(self, batch: Batch, found: Outcome, started: float, ended: float) -> None:
         try:
             self._loop.call_soon_threadsafe(self._settle, batch, found, started, ended)
-        except RuntimeError:  # the loop was closed without `close`: nobody is left to answer
+        except RuntimeError:  # the loop was closed without `close`: there is no caller left to answer
             self._lanes.close()
 
     def _settle(self, batch: Batch, found: Outcome, started: float, ended: float) -> None:
-        """On the loop: give each caller its vectors. The books are kept after the callers had their turn."""
+        """On the loop: give each caller its vectors. Statistics are updated after the callers have run."""
         for job, error in batch.failed:
             job.fail(error)
         for (job, position), vector in zip(batch.members, found):
@@ -387,7 +391,7 @@ class Batcher:
 
     def _account(self, batch: Batch, found: Outcome, started: float, ended: float) -> None:
         if batch.lane == "query":
-            self._observe.tokenised("query", len(batch.members) + len(batch.failed), batch.tokenise_s)
+            self._observe.tokenized("query", len(batch.members) + len(batch.failed), batch.tokenize_s)
         if batch.members:
             lengths = [len(tokens) for tokens in batch.tokens]
             arrived = min(job.arrived for job, _ in batch.members)

@@ -1,4 +1,4 @@
-"""When the batcher takes no more, and how requests too large for its queue share the encoder."""
+"""When the batcher refuses work, and how requests too large for its queue share the encoder."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from indexes.base.errors import DeadlineExceeded, Overloaded
-from retrieval.embedding.costs import Load
+from retrieval.embedding.costs import TextLoad
 from retrieval.embedding.results import Embedded, Lane
 
 TOO_LATE = "the deadline passed before the text was embedded"
 SMALL_SHARE = 64  # a request of at most this part of the bulk queue may use its last quarter
-RETRY_AFTER_S = (1.0, 60.0)  # the least and the most a refused caller is asked to wait
+RETRY_AFTER_S = (1.0, 60.0)  # minimum and maximum wait asked of a refused caller
 
 
 def overloaded(why: str, wait_s: float) -> Overloaded:
-    """For work that waits about so long."""
+    """Make an Overloaded error that asks the caller to retry after about `wait_s`, within RETRY_AFTER_S."""
     least, most = RETRY_AFTER_S
     return Overloaded(why, retry_after_s=min(max(wait_s, least), most))
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Each lane is bounded in tokens, that of queries also in time: `query_wait_s_max` until its turn comes."""
+    """Bounds each lane in tokens, and the query lane also in time: `query_wait_s_max` until a query's turn comes."""
 
     queue_tokens_max: int
     query_wait_s_max: float
@@ -33,8 +33,11 @@ class Bounds:
     def refusal(
         self, lane: Lane, *, queued: int, more: int, wait_s: float, left_s: float | None
     ) -> Overloaded | None:
-        """Why nothing may join `queued` tokens that take `wait_s`, if so: neither `more` tokens, 0 for the rest of
-        what was admitted, nor a caller whose deadline is in `left_s`."""
+        """Return why a request may not join `queued` tokens that take `wait_s`; None if it may.
+
+        `more` is how many tokens it adds, 0 for later parts of an admitted request; `left_s` is the time to its
+        deadline.
+        """
         most = self.queue_tokens_max
         if lane == "bulk" and more > most // SMALL_SHARE:
             most -= most // 4
@@ -52,18 +55,17 @@ class Bounds:
 class LargeRequests:
     """Lets requests that are too large for the queue share the encoder, a part at a time.
 
-    Requests of one caller and of like size are embedded one after the other, in the order they came: side by side, all
-    of them would end when the last one does. Requests of another size, by factors of four, have turns of their own, and
-    so have other callers: a request is never stuck behind a much larger one, or behind somebody's hundred.
+    Requests of one caller and of similar size are embedded one after another, in order of arrival: in parallel, all of
+    them would end when the last one does. Sizes, by factors of four, take turns, and so do callers: a request is never
+    stuck behind a much larger one, or behind a hundred of another caller.
 
-    `seconds_of` foretells how long a load takes. A request that others would delay by more than `wait_s_max` is
-    refused.
+    `seconds_of` predicts how long a load takes. A request that others would delay by more than `wait_s_max` is refused.
     """
 
-    def __init__(self, seconds_of: Callable[[Load], float], wait_s_max: float) -> None:
+    def __init__(self, seconds_of: Callable[[TextLoad], float], wait_s_max: float) -> None:
         self._seconds_of = seconds_of
         self._wait_s_max = wait_s_max
-        self._loads: list[Load] = []  # what is left of each request
+        self._loads: list[TextLoad] = []  # what is left of each request
         self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
     async def embed(
@@ -74,11 +76,11 @@ class LargeRequests:
         deadline: float | None,
         caller: str = "",
     ) -> Embedded:
-        """All parts, one after the other. `tokens` of each text; `deadline` in the loop's time.
+        """Embed all parts, one after another. `tokens` has the count of each text; `deadline` is in the loop's time.
 
         Raises Overloaded, DeadlineExceeded, and what `embed_part` raises.
         """
-        load = Load()
+        load = TextLoad()
         for length in tokens:
             load.add(length)
         wait_s = self._delay_s(load)
@@ -94,17 +96,18 @@ class LargeRequests:
         try:
             async with self._turn(deadline, (caller, size)):
                 for part in parts:
-                    # Locks go to who has waited longest: sizes take turns within a caller, then callers do.
+                    # Locks are first come, first served: sizes take turns within a caller, then callers do.
                     async with self._turn(deadline, caller, None):
                         done.append(await embed_part(part))
                     for at in part:
                         load.add(tokens[at], -1)
         finally:
             self._loads = [other for other in self._loads if other is not load]
-        return Embedded.joined(done)
+        return Embedded.concatenate(done)
 
-    def _delay_s(self, load: Load) -> float:
-        """About how long others hold up a request, which shares with each of them until one of the two is done."""
+    def _delay_s(self, load: TextLoad) -> float:
+        """Estimate the delay by others: the request shares the encoder with each of them until one of the two is
+        done."""
         own_s = self._seconds_of(load)
         return sum(min(self._seconds_of(other), own_s) for other in self._loads)
 

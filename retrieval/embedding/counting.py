@@ -1,7 +1,7 @@
-"""Where the tokens of a text begin, for code that cuts texts into passages.
+"""Where the tokens of a text start, for code that cuts texts into passages.
 
-BERT's tokenizer reads each word by itself, and texts repeat their words: the tokens of a word are computed once and
-remembered. Other tokenizers read all of a text.
+BERT's tokenizer reads each word separately, and texts repeat their words, so the tokens of a word are computed once and
+cached. Other tokenizers read the whole text.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from itertools import accumulate
 import msgspec
 from tokenizers import Tokenizer
 
-from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.work import OnStep, do_nothing
 from retrieval.embedding.tokens import TokenizerPool, segments
 
-LONG_TOKEN_CHARS = 32  # no entry of a vocabulary is longer
-KNOWN_CHARS_MAX = 524_288  # about 75,000 English words and 15 MB; a language has fewer that are frequent
-# BERT makes a token of each ASCII punctuation mark. Other white space is left inside words, where the tokenizer may
-# part them or not: some of it counts as control characters, which it drops.
+LONG_TOKEN_CHARS = 32  # no vocabulary has a longer entry
+KNOWN_CHARS_MAX = 524_288  # about 75,000 English words and 15 MB; no language has that many frequent ones
+# BERT makes a token of each ASCII punctuation mark. Other white space stays inside words, where the tokenizer may or
+# may not split: some of it counts as control characters, which it drops.
 SPACE, PUNCTUATION = " \t\n\r", re.escape(string.punctuation)
 WORD = re.compile(rf"(?:[^{SPACE}{PUNCTUATION}]+|[{PUNCTUATION}])[{SPACE}]*")
 FIRST_WORD = re.compile(rf"[{SPACE}]*")
 
 
 class TokenCounter:
-    """Tells where tokens begin, without special tokens and without truncation. Thread-safe."""
+    """Finds where tokens start, without special tokens and without truncation. Thread-safe."""
 
     def __init__(self, pool: TokenizerPool) -> None:
         self._pool = pool
         self._whole = words_to_read_whole(pool.content)
-        # Of a word and the space behind it: where its tokens begin.
+        # For a word with its trailing space: where its tokens start.
         self._known: dict[str, tuple[int, ...]] = {}
         self._known_chars = 0
 
-    def starts(self, text: str, go_on: GoOn = nobody_waits) -> array[int]:
-        """The character of `text` at which each token begins, ascending. Empty tokens are left out. Exact up to
-        SEGMENT_CHARS characters; beyond, a cut inside a word may add a few.
+    def starts(self, text: str, on_step: OnStep = do_nothing) -> array[int]:
+        """Return the character at which each token of `text` starts, ascending. Empty tokens are left out.
 
-        A very long word, which the model reads as a single unknown token, counts once for every LONG_TOKEN_CHARS: a
-        megabyte without spaces must not pass for one token. `go_on` is called before each SEGMENT_CHARS.
+        Exact up to SEGMENT_CHARS characters; beyond, a cut inside a word may add a few. A very long word, which the
+        model reads as a single unknown token, counts once for every LONG_TOKEN_CHARS, so that a megabyte without spaces
+        does not pass for one token. `on_step` is called before each SEGMENT_CHARS.
         """
         found = array("q")
         with self._pool.borrow() as tokenizer:
             for begin, stop in segments(text):
-                go_on()
+                on_step()
                 segment = text[begin:stop]
                 if self._whole is None or any(special in segment for special in self._whole):
                     starts = read_whole(tokenizer, segment)
@@ -59,21 +59,22 @@ class TokenCounter:
     def _read_by_word(self, tokenizer: Tokenizer, text: str) -> list[int]:
         if self._known_chars > KNOWN_CHARS_MAX:
             self._known, self._known_chars = {}, 0
-        known = self._known  # another thread may replace it, and never takes anything out
+        known = self._known  # another thread may replace it, but never removes entries
         words = WORD.findall(text)
         unknown = [word for word in set(words) if word not in known]
         known.update(zip(unknown, read_each(tokenizer, unknown), strict=True))
         self._known_chars += sum(map(len, unknown))
         first = FIRST_WORD.match(text)
-        assert first is not None, "it matches nothing, too"
+        assert first is not None, "it matches the empty string too"
         positions = accumulate(map(len, words), initial=first.end())
         return [at + start for at, word in zip(positions, words) for start in known[word]]
 
 
 def words_to_read_whole(tokenizer: bytes) -> list[str] | None:
-    """Special tokens, which are recognised before a text is parted into words; texts that contain one are read whole.
+    """Return the special tokens, which are recognized before a text is split into words. Texts that contain one are
+    read whole.
 
-    None where every text must be, because this is not BERT's kind of tokenizer.
+    None if every text must be read whole, because this is not BERT's kind of tokenizer.
     """
     found = msgspec.json.decode(tokenizer, type=TokenizerFile)
     kinds = tuple(
@@ -81,7 +82,7 @@ def words_to_read_whole(tokenizer: bytes) -> list[str] | None:
     )
     if kinds != ("BertNormalizer", "BertPreTokenizer", "WordPiece"):
         return None
-    # A normalised one is recognised in other spellings, too.
+    # A normalized one is recognized in other spellings too.
     return (
         None
         if any(one.normalized for one in found.added_tokens)
@@ -89,7 +90,7 @@ def words_to_read_whole(tokenizer: bytes) -> list[str] | None:
     )
 
 
-class Part(msgspec.Struct):
+class TokenizerPart(msgspec.Struct):
     type: str | None = None
 
 
@@ -99,11 +100,11 @@ class AddedToken(msgspec.Struct):
 
 
 class TokenizerFile(msgspec.Struct):
-    """What decides how a tokenizer of the `tokenizers` library parts words."""
+    """The parts of a `tokenizers` file that determine how it splits words."""
 
-    normalizer: Part | None = None
-    pre_tokenizer: Part | None = None
-    model: Part | None = None
+    normalizer: TokenizerPart | None = None
+    pre_tokenizer: TokenizerPart | None = None
+    model: TokenizerPart | None = None
     added_tokens: list[AddedToken] = []
 
 
@@ -113,7 +114,7 @@ def read_whole(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def read_each(tokenizer: Tokenizer, words: list[str]) -> list[tuple[int, ...]]:
-    """For each of the words, where its tokens begin in it."""
+    """Return for each word where its tokens start in it."""
     starts = read_whole(tokenizer, "\n".join(words))
     found, begin, at = [], 0, 0
     for word in words:

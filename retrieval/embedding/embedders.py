@@ -43,15 +43,15 @@ from retrieval.embedding.reading import share_read
 from retrieval.embedding.results import Embedded, Long, Observer
 
 WARM_UP_QUERIES = 3
-ATTEMPTS = 30  # while too many documents wait; each is told to wait for a second to a minute
-SURE = 0.99  # chance of a language
-LARGE_CHARS = 65_536  # documents of more are cut on a thread of their own: smaller ones do not wait for them
-WARM_UP = ((1, 4), (1, 14), (1, 62), (4, 30), (2, 126), (8, 14))  # texts and tokens of each
+ATTEMPTS = 30  # while too many documents wait; each refusal asks for a wait of a second to a minute
+SURE = 0.99  # probability of a language
+LARGE_CHARS = 65_536  # larger documents are cut on a separate thread, so that smaller ones do not wait
+WARM_UP = ((1, 4), (1, 14), (1, 62), (4, 30), (2, 126), (8, 14))  # number of texts, tokens per text
 
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
-    """One model, ready to embed. Vectors of searches' queries are cached."""
+    """One model, ready to embed. Vectors of search queries are cached."""
 
     encoder: Encoder
     manifest: Manifest
@@ -60,7 +60,7 @@ class Embedder:
     cache: EmbeddingCache
     shared: SharedVectors | None
     flights: Flights[Floats]
-    matryoshka: bool  # the first dimensions of its vectors mean something by themselves
+    matryoshka: bool  # its vectors may be shortened to their first dimensions
 
     @property
     def fingerprint(self) -> str:
@@ -72,73 +72,78 @@ class Embedder:
         deadline: float | None = None,
         *,
         cached: bool = True,
-        meanwhile: Callable[[], None] | None = None,
+        on_start: Callable[[], None] | None = None,
     ) -> Floats:
-        """Vector of a search's query, float32 [dimensions]. `deadline` in the loop's time; without `cached` no cache
-        is read or filled. `meanwhile` is called, on the loop, if the model has to run, right before."""
-        # Tenants share none: how long it takes would tell what another one has asked.
+        """Return the vector of a search query, float32 [dimensions]. `deadline` is in the loop's time.
+
+        With `cached` false no cache is read or filled. `on_start` is called on the loop right before the model runs, if
+        it has to.
+        """
+        # Tenants do not share a cache, or timing would reveal what another tenant has asked.
         kept_by = f"{self.fingerprint}@{PRINCIPAL.get().tenant}".removesuffix("@")
         if cached and (known := self.cache.get(kept_by, text)) is not None:
             return known
         if not cached:
-            return await self._embedded(text, deadline, meanwhile)
+            return await self._embed_query(text, deadline, on_start)
         key = kept_by, text
         if (joined := await self.flights.joined(key)) is not None:
             self.cache.joined += 1
             return joined
         with self.flights.leading(key) as flight:
-            vector = await self._shared(kept_by, text, deadline, meanwhile)
+            vector = await self._get_shared(kept_by, text, deadline, on_start)
             flight.land(kept := self.cache.put(kept_by, text, vector))
         return kept
 
-    async def _shared(
-        self, kept_by: str, text: str, deadline: float | None, meanwhile: Callable[[], None] | None
+    async def _get_shared(
+        self, kept_by: str, text: str, deadline: float | None, on_start: Callable[[], None] | None
     ) -> Floats:
-        """From another service, or embedded for all of them."""
+        """Take the vector from the shared cache, or embed the text and share it."""
         if self.shared is None:
-            return await self._embedded(text, deadline, meanwhile)
+            return await self._embed_query(text, deadline, on_start)
         key = (kept_by, self.encoder.variant, text)
         vector = await self.shared.get(*key, dimensions=self.encoder.dimensions)
         if vector is None:
-            vector = await self._embedded(text, deadline, meanwhile)
+            vector = await self._embed_query(text, deadline, on_start)
             await self.shared.put(*key, vector)
         return vector
 
-    async def _embedded(
-        self, text: str, deadline: float | None, meanwhile: Callable[[], None] | None
+    async def _embed_query(
+        self, text: str, deadline: float | None, on_start: Callable[[], None] | None
     ) -> Floats:
         embedded = await self.batcher.embed(
-            [text], "query", lane="query", deadline=deadline, meanwhile=meanwhile
+            [text], "query", lane="query", deadline=deadline, on_start=on_start
         )
         vector: Floats = embedded.vectors[0]
         return vector
 
     def share_read(self, text: str, language: str | None, held: Callable[[], Mapping[str, int]]) -> float:
-        """How much of a query the model reads, 0 to 1: its own languages whole, of others what its tokenizer knows.
+        """Return how much of a query the model reads, 0 to 1: all of its own languages, what its tokenizer knows of
+        others.
 
-        The language is given, or guessed among those that `held` has with a number of passages each.
+        The language is given, or guessed among those in `held`, which maps languages to numbers of passages.
         """
-        # A model that does not say what it reads most likely reads English.
+        # A model without stated languages most likely reads English.
         spoken = {primary(code) for code in self.manifest.languages or ("en",)}
         if language is not None:
             spoken_to = float(primary(language) in spoken)
         else:
             spoken_to = chance_of(text, spoken, held())
         if spoken_to > SURE:
-            return 1.0  # to tokenize takes longer than to detect
+            return 1.0  # tokenizing takes longer than detection
         with self.encoder.tokenizers.borrow() as tokenizer:
             return max(spoken_to, share_read(tokenizer, text))
 
     async def documents(self, texts: list[str], progress: Callable[[float], None] | None = None) -> Floats:
-        """Vectors of passages, float32 [texts, dimensions]. `progress` hears, run by run, how much of it is done."""
+        """Return the vectors of passages, float32 [texts, dimensions]. `progress` is called after each run with the
+        share done."""
         embedded = await self.batcher.embed(
             texts, "document", lane="bulk", caller=PRINCIPAL.get().key, progress=progress
         )
         return embedded.vectors
 
     async def queries(self, texts: list[str]) -> Floats:
-        """Vectors of many queries, float32 [texts, dimensions], for jobs. Waits while too many documents wait; raises
-        Overloaded if they do for too long."""
+        """Return the vectors of many queries, float32 [texts, dimensions], for jobs. Retries while too many documents
+        wait, and finally raises Overloaded."""
         for _ in range(ATTEMPTS - 1):
             try:
                 return (await self.embed(texts, "query")).vectors
@@ -154,14 +159,15 @@ class Embedder:
         long: Long = "cut",
         progress: Callable[[float], None] | None = None,
     ) -> Embedded:
-        """Vectors for clients that want vectors; a single short text overtakes the bulk. See `Batcher.embed`."""
+        """Return vectors to clients that ask for vectors. A single short text overtakes bulk work. See
+        `Batcher.embed`."""
         return await self.batcher.embed(texts, kind, long=long, caller=PRINCIPAL.get().key, progress=progress)
 
 
 class Embedders:
     """Opens each model on first use, one at a time. `close` stops all batchers.
 
-    `shared` keeps query vectors for other services too.
+    `shared` caches query vectors for other services too.
     """
 
     def __init__(
@@ -179,32 +185,34 @@ class Embedders:
         self.shared = shared
 
     def cutting(self, chars: int) -> Executor:
-        """Where to find passages in so many characters: however many are written, the threads of reads stay free."""
+        """Return the thread for cutting this many characters into passages. Reads use other threads, so writes do not
+        delay them."""
         return self._cutting[chars > LARGE_CHARS]
 
     async def get(self, name: str) -> Embedder:
-        """The embedder of a model. Raises NotFound saying how to make it, or Damaged if its files are not whole.
+        """Return the embedder of a model. Raises NotFound saying how to make it, or Damaged if its files are not
+        intact.
 
-        A caller that leaves does not stop the loading: whoever asks next finds it further on, or done.
+        A caller that leaves does not stop the loading; the next caller finds it in progress or done.
         """
         if (found := self._open.get(name)) is not None:
             return found
         if name not in self._opening:
-            # In a context of its own: what stays open does not belong to the request that came first.
-            self._opening[name] = asyncio.create_task(self._opened(name), context=Context())
+            # In a context of its own: the model outlives the request that came first.
+            self._opening[name] = asyncio.create_task(self._open_model(name), context=Context())
         return await asyncio.shield(self._opening[name])
 
     def bytes_per_s(self) -> float:
-        """How fast texts of documents are embedded by the model that did so last; 0 while none is loaded."""
+        """How fast the model that last embedded documents does so; 0 while none is loaded."""
         batchers = [embedder.batcher for embedder in self._open.values()]
         return max(batchers, key=lambda one: one.bulk_ended).bytes_per_s if batchers else 0.0
 
     def names(self) -> list[str]:
-        """Exported models, whether in use or not, sorted."""
+        """List the exported models, in use or not, sorted."""
         return sorted(name for name, folder in find_models(self._folder).items() if embeds(folder))
 
-    def exported(self, name: str) -> bool:
-        """Whether there is a model of this name: one look at the disk. Not for names as clients send them."""
+    def is_exported(self, name: str) -> bool:
+        """Whether a model of this name exists, by one look at the disk. Not for unchecked names from clients."""
         return (self._folder / name / MANIFEST).is_file()
 
     @property
@@ -213,12 +221,13 @@ class Embedders:
         return self._open
 
     def manifest(self, name: str) -> Manifest:
-        """What an exported model says of itself, without loading it. Raises NotFound, or Damaged."""
+        """Return the manifest of an exported model without loading it. Raises NotFound or Damaged."""
         found = self._open.get(name)
         return found.manifest if found else read_manifest(self._folder / name)
 
-    def described(self, name: str) -> Manifest | None:
-        """The same, None if it cannot be read; kept, so that only the first call reads the file of one not in use."""
+    def try_manifest(self, name: str) -> Manifest | None:
+        """Return the manifest, None if it cannot be read. Cached: only the first call reads the file of a model not in
+        use."""
         if name not in self._described:
             try:
                 self._described[name] = self.manifest(name)
@@ -227,12 +236,13 @@ class Embedders:
         return self._described[name]
 
     def similarity_floor(self, name: str) -> float:
-        """A cosine that few unrelated texts reach, by the model's manifest; the usual one if that cannot be read."""
-        manifest = self.described(name)
+        """Return a cosine that few unrelated texts reach, from the model's manifest; the usual one if that cannot be
+        read."""
+        manifest = self.try_manifest(name)
         return SIMILARITY_FLOOR if manifest is None else manifest.similarity_floor
 
     async def of(self, collection: Collection) -> Embedder:
-        """The embedder whose vectors the collection holds. Raises ModelMismatch if the model has changed."""
+        """Return the embedder whose vectors the collection holds. Raises ModelMismatch if the model has changed."""
         settings = collection.settings
         embedder = await self.get(settings.model)
         if embedder.fingerprint != settings.fingerprint:
@@ -244,11 +254,11 @@ class Embedders:
             )
         return embedder
 
-    async def _opened(self, name: str) -> Embedder:
+    async def _open_model(self, name: str) -> Embedder:
         try:
             folder = (await asyncio.to_thread(find_models, self._folder)).get(name)
             if folder is None:
-                raise missing(name, self._folder)
+                raise no_such_model(name, self._folder)
             async with self._turn:
                 embedder = self._open[name] = await self._load(name, folder)
             return embedder
@@ -277,7 +287,7 @@ class Embedders:
             observe=self._observer(name),
         )
         await batcher.start()
-        for _ in range(WARM_UP_QUERIES):  # the way through lanes and threads has its own first time
+        for _ in range(WARM_UP_QUERIES):  # the first pass through lanes and threads is slow too
             await batcher.embed(["warm up"], "query", lane="query")
         matryoshka = name in self._config.models.matryoshka
         return Embedder(
@@ -287,7 +297,7 @@ class Embedders:
     async def close(self) -> None:
         for threads in self._cutting:
             threads.shutdown(wait=False, cancel_futures=True)
-        # What is being opened first: the threads that do it cannot be stopped.
+        # Models being opened come first: the threads that open them cannot be stopped.
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
         async with contextlib.AsyncExitStack() as steps:
             for embedder in self._open.values():
@@ -295,21 +305,21 @@ class Embedders:
 
 
 def runs_of(config: Config) -> tuple[int, int]:
-    """Threads of one run, and runs at once: how the cores are shared out."""
+    """Return the threads of one run and the number of parallel runs: how the cores are divided."""
     cores = config.models.threads or available_threads()
     threads = min(config.models.run_threads, cores)
     return threads, max(1, cores // threads)
 
 
 def embeds(folder: Path) -> bool:
-    """Whether the model there makes vectors; one whose manifest cannot be read may."""
+    """Whether the model in the folder makes vectors. One with an unreadable manifest counts as if it did."""
     try:
         return read_manifest(folder).makes == "vectors"
     except NearlineError:
         return True
 
 
-def missing(name: str, folder: Path) -> NotFound:
+def no_such_model(name: str, folder: Path) -> NotFound:
     return NotFound(
         f"no model {name!r} in {folder}; make it with: "
         f"nearline export-model --from SOURCE --name {name} --out {folder / name}",
@@ -321,9 +331,9 @@ def warm_up(encoder: Encoder, costs: CostModel) -> None:
     """Run some shapes, so that the first request is as fast as the tenth and its cost is known."""
     chance_of("warm up", (), {})  # loads the detector of languages
     for texts, longest in WARM_UP:
-        tokens = encoder.tokenise(["a " * longest], "document")[0]
+        tokens = encoder.tokenize(["a " * longest], "document")[0]
         for attempt in range(2):
             begun = time.monotonic()
             encoder.run([tokens] * texts)
-            if attempt:  # the first run of a shape takes memory that later ones find ready
+            if attempt:  # the first run of a shape allocates memory
                 costs.learn(texts, len(tokens), time.monotonic() - begun)

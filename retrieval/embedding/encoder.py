@@ -1,8 +1,8 @@
-"""One ONNX session: texts to tokens, tokens to vectors, the same vector for a text whatever shares its run.
+"""One ONNX session: texts to tokens, tokens to vectors. A text gets the same vector whatever shares its run.
 
-That invariance is the exporter's promise (`jobs/models/export/recipes.py`: no scale depends on the batch, no value on
-padding), and what allows shared runs, cached vectors and stored vectors to be mixed. A known-answer test at
-construction proves that this machine's kernels compute what the exporter's did.
+That invariance is guaranteed by the exporter (`jobs/models/export/recipes.py`: no scale depends on the batch, no value
+on padding), and allows shared runs, cached vectors and stored vectors to be mixed. A known-answer test at construction
+proves that this machine's kernels compute what the exporter's did.
 """
 
 from __future__ import annotations
@@ -22,22 +22,20 @@ from retrieval.embedding.pairs import pairs, read_query
 from retrieval.embedding.sessions import OUTPUT, open_model
 from retrieval.embedding.tokens import Frame, TokenizerPool, Tokens, pad_id, read_enough, windows
 
-BATCH_TOKENS_MAX = 1024  # of one run in `encode`; more is not faster, and memory grows with it
+BATCH_TOKENS_MAX = 1024  # per run in `encode`; more is not faster, and memory grows with it
 
 
 class Encoder:
-    """A model ready to run. Every method may be called from any thread; runs of several threads go side by side."""
+    """A model ready to run. Every method may be called from any thread; several threads run in parallel."""
 
     def __init__(self, model: Model, *, threads: int) -> None:
-        """Load the session with `threads` threads a run. Raises Damaged where known texts get strange vectors."""
+        """Load the session with `threads` threads per run. Raises Damaged if known texts get wrong vectors."""
         manifest = model.manifest
         self.name = manifest.name
         self.fingerprint = manifest.fingerprint  # the same for all graphs of a model
         self.dimensions = manifest.dimensions
-        self.tokens_max = (
-            manifest.tokens_max
-        )  # of one text, special ones included; the rest of a text is not seen
-        self.normalises = manifest.normalise  # vectors have length 1
+        self.tokens_max = manifest.tokens_max  # of one text, special ones included; the model sees no more
+        self.normalizes = manifest.normalise  # vectors have length 1
         self._prefixes: dict[Kind, str] = {
             "query": manifest.query_prefix,
             "document": manifest.document_prefix,
@@ -51,10 +49,11 @@ class Encoder:
         opened = open_model(model, self._feed(known) if known else None, threads=threads)
         self._session = opened.session
         self.variant = opened.variant  # the graph that runs here
-        self.refused = opened.refused  # graphs tried before it, which gave known texts strange vectors here
+        self.refused = opened.refused  # graphs tried before it that gave known texts wrong vectors here
 
-    def tokenise(self, texts: Sequence[str], kind: Kind) -> list[Tokens]:
-        """One Tokens a text, in order, with the model's prefix for `kind`. Long texts are cut, never refused."""
+    def tokenize(self, texts: Sequence[str], kind: Kind) -> list[Tokens]:
+        """Return one Tokens per text, in order, with the model's prefix for `kind`. Long texts are cut, never
+        refused."""
         prefix = self._prefixes[kind]
         with self.tokenizers.borrow() as tokenizer:
             read = read_enough(tokenizer, [prefix + text for text in texts], self.tokens_max)
@@ -62,23 +61,23 @@ class Encoder:
 
     def _known(self, answer: KnownAnswer) -> Tokens:
         if answer.query is None:
-            return self.tokenise([answer.text], "document")[0]
+            return self.tokenize([answer.text], "document")[0]
         return self.pairs(self.read_query(answer.query), [answer.text])[0]
 
     def read_query(self, query: str) -> Encoding:
-        """For a reranker: the tokens of a query, read once for all its texts. A long one is cut."""
+        """For a reranker: return the tokens of a query, read once for all its texts. A long one is cut."""
         with self.tokenizers.borrow() as tokenizer:
             return read_query(tokenizer, query, self.tokens_max)
 
     def pairs(self, query: Encoding, texts: Sequence[str]) -> list[Tokens]:
-        """For a reranker: one Tokens a text, in order, with the query before it. Long texts are cut."""
+        """For a reranker: return one Tokens per text, in order, with the query before it. Long texts are cut."""
         with self.tokenizers.borrow() as tokenizer:
             return pairs(tokenizer, self._frame, query, texts, self.tokens_max)
 
     def windows(self, text: str, kind: Kind) -> Iterator[Tokens]:
-        """All of a text in pieces that fit the model, in order; one that fits whole is one piece. Tokenises the text as
-        far as pieces are asked for."""
-        whole = self.tokenise([text], kind)[0]
+        """Split a text into pieces that fit the model, in order; a text that fits is one piece. Tokenizes lazily, as
+        pieces are consumed."""
+        whole = self.tokenize([text], kind)[0]
         if not whole.truncated:
             yield whole
             return
@@ -86,7 +85,8 @@ class Encoder:
             yield from windows(tokenizer, self._frame, self._prefixes[kind], text, self.tokens_max)
 
     def run(self, batch: Sequence[Tokens]) -> Floats:
-        """Vectors float32 [texts, dimensions], in order, in one run of at most (texts x longest) padded tokens."""
+        """Return vectors float32 [texts, dimensions], in order, from one run of at most (texts x longest) padded
+        tokens."""
         if not batch:
             return np.empty((0, self.dimensions), dtype=np.float32)
         vectors: Floats = self._session.run([OUTPUT], self._feed(batch))[0]
@@ -105,9 +105,9 @@ class Encoder:
         return {"input_ids": ids, "attention_mask": mask}
 
     def encode(self, texts: Sequence[str], kind: Kind, *, batch_tokens_max: int = BATCH_TOKENS_MAX) -> Floats:
-        """Vectors float32 [texts, dimensions] of any number of texts, in order. Blocks: for jobs and tests."""
+        """Return vectors float32 [texts, dimensions] of any number of texts, in order. Blocks: for jobs and tests."""
         vectors = np.empty((len(texts), self.dimensions), dtype=np.float32)
-        tokens = self.tokenise(texts, kind)
+        tokens = self.tokenize(texts, kind)
         for members in by_length(
             [len(each) for each in tokens], lambda count, longest: count * longest <= batch_tokens_max
         ):
@@ -118,9 +118,9 @@ class Encoder:
 def by_length(
     lengths: Sequence[int], room: Callable[[int, int], bool], texts_max: int = 256
 ) -> Iterator[list[int]]:
-    """Batches of positions, similar lengths together, each such that `room(texts, longest)` holds.
+    """Yield batches of positions with similar lengths, each such that `room(texts, longest)` holds.
 
-    A text without room makes a batch of its own. Longest first, so memory reaches its peak at once.
+    A text without room makes a batch of its own. The longest come first, so that memory peaks at once.
     """
     batch: list[int] = []
     for position in sorted(range(len(lengths)), key=lambda at: -lengths[at]):
@@ -134,7 +134,8 @@ def by_length(
 
 
 def available_threads() -> int:
-    """Cores this process may use: the smaller of its CPU affinity and its control group's quota, at least 1."""
+    """Return the number of cores this process may use: the smaller of its CPU affinity and its control group's quota,
+    at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_cores()
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))

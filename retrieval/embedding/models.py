@@ -1,11 +1,11 @@
 """Find an exported model, and verify every byte of it before anything is parsed.
 
     models/<name>/manifest.json    what the model is: see Manifest
-                  model.onnx       the graph: input_ids, attention_mask -> one vector a text
-                  model.weights    its weights, which sessions map
-                  fallback.onnx    the same with plain fp32 arithmetic, for machines that get the other one wrong
+                  model.onnx       the graph: input_ids, attention_mask -> one vector per text
+                  model.weights    its weights, which sessions map into memory
+                  fallback.onnx    the same in plain fp32 arithmetic, for machines that compute the other wrong
                   fallback.weights
-                  tokenizer.json   of the `tokenizers` library
+                  tokenizer.json   for the `tokenizers` library
 
 `nearline export-model` writes the folder; this module only reads it.
 """
@@ -26,26 +26,28 @@ from indexes.base.errors import Damaged, InvalidInput, NotFound
 FORMAT_VERSION = 1
 MANIFEST, MODEL, FALLBACK, TOKENIZER = "manifest.json", "model.onnx", "fallback.onnx", "tokenizer.json"
 WEIGHTS = ".weights"
-KNOWN_ANSWER_COSINE_MIN = 0.99  # rounding differs a little between CPUs; saturating kernels fall far below
+KNOWN_ANSWER_COSINE_MIN = (
+    0.99  # rounding differs a little between CPUs; saturating kernels fall far below this
+)
 SIMILARITY_FLOOR = 0.2  # of all-MiniLM-L6-v2, for manifests that name none
 REMEDY = "create it with: nearline export-model"
 
 Kind = Literal["query", "document"]
-Makes = Literal["vectors", "scores"]  # of texts; of pairs of a query and a passage: a reranker
+Makes = Literal["vectors", "scores"]  # vectors of texts, or, by a reranker, scores of query-passage pairs
 Pooling = Literal["mean", "cls", "last"]
 
 
 class FileSeal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the bytes of one file must be."""
+    """The expected size and hash of one file."""
 
     sha256: str
     bytes: int
 
 
 class KnownAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A document text and the vector the exporter's machine gave it; any machine must come close.
+    """A document text and the vector it got on the exporter's machine; any machine must come close.
 
-    Of a reranker: a passage, its score, and the `query` it was read with.
+    For a reranker: a passage, its score, and the `query` it was read with.
     """
 
     text: str
@@ -54,7 +56,7 @@ class KnownAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """One graph of the model: its file, and how near its vectors must come to the known answers."""
+    """One graph of the model: its file, and how close its vectors must come to the known answers."""
 
     name: str
     file: str
@@ -63,10 +65,10 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A graph that was built when the model was exported, what it measured there, and what became of it.
+    """A graph that was built when the model was exported, with its measurements and whether it was kept.
 
-    Times are the best of many on the exporter's machine, on one thread, and None where they were not taken. Cosines
-    are to the fp32 graph: the least of all, and the mean over passages.
+    Times are the best of many on the exporter's machine, on one thread, and None if not measured. Cosines compare with
+    the fp32 graph: the minimum of all, and the mean over passages.
     """
 
     name: str
@@ -81,9 +83,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known about a model. Only what shapes vectors enters the fingerprint.
+    """Everything known about a model. Only what shapes vectors enters the fingerprint.
 
-    The fields with defaults came later: manifests without them are read as they were written.
+    The fields with defaults were added later, so older manifests lack them.
     """
 
     format_version: int
@@ -105,19 +107,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     variant: str = "model"  # which candidate model.onnx is
     fallbacks: list[Variant] = []  # further graphs, tried in order where model.onnx computes something else
     candidates: list[Candidate] = []
-    languages: list[str] | None = None  # BCP 47 codes of those it reads; None: not known
+    languages: list[str] | None = None  # BCP 47 codes of the languages it reads; None if unknown
     similarity_floor: float = SIMILARITY_FLOOR  # cosine that few unrelated queries and documents reach
     makes: Makes = "vectors"
 
     @property
     def variants(self) -> list[Variant]:
-        """Every graph of the folder, in the order in which they are tried."""
+        """Every graph in the folder, in the order in which they are tried."""
         return [Variant(self.variant, MODEL, self.quantisation), *self.fallbacks]
 
 
 @dataclass(frozen=True)
 class Model:
-    """A verified model folder. Only `load_model` makes one, so who holds a Model holds checked bytes."""
+    """A verified model folder. Only `load_model` makes one, so its bytes have been checked."""
 
     folder: Path
     manifest: Manifest
@@ -131,10 +133,10 @@ class Model:
 
 
 def load_model(folder: Path) -> Model:
-    """The model in `folder`, every file checked against the manifest.
+    """Load the model in `folder`, checking every file against the manifest.
 
-    Raises NotFound for a missing folder or manifest, InvalidInput for a format this version cannot read, and
-    Damaged, naming path, expected and found, when bytes are missing or differ.
+    Raises NotFound for a missing folder or manifest, InvalidInput for a format this version cannot read, and Damaged,
+    naming path, expected and found, when bytes are missing or differ.
     """
     manifest = read_manifest(folder)
     for required in (TOKENIZER, *(variant.file for variant in manifest.variants)):
@@ -152,7 +154,7 @@ def load_model(folder: Path) -> Model:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest alone, of a version this code reads; the files it lists are not looked at."""
+    """Read only the manifest, of a version this code supports; the files it lists are not checked."""
     path = folder / MANIFEST
     if not path.is_file():
         raise NotFound(f"no model at {folder}; {REMEDY} --name {folder.name}")
@@ -173,9 +175,9 @@ class _Version(msgspec.Struct):
 
 
 def find_models(root: Path) -> dict[str, Path]:
-    """Folders below `root` that hold a manifest, by folder name; nothing is verified. {} when `root` is missing.
+    """Map names to the folders below `root` that hold a manifest; nothing is verified. {} if `root` is missing.
 
-    Hidden ones are left out: they are drafts of an export, or what one replaced.
+    Hidden folders are left out: they are drafts of an export, or what an export replaced.
     """
     if not root.is_dir():
         return {}
@@ -183,12 +185,12 @@ def find_models(root: Path) -> dict[str, Path]:
 
 
 def weights_of(graph: Path) -> Path:
-    """Where a graph's large weights lie, if they are not in its own file."""
+    """Return the path of a graph's large weights, if they are not in its own file."""
     return graph.with_suffix(WEIGHTS)
 
 
-# SHA-256 of the default model's graph and weights, and of what an earlier exporter wrote in their place. Only names and
-# order differ, vectors are the same bit for bit: collections of the one are searched with the other.
+# SHA-256 of the default model's graph and weights, mapped to those that an earlier exporter wrote. Only names and order
+# differ, and vectors are identical bit for bit, so collections of one can be searched with the other.
 SAME_VECTORS = {
     "2e7993df35fc8cb7a0206bde317cbcc0ab9f18a25d617661be717e4bcfdd26f7":
         "44eabe7d5cdc93c5879980607a6721cf283248ebb26f31e449f323a1e90a1d5f",
@@ -198,7 +200,7 @@ SAME_VECTORS = {
 
 
 def fingerprint(manifest: Manifest) -> str:
-    """Hash of all that shapes a vector; the same model exported on another day or machine keeps it."""
+    """Hash everything that shapes a vector. The same model exported on another day or machine keeps its fingerprint."""
     graph = manifest.files[MODEL].sha256
     parts = {
         "model": SAME_VECTORS.get(graph, graph),

@@ -8,11 +8,11 @@ from tokenizers import Encoding, Tokenizer
 
 from retrieval.embedding.tokens import CHARS_READ_MAX, Frame, Tokens, read_enough
 
-QUERY_SHARE = 2  # a query takes at most half of the window, the passage what is left
+QUERY_SHARE = 2  # a query takes at most half of the window, the passage the rest
 
 
 def read_query(tokenizer: Tokenizer, query: str, tokens_max: int) -> Encoding:
-    """The tokens of a query without special ones, at most its share of the window."""
+    """Return the tokens of a query without special tokens, at most its share of the window."""
     most = tokens_max // QUERY_SHARE
     read = tokenizer.encode(query[:CHARS_READ_MAX], add_special_tokens=False)
     return (
@@ -25,7 +25,8 @@ def read_query(tokenizer: Tokenizer, query: str, tokens_max: int) -> Encoding:
 def pairs(
     tokenizer: Tokenizer, frame: Frame, query: Encoding, texts: Sequence[str], tokens_max: int
 ) -> list[Tokens]:
-    """One Tokens a text, in order, with the tokenizer's own special tokens around both parts. Long texts are cut."""
+    """Return one Tokens per text, in order, with the tokenizer's own special tokens around both parts. Long texts are
+    cut."""
     read = read_enough(tokenizer, texts, tokens_max, special_tokens=False)
     return [
         frame.cut(tokenizer.post_process(query, encoding).ids, tokens_max, whole=whole)

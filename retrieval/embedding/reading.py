@@ -1,7 +1,7 @@
-"""How well a model reads a text, judged by its tokenizer: words that a vocabulary does not have fall into fragments.
+"""How well a model reads a text, judged by its tokenizer: words missing from the vocabulary are split into fragments.
 
-An English vocabulary has about five letters in a token of an English question, three of a German one, one of a Russian
-one, and no token at all for Thai. How close the vectors of such fragments are says little about what they mean.
+With an English vocabulary, a token covers about five letters of an English question, three of a German one, one of a
+Russian one, and Thai has no tokens at all. The similarity of the vectors of such fragments says little about meaning.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections import defaultdict
 
 from tokenizers import Tokenizer
 
-CHARS_MAX = 512  # of a text; its beginning is enough
+CHARS_MAX = 512  # the beginning of a text is enough
 UNKNOWN = frozenset({"[UNK]", "<unk>"})
-# Letters per token from which on nothing, and all, is read. Measured on questions in eleven languages with an English
-# and a multilingual model, see docs/evaluation.md.
+# Letters per token up to which nothing is read, and from which everything is. Measured on questions in eleven languages
+# with an English and a multilingual model, see docs/evaluation.md.
 LETTERS_NONE, LETTERS_ALL = 2.8, 3.8
-WORD_LETTERS = 4  # at least, of a word that is one token: it may be short, but it is known
-# A Chinese or Japanese character says as much as three letters, a Korean syllable as two.
+WORD_LETTERS = 4  # minimum for a word that is a single token: it may be short, but it is known
+# A Chinese or Japanese character carries as much as three letters, a Korean syllable as two.
 IDEOGRAPHS = ((0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
 SYLLABLES = ((0xAC00, 0xD7A3),)
 
 
 def share_read(tokenizer: Tokenizer, text: str) -> float:
-    """From 0, where the tokenizer knows next to nothing of the text, to 1."""
+    """Return how much of the text the tokenizer knows, from 0 (next to nothing) to 1."""
     text = text[:CHARS_MAX]
     encoding = tokenizer.encode(text, add_special_tokens=False)
-    words: dict[int | None, list[int]] = defaultdict(list)  # letters of the tokens of each, 0 of unknown ones
+    words: dict[int | None, list[int]] = defaultdict(list)  # letters of each token, 0 if unknown
     for token, word, (start, end) in zip(encoding.tokens, encoding.word_ids, encoding.offsets, strict=True):
         if letters := sum(map(letters_in, text[start:end])):
             words[word].append(0 if token in UNKNOWN else letters)
@@ -40,7 +40,7 @@ def share_read(tokenizer: Tokenizer, text: str) -> float:
 
 
 def letters_in(character: str) -> int:
-    """Letters that a character counts for: none if it is neither a letter, a mark nor a digit."""
+    """Return how many letters a character counts for: none if it is neither a letter, a mark nor a digit."""
     if character.isascii():
         return int(character.isalnum())
     code = ord(character)

@@ -1,4 +1,4 @@
-"""A queue in which callers take turns, and so do the jobs of each."""
+"""A queue in which callers take turns, and so do the jobs of each caller."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Rotation(Generic[T]):
         self._jobs.setdefault(caller, deque()).append(job)
 
     def appendleft(self, caller: str, job: T) -> None:
-        """Put a job back, as the next of all."""
+        """Put a job back at the front of the whole queue."""
         self._jobs.setdefault(caller, deque()).appendleft(job)
         self._jobs.move_to_end(caller, last=False)
 
     def popleft(self) -> T:
-        """Take the next job; after it comes another caller's."""
+        """Take the next job, and move its caller behind the others."""
         caller, jobs = self._jobs.popitem(last=False)
         job = jobs.popleft()
         if jobs:

@@ -1,15 +1,15 @@
-"""Open a model: the first of its graphs that computes here what it computed where it was exported.
+"""Open a model: use the first of its graphs that computes here what it computed where it was exported.
 
-A folder may hold several graphs of one model, fastest first. Kernels differ between processors, and one that
-saturates or rounds strangely gives vectors that look sound and find nothing. So texts with known vectors are run
-before anything is served:
+A folder may hold several graphs of one model, fastest first. Kernels differ between CPUs, and one that saturates or
+rounds badly gives vectors that look plausible and find nothing. So texts with known vectors are run before anything is
+served:
 
-    near enough       this graph serves
-    far off, or NaN   it is refused, with a warning, and the next is tried
+    close enough      this graph serves
+    far off, or NaN   it is refused with a warning, and the next is tried
     none is left      Damaged
 
-Which one serves does not change the model's fingerprint: their vectors are near each other, and collections written
-with one are searched with the other.
+Which one serves does not change the model's fingerprint: their vectors are close, and collections written with one can
+be searched with the other.
 """
 
 from __future__ import annotations
@@ -30,33 +30,34 @@ from retrieval.embedding.models import KnownAnswer, Model, Variant
 logger = logging.getLogger(__name__)
 
 OUTPUT = "embeddings"
-QUOTED_CHARS = 40  # of a known text, in a reason
+QUOTED_CHARS = 40  # of a known text, in an error message
 
 Feed = Mapping[str, npt.NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A graph that is not used, and why, in one line."""
+    """A graph that is not used, and the reason in one line."""
 
     variant: str
     reason: str
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A session whose vectors were compared with known ones; which graph it runs, and which were refused before."""
+class OpenedModel:
+    """A session whose vectors were verified, the graph it runs, and the graphs refused before it."""
 
     session: onnxruntime.InferenceSession
     variant: str
     refused: tuple[Refusal, ...]
 
 
-def open_model(model: Model, known: Feed | None, *, threads: int) -> Opened:
-    """The first graph of `model` that loads and gives the known texts their vectors, with `threads` threads a run.
+def open_model(model: Model, known: Feed | None, *, threads: int) -> OpenedModel:
+    """Open the first graph of `model` that loads and gives the known texts their vectors, with `threads` threads per
+    run.
 
-    `known`: the texts of the manifest's known answers, in order, as inputs of the graph; None if it has none. Raises
-    Damaged, with every graph's reason, when none is left.
+    `known` has the texts of the manifest's known answers, in order, as inputs of the graph; None if there are none.
+    Raises Damaged with every graph's reason if no graph qualifies.
     """
     refused: list[Refusal] = []
     for variant in model.manifest.variants:
@@ -68,7 +69,7 @@ def open_model(model: Model, known: Feed | None, *, threads: int) -> Opened:
             logger.warning("model %s: %s is not used: %s", model.manifest.name, variant.name, error.message)
             refused.append(Refusal(variant.name, error.message))
         else:
-            return Opened(session, variant.name, tuple(refused))
+            return OpenedModel(session, variant.name, tuple(refused))
     reasons = "; ".join(f"{refusal.variant}: {refusal.reason}" for refusal in refused)
     raise Damaged(f"no graph in {model.folder} can be used here, export it on this machine: {reasons}")
 
@@ -76,7 +77,7 @@ def open_model(model: Model, known: Feed | None, *, threads: int) -> Opened:
 def _compare(
     session: onnxruntime.InferenceSession, known: Feed, answers: list[KnownAnswer], variant: Variant
 ) -> None:
-    """Raise Damaged unless every vector comes as near to its known answer as the variant must."""
+    """Raise Damaged unless every vector comes as close to its known answer as the variant requires."""
     try:
         found: Floats = session.run([OUTPUT], dict(known))[0]
     except Exception as error:
@@ -95,9 +96,9 @@ def _compare(
 
 
 def cosines(left: Floats, right: Floats) -> Floats:
-    """Row-wise cosines; NaN if a row is zero or not finite.
+    """Return row-wise cosines; NaN if a row is zero or not finite.
 
-    Of scores, which have one dimension: 1 minus the difference, as a share of the range of those on the right.
+    For scores, which have one dimension: 1 minus the difference, relative to the range of the right side.
     """
     with np.errstate(all="ignore"):
         if right.shape[1] == 1:
@@ -107,16 +108,16 @@ def cosines(left: Floats, right: Floats) -> Floats:
 
 
 def open_session(path: Path, *, threads: int) -> onnxruntime.InferenceSession:
-    """A session over the graph at `path`, set up for serving. Raises Damaged where it cannot be loaded."""
+    """Open a session over the graph at `path`, configured for serving. Raises Damaged if it cannot be loaded."""
     options = onnxruntime.SessionOptions()
-    # The runtime ignores CPU quotas and would start a thread for each core it can see.
+    # The runtime ignores CPU quotas and would start a thread for each visible core.
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # Spinning threads answer faster and take the core from whoever else wants it: here, the searches.
+    # Spinning threads answer faster, but take cores from the searches.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # Plans are kept per shape, and nearly every batch has a shape of its own.
     options.enable_mem_pattern = False
-    # The arena keeps the largest run's memory for ever; without it runs measured just as fast.
+    # The arena keeps the largest run's memory forever; without it runs measured just as fast.
     options.enable_cpu_mem_arena = False
     options.log_severity_level = 3
     try:

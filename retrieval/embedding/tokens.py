@@ -1,4 +1,4 @@
-"""Tokenising: a pool of tokenizers, and what one text became."""
+"""Tokenizing: a shared tokenizer, and the tokens of a text."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from tokenizers import Encoding, Tokenizer
 
 from indexes.base.errors import Damaged
 
-SEGMENT_CHARS = 16_384  # tokenised at once; bounds memory, and the time that one call holds a thread
-CHARS_PER_TOKEN = 8  # first guess of how much of a long text fills the window; English has four or five
-WORD_CHARS = 128  # a tokenizer looks no further: where a text is cut changes none of its earlier tokens
-CHARS_READ_MAX = (
-    1 << 18
-)  # of a text that does not fill the window: a megabyte of white space takes half a second
+SEGMENT_CHARS = 16_384  # tokenized at once; bounds memory and the time that one call holds a thread
+CHARS_PER_TOKEN = 8  # first estimate of how much of a long text fills the window; English has four or five
+WORD_CHARS = 128  # a tokenizer looks no further: a cut changes no tokens this far before it
+CHARS_READ_MAX = 1 << 18  # if that does not fill the window; a megabyte of white space takes half a second
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """One text as the model reads it, special tokens included. `truncated`: its end was cut off."""
+    """One text as the model reads it, special tokens included. `truncated` if its end was cut off."""
 
     ids: list[int]
     truncated: bool
@@ -31,10 +29,10 @@ class Tokens:
 
 
 class TokenizerPool:
-    """Lends one tokenizer, which neither pads nor truncates, to every thread that asks, also at the same time.
+    """Lends one tokenizer, which neither pads nor truncates, to all threads, even at the same time.
 
-    Nothing changes it once it is made: only that made threads meet "Already borrowed". XLM-R's takes 260 MB, too much
-    for one each.
+    It is never changed after construction: changing it is what makes threads fail with "Already borrowed". XLM-R's
+    takes 260 MB, too much for one per thread.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,8 +75,8 @@ class Frame:
         return Frame([], [])
 
     def cut(self, ids: list[int], tokens_max: int, *, whole: bool = True) -> Tokens:
-        """As much of a framed text as the model reads; what stands at its end stays there. `whole`: the ids are those
-        of all the text."""
+        """Cut a framed text to what the model reads, keeping the special tokens at its end. `whole`: the ids cover all
+        of the text."""
         if len(ids) <= tokens_max:
             return Tokens(ids, not whole)
         return Tokens(ids[: tokens_max - len(self.tail)] + self.tail, True)
@@ -87,10 +85,10 @@ class Frame:
 def read_enough(
     tokenizer: Tokenizer, texts: Sequence[str], tokens_max: int, *, special_tokens: bool = True
 ) -> list[tuple[Encoding, bool]]:
-    """For each text, the encoding of as much of its beginning as fills `tokens_max`, and whether that is all of it.
+    """Return for each text the encoding of enough of its beginning to fill `tokens_max`, and whether that is all of it.
 
-    The first `tokens_max` tokens are those of the whole text. To tokenise all of a megabyte takes a second, so a long
-    text is read in steps; one that has hardly any token in its first CHARS_READ_MAX characters is cut there.
+    The first `tokens_max` tokens equal those of the whole text. Tokenizing a whole megabyte takes a second, so a long
+    text is read in steps; one with hardly any tokens in its first CHARS_READ_MAX characters is cut there.
     """
     chars = CHARS_PER_TOKEN * tokens_max + WORD_CHARS
     encodings = tokenizer.encode_batch_fast(
@@ -107,9 +105,9 @@ def read_enough(
 
 
 def windows(tokenizer: Tokenizer, frame: Frame, prefix: str, text: str, tokens_max: int) -> Iterator[Tokens]:
-    """All of a text, in pieces that the model can read, each with the prefix and the special tokens.
+    """Split a text into pieces that the model can read, each with the prefix and the special tokens.
 
-    Pieces do not overlap. The text is tokenised as far as pieces are asked for.
+    Pieces do not overlap. Tokenizes lazily, as pieces are consumed.
     """
     before = tokenizer.encode(prefix, add_special_tokens=False).ids if prefix else []
     room = max(1, tokens_max - len(frame.head) - len(frame.tail) - len(before))
@@ -131,7 +129,7 @@ def segments(text: str, chars_max: int = SEGMENT_CHARS) -> Iterator[tuple[int, i
     start = 0
     while len(text) - start > chars_max:
         end = start + chars_max
-        # Search a bounded stretch: a text without spaces must not be scanned again for every piece.
+        # Search a bounded stretch: a text without spaces must not be rescanned for every piece.
         space = next((at for at in range(end, end - chars_max // 8, -1) if text[at - 1].isspace()), end)
         yield start, space
         start = space
@@ -140,7 +138,7 @@ def segments(text: str, chars_max: int = SEGMENT_CHARS) -> Iterator[tuple[int, i
 
 
 def pad_id(tokenizer: Tokenizer) -> int:
-    """The id that fills short rows. RoBERTa derives positions from it, so it must be the tokenizer's own."""
+    """Return the id that fills short rows. RoBERTa derives positions from it, so it must be the tokenizer's own."""
     for name in ("[PAD]", "<pad>"):
         if (found := tokenizer.token_to_id(name)) is not None:
             return int(found)

@@ -1,8 +1,8 @@
 """Answers of a language model from a collection's passages, whole or as a stream of server-sent events:
 
-event: piece     data: {"text": "Refunds take"}           as often as the model says something
+event: piece     data: {"text": "Refunds take"}           one for each piece of text from the model
 event: answer    data: the whole answer, as without `stream`
-event: error     data: the error, as its body would be; only after the first piece, before it the status says it
+event: error     data: the error body; only after the first piece, because an earlier error has an HTTP status
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
         raise InvalidInput(context.hint, param="token_budget")
     asking = Asking(wanted, context, request.app[LLM], partial(passages_of, collection))
     if wanted.stream:
-        return await streamed(request, asking, deadline)
+        return await stream_answer(request, asking, deadline)
     async with aclosing(asking.pieces()) as pieces:
         while await deadline.meets(anext(pieces, None)) is not None:
             pass
@@ -49,7 +49,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
 
 
 class Deadline:
-    """The caller's own, for all of it; None for no other than those of the search and of the model."""
+    """The caller's deadline for the whole request. With None, only the deadlines of the search and the model apply."""
 
     def __init__(self, deadline_ms: int | None) -> None:
         self._ms = deadline_ms
@@ -57,13 +57,13 @@ class Deadline:
         self._at = None if deadline_ms is None else now + deadline_ms / 1000
 
     async def meets(self, work: Awaitable[T]) -> T:
-        """Raises DeadlineExceeded."""
+        """Await `work`. Raises DeadlineExceeded once the deadline has passed."""
         async with in_time(self._at, self._ms):
             return await work
 
 
-async def streamed(request: web.Request, asking: Asking, deadline: Deadline) -> web.StreamResponse:
-    """The stream begins with the first piece: what fails before that is an error with its status."""
+async def stream_answer(request: web.Request, asking: Asking, deadline: Deadline) -> web.StreamResponse:
+    """Stream the answer, starting with the first piece: an error before that is answered with its HTTP status."""
     async with aclosing(asking.pieces()) as pieces:
         piece = await deadline.meets(anext(pieces, None))
         async with event_stream(request) as stream:
@@ -78,11 +78,11 @@ async def streamed(request: web.Request, asking: Asking, deadline: Deadline) -> 
 
 
 def check(wanted: AnswerRequest, request: web.Request) -> None:
-    """Raises TooLarge."""
+    """Raises InvalidInput for options that do not apply to an answer, and TooLarge for a long instruction."""
     limits = request.app[CONFIG].limits
     if wanted.queries is not None or wanted.format == "messages":
         param = "format" if wanted.queries is None else "queries"
-        raise InvalidInput(f"{param}: an answer is to one query, and makes its messages itself", param=param)
+        raise InvalidInput(f"{param}: an answer takes one query and builds its own messages", param=param)
     if wanted.instruction is not None and len(wanted.instruction) > limits.query_chars_max:
         raise TooLarge(
             f"instruction has {len(wanted.instruction)} characters, at most {limits.query_chars_max} are allowed",
@@ -91,10 +91,11 @@ def check(wanted: AnswerRequest, request: web.Request) -> None:
 
 
 def passages_of(collection: Collection, citations: Sequence[Citation]) -> dict[int, tuple[str, str]]:
-    """The text of each passage and its language, by number, as the log has it now. For a thread."""
+    """Return the text and language of each cited passage, by number, as the log has them now. Reads the log: run it
+    on a thread."""
     documents = {name: collection.log.document(name) for name in {one.document_id for one in citations}}
     return {
         one.number: (document.text[one.start : one.end], document.language)
         for one in citations
-        if (document := documents[one.document_id]) is not None  # deleted since
+        if (document := documents[one.document_id]) is not None  # deleted since the search
     }

@@ -1,4 +1,4 @@
-"""Access keys, over HTTP: of the caller's tenant, or of all tenants for a caller of none."""
+"""Access keys over HTTP: those of the caller's tenant, or of all tenants if the caller has no tenant."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from retrieval.wire.errors import Forbidden
 
 
 async def create(request: web.Request) -> web.Response:
-    """A key cannot make one that may do what it may not itself; limits are of one key alone."""
+    """Create a key. A key cannot grant rights that it does not have; limits are per key and not inherited."""
     wanted = await body(request, CreateKey)
-    tenant = within_reach(wanted.tenant)
+    tenant = reachable_tenant(wanted.tenant)
     require_grantable(wanted.scopes)
     key = Key(
         id="",
@@ -40,15 +40,15 @@ async def create(request: web.Request) -> web.Response:
     return made_answer(request.app[CATALOG], made, text)
 
 
-async def listed(request: web.Request) -> web.Response:
-    keys = await asyncio.to_thread(request.app[KEYS].all, within_reach(""))
+async def list_keys(request: web.Request) -> web.Response:
+    keys = await asyncio.to_thread(request.app[KEYS].all, reachable_tenant(""))
     limiter = request.app[LIMITER]
     return answer(KeyList([KeyBody.of(key, limiter.used_today(key.id)) for key in keys]))
 
 
 async def rotate(request: web.Request) -> web.Response:
     wanted = await body(request, RotateKey)
-    key_id, keys, tenant = request.match_info["key"], request.app[KEYS], within_reach("")
+    key_id, keys, tenant = request.match_info["key"], request.app[KEYS], reachable_tenant("")
 
     def work() -> tuple[Key, str]:
         require_grantable(scope for key in keys.all(tenant) if key.id == key_id for scope in key.scopes)
@@ -59,7 +59,7 @@ async def rotate(request: web.Request) -> web.Response:
 
 
 async def revoke(request: web.Request) -> web.Response:
-    await asyncio.to_thread(request.app[KEYS].revoke, request.match_info["key"], within_reach(""))
+    await asyncio.to_thread(request.app[KEYS].revoke, request.match_info["key"], reachable_tenant(""))
     return web.Response(status=204)
 
 
@@ -71,18 +71,23 @@ def made_answer(catalog: Catalog, made: Key, text: str) -> web.Response:
 
 
 def require_grantable(scopes: Iterable[Scope]) -> None:
-    """Raises Forbidden for the scope that `admin` does not include, unless the caller has it."""
+    """Raises Forbidden if the scopes include the one that `admin` does not imply and the caller lacks it."""
     if SCOPE in scopes:
         require_vectors()
 
 
-def within_reach(tenant: str) -> str:
-    """The tenant whose keys the caller may change, "" for all. Raises Forbidden for another one, and for callers that
-    are bound to collections or that no key has admitted: the first key is made on the machine itself."""
+def reachable_tenant(tenant: str) -> str:
+    """Return the tenant whose keys the caller may change, or "" for all tenants.
+
+    Raises Forbidden for another tenant, for callers bound to collections, and for callers without a key: the first
+    key is created on the machine itself.
+    """
     caller = PRINCIPAL.get()
     if not caller.key:
-        raise Forbidden("the first key is made with `nearline keys create` where the data directory is")
+        raise Forbidden(
+            "create the first key with `nearline keys create` on the machine that has the data directory"
+        )
     caller.require_unbound()
     if caller.tenant and tenant not in ("", caller.tenant):
-        raise Forbidden("keys of another tenant are not for this key to make")
+        raise Forbidden("this key cannot create keys for another tenant")
     return caller.tenant or tenant

@@ -1,16 +1,17 @@
-"""Keeps pages that people have open in a browser from using this service behind their backs.
+"""Prevents web pages open in a user's browser from calling this service without permission.
 
-A browser sends requests of any page to any address, including one that only this machine can reach. Three headers
-say enough, and no page can forge them:
+A browser sends requests from any page to any address, including one that only this machine can reach. Three headers
+are enough to decide, and no page can forge them:
 
     Host          the name the page used. A foreign name can be made to resolve to our address (DNS rebinding), and its
                   pages would then count as same-origin, so names are on an allow-list. An IP address cannot be rebound.
-    Origin        the page itself, with every request that is more than a plain read: ours, or in server.cors_origins.
-    Content-Type  JSON. What a form or a script may send without a preflight (text/plain, multipart) is refused, but for
-                  uploads, whose Origin has to be there then.
+    Origin        the page itself, sent with every request that is more than a plain read: ours, or one of
+                  server.cors_origins.
+    Content-Type  JSON. Types that a form or a script may send without a preflight (text/plain, multipart) are refused,
+                  except for uploads, which must then have an Origin.
 
-A client that is no browser sends no Origin and needs no settings. `curl -d` and urllib call any body a form, and many
-libraries do not say what it is: both are read as JSON, unless a browser sent them.
+Clients other than browsers send no Origin and need no settings. `curl -d` and urllib label any body a form, and many
+libraries do not label it at all: both are read as JSON unless a browser sent them.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ HOST = re.compile(r"\[(?P<v6>[0-9a-fA-F:.]+)\](:\d+)?|(?P<name>[^:\[\]]*)(:\d+)?
 FORM, UPLOADS = "multipart/form-data", "/v1/files"  # the only path that takes a form
 LABELS_UNASKED = frozenset({"", "application/x-www-form-urlencoded"})
 BROWSER_HEADERS = ("Origin", "Sec-Fetch-Site", "Sec-Fetch-Mode")
-SHOWN_CHARS = 200  # of a header, in an error
-# For everything but our own page, which sets a policy of its own: answers load nothing and stand in no frame.
+SHOWN_CHARS = 200  # of a header quoted in an error
+# For every answer but our own page, which sets its own policy: load nothing, and never appear in a frame.
 POLICY = "default-src 'none'; frame-ancestors 'none'"
 
 
 def require_known_caller(request: web.Request) -> None:
-    """Raises UnknownHost, ForeignOrigin or UnsupportedMediaType. Reads headers only."""
+    """Raises UnknownHost, ForeignOrigin or UnsupportedMediaType for a request that a browser may not send. Reads
+    headers only."""
     server = request.app[CONFIG].server
     host = request.headers.get("Host", "")
     if not known_host(host, [server.host, *server.hosts]):
@@ -43,15 +45,16 @@ def require_known_caller(request: web.Request) -> None:
     origin = request.headers.get("Origin")
     if origin is not None and not known_origin(origin, host, server.cors_origins):
         raise ForeignOrigin(
-            f"pages of the origin {origin[:SHOWN_CHARS]!r} may not call this service; "
-            "server.cors_origins lists those that may"
+            f"pages from the origin {origin[:SHOWN_CHARS]!r} may not call this service; "
+            "server.cors_origins lists the origins that may"
         )
     if request.body_exists and not says_json(request) and not is_upload(request):
         raise UnsupportedMediaType("a body must come with the header Content-Type: application/json")
 
 
 def known_host(host: str, names: list[str]) -> bool:
-    """Whether a Host header holds an IP address, localhost or one of these names. Without one no browser sent it."""
+    """Whether a Host header holds an IP address, localhost or one of these names. A request without Host is not from
+    a browser."""
     if not host or "*" in names:
         return True
     parts = HOST.fullmatch(host)
@@ -70,7 +73,8 @@ def is_address(name: str) -> bool:
 
 
 def known_origin(origin: str, host: str, allowed: list[str]) -> bool:
-    """Whether the page is listed or came from this service. The scheme may differ: a proxy may speak HTTPS for us."""
+    """Whether the page's origin is listed or is this service. The scheme may differ: a proxy may terminate HTTPS for
+    us."""
     return origin in allowed or "*" in allowed or origin.partition("://")[2].lower() == host.lower() != ""
 
 
@@ -82,13 +86,14 @@ def says_json(request: web.Request) -> bool:
 
 
 def is_upload(request: web.Request) -> bool:
-    """A form where one is expected. Every browser says where a form comes from, and that has been checked."""
+    """Whether this is a form on a path that takes one. Browsers always send the Origin of a form, which has been
+    checked."""
     named = "Origin" in request.headers or not any(name in request.headers for name in BROWSER_HEADERS)
     return request.content_type == FORM and request.path == UPLOADS and named
 
 
 def let_page_read(request: web.Request, answer: web.StreamResponse) -> None:
-    """The headers of CORS, for pages of the configured origins. A stream needs them before it begins."""
+    """Set the CORS headers for pages of the configured origins. A stream needs them before it begins."""
     allowed = request.app[CONFIG].server.cors_origins
     if not allowed or "Vary" in answer.headers:
         return
@@ -100,13 +105,13 @@ def let_page_read(request: web.Request, answer: web.StreamResponse) -> None:
 
 
 async def protective_headers(request: web.Request, answer: web.StreamResponse) -> None:
-    """For `on_response_prepare`."""
+    """Set the protective headers; a handler of `on_response_prepare`."""
     protect(answer)
 
 
 def protect(answer: web.StreamResponse) -> None:
-    """No guessing of types, no frames, and no versions in `Server`."""
+    """Forbid content sniffing and frames, and hide versions from `Server`."""
     answer.headers["Server"] = "nearline"
     answer.headers["X-Content-Type-Options"] = "nosniff"
-    answer.headers["X-Frame-Options"] = "DENY"  # for browsers older than frame-ancestors
+    answer.headers["X-Frame-Options"] = "DENY"  # for browsers that do not support frame-ancestors
     answer.headers.setdefault("Content-Security-Policy", POLICY)

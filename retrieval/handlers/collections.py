@@ -1,4 +1,4 @@
-"""Collections and aliases."""
+"""Collections and aliases: create, list, describe, rename, rank, delete."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def make(app: web.Application, wanted: CreateCollection) -> Collection:
-    """Raises InvalidInput naming the field, Conflict for a name that is taken, and Forbidden for a key that may make
-    none."""
+    """Create a collection. Raises InvalidInput naming the field, Conflict for a name in use, and Forbidden for a key
+    that may not create collections."""
     PRINCIPAL.get().require_unbound()
     config, catalog = app[CONFIG], app[CATALOG]
     model = wanted.model or config.models.default
@@ -51,7 +51,7 @@ async def make(app: web.Application, wanted: CreateCollection) -> Collection:
     return await asyncio.to_thread(catalog.create, PRINCIPAL.get().full(wanted.name), settings)
 
 
-async def listed(request: web.Request) -> web.Response:
+async def list_collections(request: web.Request) -> web.Response:
     catalog, folders, caller = request.app[CATALOG], request.app[FOLDERS], PRINCIPAL.get()
 
     def work() -> CollectionList:
@@ -76,19 +76,19 @@ async def listed(request: web.Request) -> web.Response:
     return await answer_from(work)
 
 
-async def shown(request: web.Request) -> web.Response:
+async def show(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     return await answer_from(lambda: describe(request.app, collection))
 
 
-async def deleted(request: web.Request) -> web.Response:
-    """By its own name only: an alias must not delete what it happens to name today."""
+async def delete(request: web.Request) -> web.Response:
+    """Delete a collection by its own name only: an alias must not delete whatever it points to today."""
     await remove(request.app, request.match_info["collection"])
     return web.Response(status=204)
 
 
 async def remove(app: web.Application, name: str) -> None:
-    """By the name that the caller knows it by. Raises NotFound for one that it may not see."""
+    """Delete the collection that the caller knows by this name. Raises NotFound for one that the caller may not see."""
     full = own_name(app, name)
     app[TASKS].require_idle(full)
     await asyncio.to_thread(app[CATALOG].delete, full)
@@ -96,7 +96,7 @@ async def remove(app: web.Application, name: str) -> None:
 
 
 def own_name(app: web.Application, name: str) -> str:
-    """The full name of a collection, which may be no alias. Raises NotFound for one that the caller may not see."""
+    """Return the full name of a collection. Raises NotFound for an alias, and for one that the caller may not see."""
     caller = PRINCIPAL.get()
     if not caller.sees(caller.full(name), app[CATALOG].aliases):
         raise NotFound(f"no collection {name!r}", param="collection")
@@ -104,13 +104,13 @@ def own_name(app: web.Application, name: str) -> str:
 
 
 def forget(app: web.Application, name: str) -> None:
-    """The name is gone, and the next collection that bears it is another one."""
+    """Drop what is kept under the name: the next collection with this name is a different one."""
     app[METRICS].forget(name)
     app[TASKS].forget(name)
 
 
-async def renamed(request: web.Request) -> web.Response:
-    """By its own name only, as deleting does."""
+async def rename(request: web.Request) -> web.Response:
+    """Rename a collection, by its own name only, like deleting."""
     wanted = await body(request, RenameCollection)
     name = own_name(request.app, request.match_info["collection"])
     PRINCIPAL.get().require_unbound()
@@ -133,7 +133,7 @@ async def set_ranking(request: web.Request) -> web.Response:
 
 
 async def remove_ranking(request: web.Request) -> web.Response:
-    """Also where there is none: what was asked for is then so."""
+    """Remove the ranking. Idempotent: succeeds if there is none."""
     _, collection = collection_of(request)
     await asyncio.to_thread(collection.ranking.clear)
     return web.Response(status=204)

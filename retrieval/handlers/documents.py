@@ -1,4 +1,4 @@
-"""Documents: write, read, list page by page, count, change their metadata, delete."""
+"""Documents: write, read, list by page, count, change metadata, delete."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from retrieval.wire.documents import (
 )
 
 CURSOR_MAX = 2**62
-POSITION_BYTES, CHECK_BYTES = 8, 7  # together a multiple of three, so that the cursor needs no padding
-ESCAPED_BYTES = 12  # of one character in JSON, at most
+POSITION_BYTES, CHECK_BYTES = 8, 7  # the sum is a multiple of three, so base64 needs no padding
+ESCAPED_BYTES = 12  # the most that one character takes in JSON
 
 
 async def write(request: web.Request) -> web.Response:
@@ -55,12 +55,12 @@ async def write(request: web.Request) -> web.Response:
     result = await write_documents(collection, app[EMBEDDERS], wanted.documents, app[CONFIG], request[ENTRY])
     app[TASKS].reindex_if_due(collection.name, collection)
     app[METRICS].written(name, result, time.perf_counter() - started)
-    return answer(written(result, started))
+    return answer(written_body(result, started))
 
 
-async def shown(request: web.Request) -> web.Response:
+async def show(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
-    vectors, document_id = vectors_wanted(request), request.match_info["id"]
+    vectors, document_id = wants_vectors(request), request.match_info["id"]
     held, export = request[HELD], request.app[VECTOR_EXPORT]
 
     def work() -> DocumentBody:
@@ -71,12 +71,12 @@ async def shown(request: web.Request) -> web.Response:
     return await answer_from(work)
 
 
-async def listed(request: web.Request) -> web.Response:
+async def list_page(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     limits = request.app[CONFIG].limits
     limit = query_int(request, "limit", 100, least=1, most=limits.page_limit_max)
     cursor = query_int(request, "cursor", 0, least=0, most=CURSOR_MAX)
-    vectors, export = vectors_wanted(request), request.app[VECTOR_EXPORT]
+    vectors, export = wants_vectors(request), request.app[VECTOR_EXPORT]
     bytes_max = request[HELD].page(limits.answer_bytes_max)
     condition = PRINCIPAL.get().allowed(None)
 
@@ -85,12 +85,12 @@ async def listed(request: web.Request) -> web.Response:
             collection, cursor, limit, condition=condition, vectors=vectors, bytes_max=bytes_max
         )
         following = None if page.following is None else str(page.following)
-        return {"documents": encoded(page, export), "next_cursor": following}
+        return {"documents": encode_page(page, export), "next_cursor": following}
 
     return await answer_from(work)
 
 
-async def patched(request: web.Request) -> web.Response:
+async def patch(request: web.Request) -> web.Response:
     started = time.perf_counter()
     wanted = await body(request, PatchDocument)
     name, collection = collection_of(request)
@@ -105,13 +105,13 @@ async def patched(request: web.Request) -> web.Response:
 
     patch = await asyncio.to_thread(metadata_of, sent, "metadata", app[CONFIG])
     future = patch_metadata(collection, request.match_info["id"], patch, app[CONFIG], expires)
-    result = replace(await asyncio.wrap_future(future), tokens=0)  # none was embedded
+    result = replace(await asyncio.wrap_future(future), tokens=0)  # nothing was embedded
     app[TASKS].reindex_if_due(collection.name, collection)
     app[METRICS].written(name, result, time.perf_counter() - started)
-    return answer(written(result, started))
+    return answer(written_body(result, started))
 
 
-def written(result: WriteResult, started: float) -> Written:
+def written_body(result: WriteResult, started: float) -> Written:
     return Written(
         seq=result.seq,
         documents=result.documents,
@@ -122,7 +122,7 @@ def written(result: WriteResult, started: float) -> Written:
     )
 
 
-async def deleted(request: web.Request) -> web.Response:
+async def delete(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     document_id = request.match_info["id"]
     result = await remove(request.app, collection, [document_id])
@@ -132,7 +132,7 @@ async def deleted(request: web.Request) -> web.Response:
 
 
 async def remove(app: web.Application, collection: Collection, ids: Iterable[str]) -> WriteResult:
-    """Delete those of these documents that there are."""
+    """Delete these documents, skipping ids that do not exist."""
     result = await asyncio.wrap_future(collection.write([Delete(one) for one in ids]))
     app[TASKS].reindex_if_due(collection.name, collection)
     return result
@@ -142,7 +142,7 @@ async def delete_many(request: web.Request) -> web.Response:
     wanted = await body(request, DeleteDocuments)
     _, collection = collection_of(request)
     condition = filter_of(wanted.filter, request.app[CONFIG])
-    ids = ids_of(wanted.ids, request.app[CONFIG])
+    ids = await asyncio.to_thread(ids_of, wanted.ids, request.app[CONFIG])
     if (ids is None) == (condition is None):
         raise InvalidInput("expected either ids or filter", param="ids")
     if ids is not None:
@@ -155,16 +155,18 @@ async def delete_many(request: web.Request) -> web.Response:
 
 
 def ids_of(raw: msgspec.Raw, config: Config) -> list[str] | None:
-    """The ids of a request to delete, each once; None for none. Raises TooLarge, before decoding far too many."""
+    """Return the distinct ids of a delete request, or None if it has none. Raises TooLarge, before decoding far too
+    many."""
     if is_absent(raw):
         return None
     limits = config.limits
     most = limits.documents_per_request_max
     if len(raw) <= most * (limits.id_chars_max + 4) * ESCAPED_BYTES:
-        ids = [str(one) for one in decode_part(raw, list[str | int], "ids")]
-        if any(len(one) > limits.id_chars_max for one in ids):
-            raise TooLarge(f"an id is longer than {limits.id_chars_max} characters", param="ids")
-        if len(ids) <= most:
+        sent = decode_part(raw, list[str | int], "ids")
+        if len(sent) <= most:
+            ids = [str(one) for one in sent]
+            if any(len(one) > limits.id_chars_max for one in ids):
+                raise TooLarge(f"an id is longer than {limits.id_chars_max} characters", param="ids")
             return list(dict.fromkeys(ids))
     raise TooLarge(f"at most {most} ids in one request", param="ids")
 
@@ -196,7 +198,7 @@ async def scroll(request: web.Request) -> web.Response:
             bytes_max=bytes_max,
         )
         cursor = None if page.following is None else encode_cursor(page.following, collection.uid)
-        return {"documents": encoded(page, export, text=wanted.text), "cursor": cursor}
+        return {"documents": encode_page(page, export, text=wanted.text), "cursor": cursor}
 
     return await answer_from(work)
 
@@ -209,8 +211,8 @@ async def count(request: web.Request) -> web.Response:
     return answer(CountBody(counted.documents, counted.passages, counted.seq))
 
 
-def encoded(page: Page, export: VectorExport, *, text: bool = True) -> list[msgspec.Raw]:
-    """Each document's JSON by itself: encoding a whole page in one step would hold up every other thread."""
+def encode_page(page: Page, export: VectorExport, *, text: bool = True) -> list[msgspec.Raw]:
+    """Encode each document of a page separately: encoding the page in one step would block every other thread."""
     return [msgspec.Raw(msgspec.json.encode(document_body(one, export, text=text))) for one in page.documents]
 
 
@@ -233,22 +235,23 @@ def passage_body(passage: VectorPassage, export: VectorExport) -> PassageBody:
     return PassageBody(passage.ordinal, passage.start, passage.end, passage.tokens, vector)
 
 
-def vectors_wanted(request: web.Request) -> bool:
-    """Raises InvalidInput, and Forbidden for a caller that may have none."""
+def wants_vectors(request: web.Request) -> bool:
+    """Whether the query string asks for vectors. Raises InvalidInput, and Forbidden for a caller who may not have
+    them."""
     if wanted := query_flag(request, "vectors"):
         require_vectors()
     return wanted
 
 
 def query_flag(request: web.Request, name: str) -> bool:
-    """`true` or `false` from the query string; absent is false. Raises InvalidInput naming it."""
+    """Return a flag from the query string, false if absent. Raises InvalidInput naming it."""
     text = request.query.get(name, "false")
     if text not in ("true", "false"):
         raise InvalidInput(f"{name} must be true or false, found {text[:40]!r}", param=name)
     return text == "true"
 
 
-# --- cursors: a position in the log, and a check against typing errors and other collections' cursors ---------
+# --- cursors: a position in the log, with a checksum against typos and cursors of other collections -----------
 
 
 def encode_cursor(position: int, uid: str) -> str:
@@ -257,14 +260,14 @@ def encode_cursor(position: int, uid: str) -> str:
 
 
 def decode_cursor(cursor: str, uid: str) -> int:
-    """Raises InvalidInput for anything that this collection has not given out as a cursor."""
+    """Return the position in a cursor. Raises InvalidInput for anything this collection did not issue as a cursor."""
     try:
         raw = base64.b64decode(cursor, altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         raw = b""
     position, check = raw[:POSITION_BYTES], raw[POSITION_BYTES:]
     if check != check_of(position, uid):
-        raise InvalidInput("cursor is not one that this collection has given out", param="cursor")
+        raise InvalidInput("cursor was not issued by this collection", param="cursor")
     return int.from_bytes(position, "big")
 
 

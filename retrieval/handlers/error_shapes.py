@@ -1,11 +1,13 @@
-"""Errors in the shape that each dialect's clients read. The path alone decides, so that an unknown path below a
-dialect's, a wrong method or a broken body are answered in it too.
+"""Errors in the shape that each dialect's clients read.
+
+The path alone decides, so an unknown path under a dialect's prefix, a wrong method and a malformed body are answered
+in its shape too.
 
     OpenAI   {"error": {"message", "type", "param", "code"}}
     Ollama   {"error": "..."}
     TEI      {"error": "...", "error_type": "Validation"}
     Cohere   {"message": "..."}
-    Jina     {"detail": "...", "message": "..."}      `message` for clients of Cohere's first version, on the same path
+    Jina     {"detail": "...", "message": "..."}      `message` for clients of Cohere's v1 API, which has the same path
     ours     everywhere else: `retrieval/wire/errors.py`
 """
 
@@ -22,20 +24,20 @@ from indexes.base.errors import InvalidInput, NearlineError, NotFound, TooLarge
 from retrieval.embedding.results import TooLong
 from retrieval.wire import errors
 
-NAME_CHARS_SHOWN = 200  # of a model that a request asks for in vain
+NAME_CHARS_SHOWN = 200  # of an unknown model's name, in the error
 
 
 class ModelNotFound(NotFound):
-    """A request names a model that is not there. `name` as the client wrote it, `known` what it could have written."""
+    """A request names a model that does not exist. `name` is as the client wrote it, `known` lists the valid names."""
 
     def __init__(self, name: str, known: list[str]) -> None:
         self.name = name[:NAME_CHARS_SHOWN]
-        listed = ", ".join(known) or "none; nearline export-model makes one"
-        super().__init__(f"the model '{self.name}' does not exist; models here: {listed}", param="model")
+        listed = ", ".join(known) or "none; export one with nearline export-model"
+        super().__init__(f"the model '{self.name}' does not exist; available models: {listed}", param="model")
 
 
 class NoReranker(NotFound):
-    """A request wants texts reranked, and no model for that is configured."""
+    """A request asks for reranking, and no reranker is configured."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -44,11 +46,11 @@ class NoReranker(NotFound):
 
 
 class NoTokenVectors(NotFound):
-    """A request wants a vector for each token, and models give one for each text."""
+    """A request asks for a vector per token; models here return one vector per text."""
 
     def __init__(self) -> None:
         super().__init__(
-            "no vectors of tokens: the models here pool inside their graphs; /embed gives the vector of each text"
+            "no token vectors: the models here pool inside their graphs; /embed returns one vector per text"
         )
 
 
@@ -86,7 +88,7 @@ class TeiErrorBody(msgspec.Struct):
 
 
 def response(path: str, error: NearlineError, *, status: int | None = None) -> web.Response:
-    """The answer to a request on `path` that failed. `status` is ours, where the error's class does not say it."""
+    """Return the error response to a request on `path`. `status` is ours, for errors whose class does not set it."""
     dialect = dialect_of(path)
     if dialect is None:
         return errors.response(error, status=status)
@@ -101,15 +103,15 @@ def response(path: str, error: NearlineError, *, status: int | None = None) -> w
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one family of clients reads errors. `paths` and all below them are the dialect's."""
+    """How one family of clients reads errors. The dialect owns `paths` and everything below them."""
 
     paths: tuple[str, ...]
     body: Callable[[NearlineError, int], msgspec.Struct]
-    statuses: Mapping[int, int]  # theirs by ours, where they differ
-    kinds: Mapping[type[NearlineError], int] = field(default_factory=dict)  # and of single errors
+    statuses: Mapping[int, int]  # our status to theirs, where they differ
+    kinds: Mapping[type[NearlineError], int] = field(default_factory=dict)  # overrides for single errors
 
     def status(self, error: NearlineError, ours: int) -> int:
-        # Too many inputs are 413 to us, as a body too large is; most dialects know 413 for the body alone.
+        # We answer 413 both to too many inputs and to a body too large; most dialects use 413 for the body only.
         if ours == 413 and error.param == "body":
             return ours
         return self.kinds.get(type(error)) or self.statuses.get(ours, ours)
@@ -117,7 +119,7 @@ class Dialect:
 
 @functools.lru_cache(maxsize=1024)
 def dialect_of(path: str) -> Dialect | None:
-    """Whose path it is; None for ours."""
+    """Return the dialect that owns a path, or None if it is ours."""
     for dialect in (OPENAI, OLLAMA, TEI, COHERE, JINA):
         if any(path == own or path.startswith(f"{own}/") for own in dialect.paths):
             return dialect
@@ -131,7 +133,7 @@ def openai_body(error: NearlineError, status: int) -> OpenAIErrorBody:
         case ModelNotFound():
             code = "model_not_found"
         case TooLong():
-            # Gateways tell this error from others by these words or by the code.
+            # Gateways recognize this error by this wording or by the code.
             message = f"This model's maximum context length is {error.tokens_max} tokens: {message}"
             param, code = "input", "context_length_exceeded"
         case _ if status == 429:
@@ -142,7 +144,7 @@ def openai_body(error: NearlineError, status: int) -> OpenAIErrorBody:
 def ollama_body(error: NearlineError, status: int) -> OllamaErrorBody:
     match error:
         case ModelNotFound():
-            return OllamaErrorBody(f"model '{error.name}' not found")  # word for word: clients look for it
+            return OllamaErrorBody(f"model '{error.name}' not found")  # clients match this text exactly
         case TooLong():
             return OllamaErrorBody(f"input length exceeds maximum context length: {error.message}")
         case _:
@@ -182,7 +184,7 @@ def jina_body(error: NearlineError, status: int) -> JinaErrorBody:
 OPENAI_PATHS = "/v1/embeddings /v1/models /v1/vector_stores /v1/files"
 OPENAI = Dialect(tuple(OPENAI_PATHS.split()), openai_body, {413: 400, 422: 400})
 OLLAMA = Dialect(("/api",), ollama_body, {413: 400, 422: 400, 429: 503})
-# With what TEI serves and Nearline does not (yet), so that its clients read why.
+# Includes paths of TEI that Nearline does not serve (yet), so that TEI's clients can read the error.
 TEI_PATHS = "/ /embed /embed_all /embed_sparse /rerank /predict /similarity /tokenize /decode /info /health"
 TEI = Dialect(
     tuple(TEI_PATHS.split()),

@@ -3,8 +3,8 @@
     data/<collection>/evaluation.json      mode 0600
         {"received_ms": 1772323200000, "report": {...}}
 
-A report names metadata values, in its filters. So it is not for callers that see some documents only, `nearline erase`
-forgets it, and it is not part of a backup.
+A report contains metadata values in its filters, so callers that see only some documents may not read it, `nearline
+erase` deletes it, and backups leave it out.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from retrieval.wire.evaluation import EvaluationBody, KeepEvaluation
 
 FILE = "evaluation.json"
 MODE = 0o600
-BYTES_MAX = 1 << 20  # a report of 100 cohorts has 30 KB
+BYTES_MAX = 1 << 20  # a report of 100 cohorts takes 30 KB
 
-_changing = Lock()  # of all collections: reports come seldom, and two must not draft one file
+_changing = Lock()  # one for all collections: reports are rare, and two must not write one draft file
 
 
 async def keep(request: web.Request) -> web.Response:
@@ -39,26 +39,28 @@ async def keep(request: web.Request) -> web.Response:
     if len(wanted.report) > BYTES_MAX:
         words = f"report has {len(wanted.report)} bytes, at most {BYTES_MAX} are allowed"
         raise TooLarge(words, param="report")
-    decode_part(wanted.report, dict[str, Any], "report")
+    await asyncio.to_thread(decode_part, wanted.report, dict[str, Any], "report")
     kept = EvaluationBody(now_ms(), wanted.report)
 
     def work() -> None:
         with _changing:
             if request.app[CATALOG].collections.get(collection.name) is not collection:
-                raise NotFound(f"no collection {name!r}", param="collection")  # deleted or renamed meanwhile
+                raise NotFound(f"no collection {name!r}", param="collection")  # deleted or renamed since
             publish(collection.folder / FILE, msgspec.json.encode(kept), MODE)
 
     await asyncio.to_thread(work)
     return answer(kept)
 
 
-async def shown(request: web.Request) -> web.Response:
-    """Raises NotFound where none was sent."""
+async def show(request: web.Request) -> web.Response:
+    """Return the last report. Raises NotFound if none was sent."""
     PRINCIPAL.get().require_whole()
     name, collection = collection_of(request)
     content = await asyncio.to_thread(read, collection)
     if content is None:
-        raise NotFound(f"no evaluation of {name!r} was sent: `nearline evaluate -c {name} --publish` does it")
+        raise NotFound(
+            f"no evaluation of {name!r} was sent; send one with `nearline evaluate -c {name} --publish`"
+        )
     return json_answer(content)
 
 
@@ -72,6 +74,6 @@ def read(collection: Collection) -> bytes | None:
 
 
 def forget(collection: Collection) -> None:
-    """Durably. Idempotent."""
+    """Delete the report durably. Idempotent."""
     with _changing:
         remove(collection.folder / FILE)

@@ -1,4 +1,4 @@
-"""Why a document is, or is not, among the hits of a search."""
+"""Explain why a document is, or is not, among the hits of a search."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from aiohttp import web
 
 from retrieval.handlers.state import CONFIG, EMBEDDERS, PIPELINE
 from retrieval.handlers.wire import answer, body, collection_of
-from retrieval.insight.explaining import explain as explained
+from retrieval.insight import explaining
 from retrieval.wire.explain import ExplainRequest
 
 
@@ -14,4 +14,4 @@ async def explain(request: web.Request) -> web.Response:
     wanted = await body(request, ExplainRequest)
     _, collection = collection_of(request)
     app = request.app
-    return answer(await explained(app[PIPELINE], app[EMBEDDERS], collection, wanted, app[CONFIG]))
+    return answer(await explaining.explain(app[PIPELINE], app[EMBEDDERS], collection, wanted, app[CONFIG]))

@@ -1,4 +1,4 @@
-"""Judgments and clicks: kept, listed, forgotten."""
+"""Judgments and clicks: keep, list and delete them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retrieval.access.auth import PRINCIPAL
 from retrieval.base.settings import Config
 from retrieval.handlers.state import CONFIG, FEEDBACK, HELD
 from retrieval.handlers.wire import answer, answer_from, body, collection_of
-from retrieval.upkeep.feedback import Entry
+from retrieval.upkeep.feedback import FeedbackEntry
 from retrieval.wire.collections import FeedbackBody, FeedbackKept, FeedbackList, SendFeedback, SentFeedback
 
 
@@ -23,17 +23,17 @@ async def write(request: web.Request) -> web.Response:
     app, sent = request.app, wanted.feedback
     most = app[CONFIG].limits.feedback_per_request_max
     if not sent:
-        raise InvalidInput("feedback is empty, expected at least one", param="feedback")
+        raise InvalidInput("feedback is empty, expected at least one entry", param="feedback")
     if len(sent) > most:
-        raise TooLarge(f"{len(sent)} in one request, at most {most} are allowed", param="feedback")
+        raise TooLarge(f"{len(sent)} entries in one request, at most {most} are allowed", param="feedback")
     received_ms = now_ms()
-    entries = [checked(one, f"feedback[{at}]", received_ms, app[CONFIG]) for at, one in enumerate(sent)]
+    entries = [check_entry(one, f"feedback[{at}]", received_ms, app[CONFIG]) for at, one in enumerate(sent)]
     feedback = app[FEEDBACK]
     await feedback.on_thread(lambda: feedback.keep(collection, about_visible(collection, entries)))
     return answer(FeedbackKept(len(entries)))
 
 
-async def listed(request: web.Request) -> web.Response:
+async def list_feedback(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     held, feedback = request[HELD], request.app[FEEDBACK]
 
@@ -47,16 +47,16 @@ async def listed(request: web.Request) -> web.Response:
     return await answer_from(work)
 
 
-async def deleted(request: web.Request) -> web.Response:
-    """Also where there is none: what was asked for is then so."""
+async def delete(request: web.Request) -> web.Response:
+    """Delete the feedback. Idempotent: succeeds if there is none."""
     _, collection = collection_of(request)
     feedback = request.app[FEEDBACK]
     await feedback.on_thread(feedback.forget, collection)
     return web.Response(status=204)
 
 
-def about_visible(collection: Collection, entries: list[Entry]) -> list[Entry]:
-    """What the caller may say: nothing about documents that it may not see, of which some may come to be later."""
+def about_visible(collection: Collection, entries: list[FeedbackEntry]) -> list[FeedbackEntry]:
+    """Return the entries without documents that the caller may not see, as for documents that do not exist."""
     caller = PRINCIPAL.get()
     if caller.groups is None:
         return entries
@@ -69,12 +69,15 @@ def about_visible(collection: Collection, entries: list[Entry]) -> list[Entry]:
     ]
 
 
-def chars_of(one: Entry) -> int:
+def chars_of(one: FeedbackEntry) -> int:
     return len(one.query) + len(one.document_id) + sum(map(len, one.passed))
 
 
-def checked(one: SentFeedback, where: str, received_ms: int, config: Config) -> Entry:
-    """As it is kept: of what was shown, what is above the document. Raises InvalidInput or TooLarge."""
+def check_entry(one: SentFeedback, where: str, received_ms: int, config: Config) -> FeedbackEntry:
+    """Return feedback in the form that is kept: of the documents shown, only those ranked above this one.
+
+    Raises InvalidInput or TooLarge.
+    """
     query, document_id, shown = one.query.strip(), str(one.document_id), [str(each) for each in one.shown]
     limits = config.limits
     if not query:
@@ -92,4 +95,4 @@ def checked(one: SentFeedback, where: str, received_ms: int, config: Config) -> 
     if shown and document_id not in shown:
         raise InvalidInput(f"{where}.shown does not hold {document_id!r}", param=f"{where}.shown")
     passed = shown[: shown.index(document_id)] if shown else []
-    return Entry(received_ms, query, document_id, one.grade, passed)
+    return FeedbackEntry(received_ms, query, document_id, one.grade, passed)

@@ -1,4 +1,4 @@
-"""Rebuilds, tunings and erasures, and the jobs that carry them out."""
+"""Rebuilds, tunings and erasures, and the jobs that run them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from retrieval.handlers.wire import answer, body, collection_of
 from retrieval.upkeep.tasks import unknown_job
 from retrieval.wire.collections import JobBody, JobList, JobStarted, Nothing, Reindex, RolledBack, Tune
 
-QUERIES_MAX = 10_000  # of one tuning; more only makes it longer
+QUERIES_MAX = 10_000  # per tuning; more only make it take longer
 
 
 async def reindex(request: web.Request) -> web.Response:
@@ -33,7 +33,7 @@ async def tune(request: web.Request) -> web.Response:
     texts = (
         None
         if wanted.queries is None
-        else checked(wanted.queries, request.app[CONFIG].limits.query_chars_max)
+        else check_queries(wanted.queries, request.app[CONFIG].limits.query_chars_max)
     )
 
     async def vectors() -> Floats:
@@ -49,8 +49,8 @@ async def tune(request: web.Request) -> web.Response:
     return answer(JobStarted(job.id), status=202, headers={"Location": f"/v1/jobs/{job.id}"})
 
 
-def checked(queries: list[str], chars_max: int) -> list[str]:
-    """Each text once. Raises TooLarge or InvalidInput: a handful of queries says nothing of the next ones."""
+def check_queries(queries: list[str], chars_max: int) -> list[str]:
+    """Return the distinct queries. Raises TooLarge, and InvalidInput if there are too few to generalize from."""
     if len(queries) > QUERIES_MAX:
         raise TooLarge(
             f"{len(queries)} queries are too many; at most {QUERIES_MAX} are allowed", param="queries"
@@ -71,7 +71,7 @@ async def erase(request: web.Request) -> web.Response:
     app = request.app
 
     async def forget() -> None:
-        # Nobody knows which queries quote what was deleted, so all of the collection's go.
+        # Any logged query may quote deleted text, so all of the collection's queries go.
         await app[QUERY_LOG].forget(collection)
         await app[FEEDBACK].on_thread(app[FEEDBACK].forget, collection)
         await asyncio.to_thread(evaluation.forget, collection)
@@ -90,26 +90,26 @@ async def rollback(request: web.Request) -> web.Response:
     return answer(RolledBack(generation.number))
 
 
-async def shown(request: web.Request) -> web.Response:
-    """Raises NotFound, also for a job of a collection that the caller may not see."""
+async def show(request: web.Request) -> web.Response:
+    """Return one job. Raises NotFound, also for a job of a collection that the caller may not see."""
     job_id = request.match_info["job"]
     job = request.app[TASKS].get(job_id)
-    if not visible(request.app, job):
+    if not may_see(request.app, job):
         raise unknown_job(job_id)
     return answer(as_called(job))
 
 
-async def listed(request: web.Request) -> web.Response:
+async def list_jobs(request: web.Request) -> web.Response:
     jobs = request.app[TASKS].all()
-    return answer(JobList([as_called(job) for job in jobs if visible(request.app, job)]))
+    return answer(JobList([as_called(job) for job in jobs if may_see(request.app, job)]))
 
 
-def visible(app: web.Application, job: JobBody) -> bool:
+def may_see(app: web.Application, job: JobBody) -> bool:
     return PRINCIPAL.get().sees(job.collection, app[CATALOG].aliases)
 
 
 def as_called(job: JobBody) -> JobBody:
-    """With the collection's name as its caller knows it."""
+    """Return the job with the collection's name as its caller knows it."""
     caller = PRINCIPAL.get()
     error = None if job.error is None else caller.in_own_words(job.error)
     return msgspec.structs.replace(job, collection=caller.own(job.collection), error=error)

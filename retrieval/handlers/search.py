@@ -15,7 +15,7 @@ from retrieval.cache import PATIENCE, Patience
 from retrieval.context.building import build_context, check_context, search_requests
 from retrieval.context.encodings import Encoding, encoding
 from retrieval.embedding.counting import TokenCounter
-from retrieval.handlers.state import CONFIG, EMBEDDERS, FREQUENT, HELD, METRICS, PIPELINE, QUERY_LOG
+from retrieval.handlers.state import CONFIG, EMBEDDERS, HELD, PIPELINE
 from retrieval.handlers.wire import (
     answer,
     answer_from,
@@ -24,6 +24,7 @@ from retrieval.handlers.wire import (
     collection_of,
     in_callers_words,
     json_answer,
+    note_search,
     timing_headers,
 )
 from retrieval.observe.request_log import note_queries
@@ -40,8 +41,10 @@ from retrieval.wire.search import (
     Timings,
 )
 
-CONCURRENT_SEARCHES = 8  # of one batch; a large batch must not push everybody else's query back
-INLINE_BYTES = 1 << 18  # of searches and of hits, handled on the event loop: less than a millisecond
+CONCURRENT_SEARCHES = 8  # per batch, so that a large batch does not delay other callers' queries
+INLINE_BYTES = (
+    1 << 18
+)  # searches or hits up to this size are processed on the event loop, in under a millisecond
 
 
 async def search(request: web.Request) -> web.Response:
@@ -51,17 +54,15 @@ async def search(request: web.Request) -> web.Response:
     budget = budget_of(request)
     found = await request.app[PIPELINE].search(name, collection, wanted, budget=budget)
     request[RECEIPT] = found.receipt
-    request.app[METRICS].search(found)
-    request.app[QUERY_LOG].note(collection, wanted)
-    request.app[FREQUENT].note(collection, wanted)
-    return json_answer(await encoded(found, budget), headers_of(found.timings_ms))
+    note_search(request.app, collection, wanted, found)
+    return json_answer(await encode_answer(found, budget), headers_of(found.timings_ms))
 
 
 async def search_batch(request: web.Request) -> web.Response:
-    """Answers in the order of the searches; one that fails has an error in its place.
+    """Run several searches and answer in their order; one that fails has an error in its place.
 
-    All exact searches of a batch share one scan of the log, for each different filter. All searches share the budget of
-    one answer.
+    All exact searches of a batch with the same filter share one scan of the log. All searches share the byte budget
+    of one answer.
     """
     wanted = await body(request, SearchBatch)
     name, collection = collection_of(request)
@@ -73,12 +74,12 @@ async def search_batch(request: web.Request) -> web.Response:
             f"{len(wanted.searches)} searches in one request, at most {most} are allowed", param="searches"
         )
 
-    def decoded() -> list[SearchRequest]:
+    def decode_searches() -> list[SearchRequest]:
         parts = enumerate(wanted.searches)
         return [decode_part(one, SearchRequest, f"searches[{at}]") for at, one in parts]
 
     small = sum(map(len, wanted.searches)) <= INLINE_BYTES
-    searches = decoded() if small else await asyncio.to_thread(decoded)
+    searches = decode_searches() if small else await asyncio.to_thread(decode_searches)
     note_queries(request, [search.query for search in searches])
     await charge(request.app, len(searches))
     slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
@@ -88,22 +89,22 @@ async def search_batch(request: web.Request) -> web.Response:
     scan = pipeline.joint_scan(collection, sum(search.exact for search in searches))
 
     async def find(search: SearchRequest) -> SearchAnswer:
-        if search.exact:  # without a slot: they wait for each other
+        if search.exact:  # takes no slot: exact searches wait for each other
             with scan.place() as place:
                 return await pipeline.search(name, collection, search, place, budget)
         async with slots:
             return await pipeline.search(name, collection, search, budget=budget)
 
     async def one(search: SearchRequest) -> msgspec.Raw:
-        PATIENCE.set(Patience())  # each waits for Redis as a single search does
+        PATIENCE.set(Patience())  # each search may wait for Redis as long as a single one
         try:
             found = await find(search)
         except NearlineError as error:
             return msgspec.Raw(msgspec.json.encode(body_of(in_callers_words(request.app, error))))
-        request.app[METRICS].search(found)
-        request.app[QUERY_LOG].note(collection, search)
-        request.app[FREQUENT].note(collection, search)
-        return msgspec.Raw(await encoded(found, budget))  # now: its parts take several times as much memory
+        note_search(request.app, collection, search, found)
+        return msgspec.Raw(
+            await encode_answer(found, budget)
+        )  # now: the objects take several times the memory
 
     results = await asyncio.gather(*(one(search) for search in searches))
     return await answer_from(lambda: SearchBatchAnswer(results))
@@ -116,7 +117,7 @@ async def context(request: web.Request) -> web.Response:
 
 
 async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAnswer:
-    """Searches for each of the queries, within the budget of one answer, and packs what they find."""
+    """Search for each of the queries, within the byte budget of one answer, and pack what they find."""
     app, config = request.app, request.app[CONFIG]
     name, collection = collection_of(request)
     check_context(wanted, config)
@@ -131,8 +132,7 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
     async def find(search: SearchRequest) -> SearchAnswer:
         async with slots:
             found = await app[PIPELINE].search(name, collection, search, budget=budget)
-        app[METRICS].search(found)
-        app[QUERY_LOG].note(collection, search)
+        note_search(app, collection, search, found)
         return found
 
     wanted_searches = search_requests(wanted, config)
@@ -142,15 +142,15 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
     try:
         found = await asyncio.gather(*searches)
     finally:
-        for search in searches:  # one failed, or the caller has gone: the others would be for nobody
+        for search in searches:  # one failed or the caller has gone: the rest would be wasted work
             search.cancel()
     return await abandonable(
-        lambda go_on: build_context(
+        lambda on_step: build_context(
             found,
             wanted,
-            partial(counter.starts, go_on=go_on),
+            partial(counter.starts, on_step=on_step),
             config,
-            go_on,
+            on_step,
             similarity_floor=embedder.manifest.similarity_floor,
         ),
         deadline=deadline,
@@ -161,11 +161,11 @@ def budget_of(request: web.Request, param: str = "k") -> AnswerBudget:
     return AnswerBudget(request.app[CONFIG].limits.answer_bytes_max, param=param, hold=request[HELD].answer)
 
 
-async def encoded(found: SearchAnswer, budget: AnswerBudget) -> bytes:
-    """Its JSON, made on a thread if the hits in the budget are large."""
+async def encode_answer(found: SearchAnswer, budget: AnswerBudget) -> bytes:
+    """Return the answer as JSON, encoded on a thread if its hits are large."""
 
     def in_pieces() -> bytes:
-        # Each hit by itself: encoding many in one step would hold up every other thread.
+        # Encode each hit separately: encoding many in one step would block every other thread.
         hits = [msgspec.Raw(msgspec.json.encode(hit)) for hit in found.hits]
         return msgspec.json.encode(msgspec.structs.replace(found, hits=hits))
 

@@ -1,4 +1,4 @@
-"""What the application carries: one typed key for each part, defined once."""
+"""The typed keys of everything the application carries, each defined once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from indexes.directory.catalog import Catalog
 from retrieval.access.auth import Keys, Needed
 from retrieval.access.limits import Limiter
 from retrieval.admission.ceiling import Ceiling, Held
-from retrieval.admission.gates import Entry, Gates, Load
+from retrieval.admission.gates import AdmittedRequest, Gates, Load
 from retrieval.base.cancellation import Stopping
 from retrieval.base.config import Config
 from retrieval.cache import SharedStore
@@ -31,35 +31,38 @@ from retrieval.upkeep.starting import Start
 from retrieval.upkeep.tasks import Tasks
 
 CONFIG = web.AppKey("CONFIG", Config)
-FOLDERS = web.AppKey[tuple[Path, ...]]("FOLDERS")  # of data and models: no answer says where they lie
+FOLDERS = web.AppKey[tuple[Path, ...]]("FOLDERS")  # of data and models; answers must not reveal these paths
 METRICS = web.AppKey("METRICS", Metrics)
 KEYS = web.AppKey("KEYS", Keys)
 LIMITER = web.AppKey("LIMITER", Limiter)
-SCOPES = web.AppKey[Mapping[object, Needed]]("SCOPES")  # what each handler asks for
+SCOPES = web.AppKey[Mapping[object, Needed]]("SCOPES")  # the scope each handler requires
 CEILING = web.AppKey("CEILING", Ceiling)
-BODY = web.RequestKey("BODY", bytes)  # of a request whose body came after its head
+BODY = web.RequestKey("BODY", bytes)  # the body, if it was read before the handler
 HELD = web.RequestKey("HELD", Held)
 GATES = web.AppKey("GATES", Gates)
-ENTRY = web.RequestKey("ENTRY", Entry)  # of a request of some class
-LOADS = web.AppKey[Mapping[object, Load]]("LOADS")  # the class of each handler that has one
+ENTRY = web.RequestKey("ENTRY", AdmittedRequest)  # the admission of a request that has a load class
+LOADS = web.AppKey[Mapping[object, Load]]("LOADS")  # the load class of each handler that has one
 CATALOG = web.AppKey("CATALOG", Catalog)
-SHARED = web.AppKey[SharedStore | None]("SHARED")  # what services share; None where there is no Redis
+SHARED = web.AppKey[SharedStore | None]("SHARED")  # state shared between services; None without Redis
 EMBEDDERS = web.AppKey("EMBEDDERS", Embedders)
 PIPELINE = web.AppKey("PIPELINE", Pipeline)
-RERANKER = web.AppKey[Reranker | None]("RERANKER")  # None where none is configured, or it cannot be loaded
+RERANKER = web.AppKey[Reranker | None]("RERANKER")  # None if none is configured or it cannot be loaded
 LLM = web.AppKey("LLM", LanguageModel)
 QUERY_LOG = web.AppKey("QUERY_LOG", QueryLog)
 FREQUENT = web.AppKey("FREQUENT", Frequent)
 FEEDBACK = web.AppKey("FEEDBACK", Feedback)
 UPLOADS = web.AppKey("UPLOADS", Uploads)
-TEXTS = web.AppKey("TEXTS", Texts)  # of uploads
+TEXTS = web.AppKey("TEXTS", Texts)  # texts of uploads
 USED = web.AppKey(
     "USED", dict[str, float]
-)  # when collections were used last, as far as store_expiry has not kept it
+)  # when collections were last used, until store_expiry has stored it
 TASKS = web.AppKey("TASKS", Tasks)
 API = web.AppKey("API", dict[str, Any])
+PARAMETERS = web.AppKey(  # of query strings, by handler: where others are refused
+    "PARAMETERS", dict[object, tuple[str, ...]]
+)
 READY = web.AppKey("READY", dict[str, bool])
-RELOADED = web.AppKey[list[Callable[[], None]]]("RELOADED")  # what to do when CONFIG has changed
+RELOADED = web.AppKey[list[Callable[[], None]]]("RELOADED")  # called when CONFIG has changed
 START = web.AppKey("START", Start)
 STOPPING = web.AppKey("STOPPING", Stopping)
-FAILED = web.AppKey("FAILED", asyncio.Event)  # set when the storage has failed and the service has to leave
+FAILED = web.AppKey("FAILED", asyncio.Event)  # set when storage has failed and the service must exit

@@ -1,4 +1,4 @@
-"""Health, readiness, metrics, and the description of the API with its page."""
+"""Health, readiness, metrics, and the API description with its page."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PAGE = Path(__file__).with_name("docs.html").read_text()
 SCRIPTS = re.findall(r"<script>(.*?)</script>", PAGE, re.DOTALL)
 HASHES = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in SCRIPTS]
 OWN_SCRIPTS = " ".join(f"'sha256-{one}'" for one in HASHES)
-# Swagger UI styles its elements one by one and carries its icons in its style sheet.
+# Swagger UI sets styles inline and embeds its icons in its style sheet.
 PAGE_POLICY = (
     f"default-src 'none'; script-src 'self' {OWN_SCRIPTS}; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-ASSETS = {"swagger-ui.css": "text/css", "swagger-ui-bundle.js": "text/javascript"}  # what the page loads
+ASSETS = {"swagger-ui.css": "text/css", "swagger-ui-bundle.js": "text/javascript"}  # the files the page loads
 
 
 START_RETRY_S = 2
@@ -43,8 +43,8 @@ class Health(msgspec.Struct):
 
 
 class Readiness(msgspec.Struct, omit_defaults=True):
-    """`starting` tells how far a start is, `quarantined` has collections that cannot serve, `refusing` the classes of
-    requests there is no memory for."""
+    """Whether the service is ready. `starting` is the progress of a start, `quarantined` lists collections that
+    cannot serve, and `refusing` the request classes that there is no memory for."""
 
     status: Literal["ready", "not ready"]
     starting: StartBody | UnsetType = UNSET
@@ -53,26 +53,27 @@ class Readiness(msgspec.Struct, omit_defaults=True):
 
 
 async def healthz(request: web.Request) -> web.Response:
-    """The process answers: nothing else is promised."""
+    """Answer that the process responds; nothing else is promised."""
     return answer(Health("ok"))
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """200 once the collections are open and the models are loaded, 503 before and while closing.
+    """200 once the collections are open and the models are loaded; 503 before that and while closing.
 
-    A quarantined collection does not fail it: taking the whole service out of rotation helps nobody. It is named, where
-    there are no access keys. Nor does a lack of memory fail it, which is over sooner than a balancer would notice.
+    A quarantined collection does not fail it, since taking the whole service out of rotation helps no one; it is
+    named if there are no access keys. Nor does a lack of memory, which passes sooner than a load balancer would
+    notice.
     """
     if not request.app[READY]["ready"]:
-        return answer(Readiness("not ready"), status=503)
+        return answer(Readiness("not ready"), status=503, headers={"Retry-After": f"{START_RETRY_S}"})
     refusing = request.app[CEILING].refusing()
-    # Where there are keys, names of collections are not for everybody.
+    # With access keys, collection names are not public.
     quarantined = UNSET if request.app[KEYS].required else sorted(request.app[CATALOG].quarantined)
     return answer(Readiness("ready", quarantined=quarantined, refusing=refusing or UNSET))
 
 
 def starting_server(app: web.Application) -> web.Server:
-    """Answers until the application does: alive, how far the start is, and 503 for everything else."""
+    """Return a server for the time before the application runs: it reports liveness and progress, and 503 otherwise."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         at = app[START].at
@@ -88,14 +89,14 @@ def starting_server(app: web.Application) -> web.Server:
             words = f"the service is starting ({at.stage}, {at.done} of {at.total} are done)"
             reply = response(request.path, NotReady(words, retry_after_s=START_RETRY_S))
         protect(reply)
-        reply.force_close()  # the next request is for the application
+        reply.force_close()  # the next request should reach the application
         return reply
 
     return web.Server(handle)
 
 
 async def metrics(request: web.Request) -> web.Response:
-    # On a thread: of many collections there is much to read, on disk too, and much to write.
+    # On a thread: with many collections this reads a lot, from disk too, and writes a lot.
     return web.Response(
         body=await asyncio.to_thread(request.app[METRICS].render),
         headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
@@ -107,7 +108,7 @@ async def openapi(request: web.Request) -> web.Response:
 
 
 async def root(request: web.Request) -> web.Response:
-    raise web.HTTPFound("ui")  # relative: a proxy may have a prefix in front
+    raise web.HTTPFound("ui")  # relative, because a proxy may add a prefix
 
 
 async def docs(request: web.Request) -> web.Response:
@@ -115,12 +116,12 @@ async def docs(request: web.Request) -> web.Response:
 
 
 async def asset(request: web.Request) -> web.Response:
-    """A file of the page. Only the two it loads: no path is made of what a client sends."""
+    """Serve a file of the page. Only the two files it loads: no path is built from client input."""
     name = request.match_info["name"]
     if name not in ASSETS:
         raise NotFound("no such path: the page has no such file")
     path = Path(str(files("swagger_ui"))) / "static" / name
-    # Not a FileResponse: what the kernel sends by itself is in no buffer, so a client that does not read is not seen.
+    # Not a FileResponse: sendfile bypasses our buffers, so a client that does not read would go unnoticed.
     content = await asyncio.to_thread(path.read_bytes)
     return web.Response(
         body=content,

@@ -1,4 +1,4 @@
-"""The page at `/ui`: the files of retrieval/ui/ as they are. What it shows it asks of the API, with its user's key."""
+"""The page at `/ui`: the files of retrieval/ui/ as they are. The page calls the API with its user's key."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from indexes.base.errors import NotFound
 
 FOLDER = Path(__file__).parents[1] / "ui"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-# Nothing inline, nothing from elsewhere. Text becomes markup nowhere but where `markup.js` reads files of HTML, in a
-# document that is never shown.
+# Nothing inline and nothing from other origins. Text is parsed as markup only where `markup.js` reads HTML files, into
+# a document that is never shown.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types nearline-read"
@@ -21,7 +21,7 @@ POLICY = (
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # asked for each time, sent only when changed: no file of an older version stays
+    "Cache-Control": "no-cache",  # revalidated each time, sent only when changed: no file of an older version lingers
 }
 
 
@@ -41,19 +41,19 @@ PAGE = FILES.pop("index.html")
 
 
 async def page(request: web.Request) -> web.Response:
-    return sent(request, PAGE)
+    return respond_with(request, PAGE)
 
 
 async def asset(request: web.Request) -> web.Response:
-    """A file of the page. Only those that were there at the start: no path is made of what a client sends."""
+    """Serve a file of the page. Only files present at startup: no path is built from client input."""
     file = FILES.get(request.match_info["name"])
     if file is None:
         raise NotFound("no such path: the page has no such file")
-    return sent(request, file)
+    return respond_with(request, file)
 
 
-def sent(request: web.Request, file: File) -> web.Response:
-    """Without its content for a browser that has it."""
+def respond_with(request: web.Request, file: File) -> web.Response:
+    """Return the file, or 304 if the browser has it."""
     known = any(one.value in (file.etag, "*") for one in request.if_none_match or ())
     if known:
         answer = web.Response(status=304, headers=HEADERS)

@@ -1,12 +1,12 @@
-"""Standing queries: hits of a search that enter its first k by a write, as server-sent events.
+"""Standing queries: server-sent events for the hits that writes bring into a search's first k.
 
     event: watching  id: 41-3f9c02ab   data: {"seq": 41}                  everything up to this operation is known
     event: hits      id: 42-3f9c02ab   data: {"seq": 42, "hits": [{"rank": 3, "hit": {...}}]}
-    event: error                       data: the error, as its body would be; the stream ends
+    event: error                       data: the error body; the stream ends
 
-A client that comes back with `Last-Event-ID` gets what was written since and is still among the first k. The id is the
-operation and the collection: one made anew under the same name counts from 1 again. The search is made again after each
-write, from the cache: where nothing written concerns it, its answer outlives the write.
+A client that reconnects with `Last-Event-ID` gets what was written since and is still among the first k. The id holds
+the operation and the collection, because a recreated collection of the same name counts from 1 again. The search is
+repeated after each write, from the cache: an answer that the write does not affect stays cached.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from retrieval.wire.decoding import Doc
 from retrieval.wire.errors import body_of
 from retrieval.wire.search import Hit, SearchRequest
 
-LOOK_EVERY_S = 1.0  # whether the key is still valid, the collection there, and the service not stopping
-KEEP_ALIVE_S = 15.0  # proxies close what is silent for longer
-PAUSE_S = 0.05  # between two searches: a flood of writes is looked at twenty times a second
+LOOK_EVERY_S = 1.0  # check that the key is valid, the collection exists and the service is not stopping
+KEEP_ALIVE_S = 15.0  # proxies close connections that are silent for longer
+PAUSE_S = 0.05  # between two searches: at most twenty a second under a flood of writes
 KEEP_ALIVE = b": nothing new\n\n"
 DIGITS_MAX = 18
 
 
 class RankedHit(msgspec.Struct):
-    """A hit and its place."""
+    """A hit and its rank."""
 
-    rank: Annotated[int, Doc("Place among the hits, from 1")]
+    rank: Annotated[int, Doc("Rank among the hits, from 1")]
     hit: Hit
 
 
 class Entered(msgspec.Struct):
-    """What writes have brought among the first k."""
+    """Hits that writes have brought into the first k."""
 
     seq: Annotated[int, Doc("The operation up to which everything is known")]
     hits: Annotated[list[RankedHit], Doc("Best first")]
 
 
 async def watch(request: web.Request) -> web.StreamResponse:
-    """What can be refused is refused with its status: the stream begins with the first answer."""
+    """Stream a standing query. The stream begins with the first answer, so a refusal has its HTTP status."""
     wanted = await body(request, SearchRequest)
     note_queries(request, [wanted.query])
     name, collection = collection_of(request)
@@ -88,22 +88,25 @@ class Watch:
         self._request, self._name, self._collection, self._wanted = request, name, collection, wanted
 
     async def events(self, after: int | None) -> AsyncGenerator[bytes]:
-        """As they are sent. `after` is what the client knows already; None: everything. Raises before the first one."""
+        """Yield encoded events. `after` is the operation the client knows already, or None for a new client.
+
+        Raises only before the first event; later errors become an event.
+        """
         loop, begun, shown, looked = asyncio.get_running_loop(), False, None, 0.0
         if after is not None and after > (last := self._collection.snapshot.seq):
             raise Conflict(
-                f"the collection has {last} operations, and the client knows {after}: it was made anew or restored; "
+                f"the collection has {last} operations, and the client knows {after}: it was recreated or restored; "
                 "watch again without Last-Event-ID",
                 param="Last-Event-ID",
             )
         try:
             while True:
-                if begun and loop.time() - looked > LOOK_EVERY_S:  # also where write follows write
+                if begun and loop.time() - looked > LOOK_EVERY_S:  # even while writes keep arriving
                     looked = loop.time()
                     self._look()
                 seq, hits = await self._hits(patient=begun)
                 known = seq if after is None else after
-                new = [] if hits == shown else await self._written(hits, known, seq)
+                new = [] if hits == shown else await self._written_between(hits, known, seq)
                 after, shown = max(known, seq), hits
                 if new or not begun:
                     said, begun = loop.time(), True
@@ -116,7 +119,7 @@ class Watch:
                     if loop.time() - said > KEEP_ALIVE_S:
                         said = loop.time()
                         yield KEEP_ALIVE
-                    arrived = await self._arrived(seq + 1)
+                    arrived = await self._wait_for(seq + 1)
                     if not arrived:
                         self._look()
         except NearlineError as error:
@@ -125,14 +128,14 @@ class Watch:
             yield event("error", body_of(in_callers_words(self._request.app, error)))
 
     async def _hits(self, *, patient: bool) -> tuple[int, list[Hit]]:
-        """The present ones, and up to which operation. If `patient` waits while the service has too much to do."""
+        """Return the current hits and the operation they include. If `patient`, wait out an overload of the service."""
         app = self._request.app
         while True:
             PATIENCE.set(Patience())
             try:
                 budget = AnswerBudget(app[CONFIG].limits.answer_bytes_max)
                 search = partial(app[PIPELINE].search, self._name, self._collection, self._wanted)
-                found = await search(budget=budget, counted=False)  # the answer to this very question
+                found = await search(budget=budget, counted=False)  # the answer to exactly this request
                 return found.receipt.seq, found.hits
             except (Overloaded, DeadlineExceeded):
                 if not patient:
@@ -140,8 +143,8 @@ class Watch:
                 await asyncio.sleep(LOOK_EVERY_S)
                 self._look()
 
-    async def _written(self, hits: list[Hit], after: int, upto: int) -> list[RankedHit]:
-        """Those whose documents were written after one operation and not after another."""
+    async def _written_between(self, hits: list[Hit], after: int, upto: int) -> list[RankedHit]:
+        """Return the hits whose documents were written after operation `after` and up to `upto`."""
         ids = list({hit.document_id for hit in hits})
         seqs = await asyncio.to_thread(self._collection.log.seqs_of, ids)
         return [
@@ -150,8 +153,8 @@ class Watch:
             if after < seqs.get(hit.document_id, 0) <= upto
         ]
 
-    async def _arrived(self, seq: int) -> bool:
-        """Whether this operation came while we waited."""
+    async def _wait_for(self, seq: int) -> bool:
+        """Wait for this operation, and return whether it arrived in time."""
         try:
             async with asyncio.timeout(LOOK_EVERY_S):
                 await asyncio.wrap_future(self._collection.arrivals.at(seq))
@@ -160,7 +163,8 @@ class Watch:
         return True
 
     def _look(self) -> None:
-        """Raises what ends the stream: a key that is valid no more, a collection that is gone, a stopping service."""
+        """Raises if the stream must end: the key is no longer valid, the collection is gone, or the service is
+        stopping."""
         request = self._request
         PRINCIPAL.set(request.app[KEYS].admit(request.headers, "search"))
         if collection_of(request)[1] is not self._collection:
@@ -170,19 +174,21 @@ class Watch:
 
 
 def check(wanted: SearchRequest) -> None:
-    """Raises InvalidInput for what a standing query cannot be."""
+    """Raises InvalidInput for options that a standing query does not support."""
     for param in ("exact", "offset", "facets", "min_seq", "deadline_ms"):
         if getattr(wanted, param):
             raise InvalidInput(f"a watched search has no {param}", param=param)
     if not wanted.cache:
         raise InvalidInput(
-            "a watched search needs the cache: it is made again after each write", param="cache"
+            "a watched search needs the cache, because it is repeated after each write", param="cache"
         )
 
 
 def last_event(request: web.Request, collection: Collection) -> int | None:
-    """The operation up to which a client that was here before knows everything. Raises InvalidInput, and Conflict if
-    that was another collection."""
+    """Return the last operation that a reconnecting client knows, or None for a new client.
+
+    Raises InvalidInput, and Conflict if the event came from another collection.
+    """
     text = request.headers.get("Last-Event-ID")
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""What all handlers share: reading a body, writing an answer."""
+"""Helpers that all handlers share: read a body, check who asks, write an answer."""
 
 from __future__ import annotations
 
@@ -12,24 +12,37 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from indexes.base.errors import InvalidInput, NearlineError, NotFound
+from indexes.base.errors import InvalidInput, NearlineError, NotFound, TooLarge
 from indexes.collection.collection import Collection
 from indexes.reading import scrolling
 from indexes.reading.scrolling import ScrolledDocument
 from retrieval.access.auth import PRINCIPAL
-from retrieval.handlers.state import BODY, CATALOG, CONFIG, EMBEDDERS, FOLDERS, HELD, LIMITER, TASKS, USED
+from retrieval.handlers.state import (
+    BODY,
+    CATALOG,
+    CONFIG,
+    EMBEDDERS,
+    FOLDERS,
+    FREQUENT,
+    HELD,
+    LIMITER,
+    METRICS,
+    QUERY_LOG,
+    TASKS,
+    USED,
+)
 from retrieval.wire.collections import CollectionBody, RankingBody, RequestLimits
-from retrieval.wire.decoding import decode
+from retrieval.wire.decoding import INLINE_BYTES, decode
 from retrieval.wire.errors import MalformedRequest, without_folders
+from retrieval.wire.search import SearchAnswer, SearchRequest
 
 T = TypeVar("T")
 
-DIGITS_MAX = 19  # of 64 bits
-INLINE_BYTES = 1 << 20  # of a body, decoded on the event loop: about a millisecond
+DIGITS_MAX = 19  # of a 64-bit integer
 
 
 async def body(request: web.Request, kind: type[T]) -> T:
-    """The request's JSON body; an absent one counts as an empty object."""
+    """Decode the request's JSON body; an empty body counts as an empty object."""
     sent = request.get(BODY) or await request.read() or b"{}"
     if len(sent) <= INLINE_BYTES:
         return decode(sent, kind)
@@ -38,24 +51,35 @@ async def body(request: web.Request, kind: type[T]) -> T:
 
 
 async def form(request: web.Request) -> Mapping[str, Any]:
-    """The parts of a form; aiohttp keeps large ones on the disk. Raises MalformedRequest."""
+    """Return the parts of a form; aiohttp spools large ones to disk. Raises MalformedRequest, and TooLarge."""
     try:
         return await request.post()
-    except (ValueError, LookupError, RuntimeError) as error:  # of its boundary, a charset, an encoding
+    except web.HTTPRequestEntityTooLarge as error:
+        raise TooLarge(f"the form is too large: {error.text}", param="body") from None
+    except (ValueError, LookupError, RuntimeError) as error:  # from the boundary, a charset or an encoding
         raise MalformedRequest(f"the body is not a valid form: {error}") from None
-    except HttpProcessingError as error:  # of a part's own head
+    except HttpProcessingError as error:  # from a part's headers
         raise MalformedRequest(f"the body is not a valid form: {error.message}") from None
 
 
 def in_callers_words(app: web.Application, error: NearlineError) -> NearlineError:
-    """With names as the caller knows them, and no folders: where files lie is for the log."""
+    """Replace names in the error by those the caller knows, and remove paths, which belong in the log only."""
     folders = app[FOLDERS]
     error.message = PRINCIPAL.get().in_own_words(without_folders(error.message, folders))
     return error
 
 
+def note_search(
+    app: web.Application, collection: Collection, asked: SearchRequest, found: SearchAnswer
+) -> None:
+    """Count an answered search in the metrics, the query log, and the frequent queries."""
+    app[METRICS].search(found)
+    app[QUERY_LOG].note(collection, asked)
+    app[FREQUENT].note(collection, asked)
+
+
 async def charge(app: web.Application, searches: int) -> None:
-    """Count what a request asks beyond one search against the limits of its key. Raises RateLimited."""
+    """Charge a request's searches beyond the first to the limits of its key. Raises RateLimited."""
     caller = PRINCIPAL.get()
     if searches > 1:
         await app[LIMITER].take(caller.key, caller.limits, searches - 1, forced=True)
@@ -66,26 +90,26 @@ def answer(value: object, *, status: int = 200, headers: dict[str, str] | None =
 
 
 async def answer_from(work: Callable[[], object], *, status: int = 200) -> web.Response:
-    """What `work` returns; it runs, and its answer is encoded, on a thread."""
+    """Run `work` and encode what it returns, both on a thread."""
     return json_answer(await asyncio.to_thread(lambda: msgspec.json.encode(work())), status=status)
 
 
 def json_answer(content: bytes, headers: dict[str, str] | None = None, *, status: int = 200) -> web.Response:
-    """What is JSON already."""
+    """Return a response with content that is JSON already."""
     return web.Response(body=content, status=status, content_type="application/json", headers=headers)
 
 
 def timing_headers(stages_ms: Mapping[str, float], embed_ms: float) -> dict[str, str]:
-    """How long each stage took, as browsers show it, and how long embedding took."""
+    """Return headers with the time each stage took, in the form browsers show, and the time embedding took."""
     stages = ", ".join(f"{name};dur={ms:.3f}" for name, ms in stages_ms.items())
     return {"Server-Timing": stages, "X-Embed-Latency": f"{embed_ms:.3f}"}
 
 
 def collection_of(request: web.Request) -> tuple[str, Collection]:
-    """The name in the path, as the client wrote it, and the collection it stands for now. Raises NotFound, also for one
-    that the client may not see.
+    """Return the collection name in the path, as the client wrote it, and the collection it currently refers to.
 
-    An alias may move: ask once for each request, and use that collection, and its own name, to the end.
+    Raises NotFound, also for a collection that the client may not see. An alias may move, so resolve it once per
+    request and use that collection, and its own name, throughout.
     """
     name = request.match_info["collection"]
     collection = PRINCIPAL.get().collection(request.app[CATALOG], name)
@@ -95,7 +119,7 @@ def collection_of(request: web.Request) -> tuple[str, Collection]:
 
 
 def document_of(collection: Collection, document_id: str, *, vectors: bool = False) -> ScrolledDocument:
-    """Reads the log: for a thread. Raises NotFound, also for a document that the caller may not see."""
+    """Read a document from the log; run it on a thread. Raises NotFound, also for one that the caller may not see."""
     found = scrolling.document(collection, document_id, vectors=vectors)
     if not PRINCIPAL.get().may_read(found.document.metadata):
         raise NotFound(f"no document {document_id!r}", param="id")
@@ -103,7 +127,7 @@ def document_of(collection: Collection, document_id: str, *, vectors: bool = Fal
 
 
 def query_int(request: web.Request, name: str, default: int, *, least: int, most: int) -> int:
-    """A whole number from the query string. Raises InvalidInput naming it."""
+    """Return an integer from the query string. Raises InvalidInput naming it."""
     text = request.query.get(name)
     if text is None:
         return default
@@ -120,11 +144,11 @@ def aliases_of(name: str, aliases: Mapping[str, str]) -> list[str]:
 
 
 def describe(app: web.Application, collection: Collection) -> CollectionBody:
-    """Reads the collection's folder: for a thread, not for the event loop. Raises Forbidden for a caller that sees
-    some documents only."""
+    """Describe a collection. Reads its folder: run it on a thread. Raises Forbidden for a caller that sees only some
+    documents."""
     PRINCIPAL.get().require_whole()
     caller, name, settings, config = PRINCIPAL.get(), collection.name, collection.settings, app[CONFIG]
-    ranking, manifest = collection.ranking.current, app[EMBEDDERS].described(settings.model)
+    ranking, manifest = collection.ranking.current, app[EMBEDDERS].try_manifest(settings.model)
     return CollectionBody(
         name=caller.own(name),
         aliases=[caller.own(alias) for alias in aliases_of(name, app[CATALOG].aliases)],

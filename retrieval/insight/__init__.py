@@ -1,4 +1,5 @@
-"""Why is a passage found or not, and is an answer in the collection?
+"""Why was a document found or not, and how risky is an action?
 
-Explanations of rankings, and the verdict on a query.
+Explanations of one document's way through a search, and assessments by how the most similar past events ended. Not
+here: the relevance of a hit (`search`), or the quality of a whole collection (`jobs/evaluation`).
 """

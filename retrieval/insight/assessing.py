@@ -1,15 +1,15 @@
-"""How risky an action is, going by how the most similar past events ended.
+"""How risky an action is, judging by how the most similar past events ended.
 
     risk = (prior_events * base_rate + sum of the similarities of the bad neighbors)
          / (prior_events             + sum of the similarities of all neighbors)
 
-A beta-binomial estimate in which each neighbor counts as that part of an event which it is similar: an identical one as
-one event, an unrelated one as none. Its prior is the share of bad outcomes in the whole collection, worth
-`prior_events`, so that few or distant neighbors say little more than that share.
+A beta-binomial estimate in which each neighbor counts in proportion to its similarity: an identical one as one
+event, an unrelated one as none. The prior is the share of bad outcomes in the whole collection, worth
+`prior_events`, so that few or distant neighbors hardly change it.
 
-Similarity is the score of weighted fusion: meaning from where unrelated texts are, and words, as parts of what an equal
-text would have. The relevance of a hit says less here: it asks how far a hit is ahead of the tenth, and ten equal
-events in the past are no reason to trust none. docs/assess.md has what this was measured on, and what was tried.
+Similarity is the score of weighted fusion: cosine above that of unrelated texts, and BM25, both relative to what an
+equal text would score. The relevance of a hit is less useful here: it measures the lead over the tenth hit, and ten
+equally similar past events should all count. docs/assess.md has the measurements and what was tried.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from retrieval.wire.search import Fusion, Hit, SearchAnswer, SearchRequest
 
 EVIDENCE = 3
 REMEDIES_MAX = 3
-Z = 1.645  # nine of ten
+Z = 1.645  # for a 90 percent interval
 DECIMALS = 4
 TITLE_CHARS = 80
-DEPTH_MAX = 32  # of an alert
+DEPTH_MAX = 32  # of nested values in an alert
 OWN = re.compile(r"\d|://")
 
 Abstained = Literal["nothing_near", "no_outcomes"]
@@ -41,7 +41,7 @@ Abstained = Literal["nothing_near", "no_outcomes"]
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Says which outcomes are bad."""
+    """Decides which outcomes are bad."""
 
     key: str
     bad: Sequence[Scalar]
@@ -56,7 +56,7 @@ class Judge:
         return Judge(key, wanted.bad or [], wanted.bad_from)
 
     def is_bad(self, metadata: Metadata) -> bool | None:
-        """None where the outcome is unknown. Of a list one bad value is enough."""
+        """Whether the outcome is bad, or None if it is unknown. A list is bad if one of its values is."""
         outcomes = values_at(metadata, self.key)
         if not outcomes and metadata.get(self.key) is None:
             return None
@@ -66,11 +66,11 @@ class Judge:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and self.bad_from is not None and float(value) >= self.bad_from:
             return True
-        # To Python 1 and True are equal.
+        # In Python, 1 == True.
         return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.bad)
 
     def filters(self) -> list[dict[str, Any]]:
-        """Two filters: of the events with an outcome, and of those with a bad one."""
+        """Return two filters: one for events with an outcome, one for events with a bad outcome."""
         bad: list[dict[str, Any]] = []
         if self.bad:
             bad.append({"type": "in", "key": self.key, "value": list(self.bad)})
@@ -80,8 +80,11 @@ class Judge:
 
 
 def text_of(action: object) -> str:
-    """The text of an action. Of an object its sentences, then its labels as `key: value`, each once. Labels with digits
-    and addresses are left out: times, pods and links are of this alert alone, and push the similar ones away."""
+    """Return the text of an action: of an object its sentences, then its labels as `key: value`, each once.
+
+    Labels with digits and addresses are left out: times, pods and links are specific to this alert and reduce its
+    similarity to others.
+    """
     if isinstance(action, str):
         return action.strip()
     found = dict.fromkeys(leaves(action))
@@ -91,10 +94,11 @@ def text_of(action: object) -> str:
 
 
 def leaves(value: object, key: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Each text, number and truth value in it with the last key above it, in order. Raises InvalidInput."""
+    """Yield each string, number and boolean in order, with the last key above it. Raises InvalidInput if nested too
+    deep."""
     if depth > DEPTH_MAX:
         raise InvalidInput(
-            f"action is nested too deep, at most {DEPTH_MAX} objects and lists", param="action"
+            f"action is nested too deeply, at most {DEPTH_MAX} objects and lists", param="action"
         )
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -140,8 +144,10 @@ def assess(
     base_rate: float | None,
     settings: Assess,
 ) -> Assessment:
-    """What the found events say. `base_rate` is None where no event has an outcome. `read_chars` and `cut` are the
-    caller's to set."""
+    """Assess an action by the events found. `base_rate` is None if no event has an outcome.
+
+    The caller sets `read_chars` and `cut`.
+    """
     near_from = settings.near_from if wanted.near_from is None else wanted.near_from
     neighbors = neighbors_of(found.hits, judge, near_from)
     counted = [one for one in neighbors if one.counted]
@@ -158,7 +164,7 @@ def assess(
     return Assessment(
         risk_score=None if risk is None else round(risk, DECIMALS),
         interval=interval,
-        recommendation=recommended(risk, settings),
+        recommendation=recommendation_of(risk, settings),
         summary=summary(abstained, counted, neighbors, judge, base_rate),
         abstained=abstained,
         base_rate=None if base_rate is None else round(base_rate, DECIMALS),
@@ -174,7 +180,7 @@ def assess(
 
 
 def neighbors_of(hits: list[Hit], judge: Judge, near_from: float) -> list[Neighbor]:
-    """The hits, most similar first as they are."""
+    """Return the hits as neighbors, most similar first."""
     return [
         Neighbor(hit, min(1.0, max(0.0, hit.score)), judge.is_bad(hit.metadata), hit.score >= near_from)
         for hit in hits
@@ -187,7 +193,7 @@ def risk_of(counted: list[Neighbor], base_rate: float, prior_events: float) -> f
     return (prior_events * base_rate + bad) / (prior_events + worth)
 
 
-def recommended(risk: float | None, settings: Assess) -> Literal["proceed", "review", "stop"]:
+def recommendation_of(risk: float | None, settings: Assess) -> Literal["proceed", "review", "stop"]:
     if risk is None:
         return "review"
     if risk >= settings.stop_from:
@@ -215,11 +221,11 @@ def summary(
     of_all = f", {base_rate:.0%} of all do" if base_rate is not None else ""
     return (
         f"{len(bad)} of {len(counted)} similar past events ended badly{how}{of_all}; the most similar, "
-        f"{shortened(first.title or first.text)!r}, ended with {judge.key}: {value_at(first.metadata, judge.key)}."
+        f"{shorten(first.title or first.text)!r}, ended with {judge.key}: {value_at(first.metadata, judge.key)}."
     )
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= TITLE_CHARS else f"{line[: TITLE_CHARS - 1]}…"
 
@@ -238,7 +244,7 @@ def past_event(one: Neighbor, judge: Judge) -> PastEvent:
 
 
 def remedies_of(neighbors: list[Neighbor], key: str) -> list[RemedyOf]:
-    """Those of the events that are near, whether their outcome is known or not."""
+    """Return the remedies of similar events, whether their outcome is known or not."""
     events: dict[str, list[str]] = {}
     for one in neighbors:
         for remedy in values_at(one.hit.metadata, key) if one.near else []:

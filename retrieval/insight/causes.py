@@ -1,6 +1,6 @@
-"""Why a search did not return a document: the first stage that kept it out, and what decided there.
+"""Why a search did not return a document: the first stage that dropped it, and what decided there.
 
-A cause that needs more than a look at numbers is confirmed by what would follow without it: words that no index holds
+A cause that numbers alone do not prove is confirmed by testing what would happen without it: words that no index has
 count as the cause only if a passage that had them would be among the hits.
 """
 
@@ -19,18 +19,18 @@ from indexes.filters.unmet import Unmet, relaxed
 from indexes.parts.standing import holding
 from retrieval.documents.writing import TITLE_TOKENS_MAX
 from retrieval.embedding.embedders import Embedder
-from retrieval.insight.trail import WORD, Trail, rounded, strings_in, terms_in
+from retrieval.insight.trail import WORD, Trail, round_score, strings_in, terms_in
 from retrieval.search.relevance import READ_MIN
 from retrieval.wire.explain import Cause
 
 SHOWN_CHARS = 80
 PASSAGES, LISTED_MAX = "other passages", 5
-# Of metadata and of what was cut from a title, to see whether they would have found the document.
+# Limits on texts from metadata and cut titles that are embedded to see if they would have found the document.
 PIECES_MAX, PIECE_WORDS, PIECE_CHARS_MAX = 32, 16, 400
 
 
 def cause_of_rank(trail: Trail) -> Cause:
-    """For a document that is among the hits."""
+    """Explain the rank of a document that is among the hits."""
     first, plan = trail.first, trail.plan
     parts = []
     if first.dense is not None and plan.mode != "lexical":
@@ -55,20 +55,20 @@ def ordinal(rank: int | None) -> str:
     return f"{rank}{ending}"
 
 
-def counted(number: int, thing: str) -> str:
+def count_of(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def numbers(trail: Trail) -> dict[str, Any]:
-    """What most causes have as evidence. `score` is what the best passage has, or would have had as a candidate."""
+    """Return the evidence most causes share. `score` is what the best passage has, or would have had as a candidate."""
     first, plan = trail.first, trail.plan
     score = trail.score_with(first.dense, first.lexical)
     if (position := trail.position(first)) is not None:
         score = float(trail.search.fused.scores[position])
     found: dict[str, Any] = {
         "passage": trail.passage.ordinal,
-        "score": rounded(score) if np.isfinite(score) else None,
-        "last_hit_score": rounded(trail.last_score) if np.isfinite(trail.last_score) else None,
+        "score": round_score(score) if np.isfinite(score) else None,
+        "last_hit_score": round_score(trail.last_score) if np.isfinite(trail.last_score) else None,
         "dense_rank": first.dense_rank,
         "lexical_rank": first.lexical_rank,
         "place": trail.place(first),
@@ -83,15 +83,17 @@ def numbers(trail: Trail) -> dict[str, Any]:
 # --- stages before scores ---------------------------------------------------------------------------------------
 
 
-def filtered(trail: Trail, value: dict[str, Any]) -> tuple[Cause, dict[str, Any] | None] | None:
-    """The conditions that the document fails, and the filter without them. `value` is the request's filter, without
-    what its caller may see."""
+def filter_cause(trail: Trail, value: dict[str, Any]) -> tuple[Cause, dict[str, Any] | None] | None:
+    """Return the conditions that the document fails, and the filter without them.
+
+    `value` is the request's filter, without the conditions for what the caller may see.
+    """
     condition = parse_filter(value, conditions_max=sys.maxsize)
     rest, unmet = relaxed(value, condition, trail.satisfies)
     if not unmet:
         return None
     metadata = trail.target.document.metadata
-    reason = "; ".join(said(one, value_at(metadata, one.condition.key)) for one in unmet)
+    reason = "; ".join(describe_unmet(one, value_at(metadata, one.condition.key)) for one in unmet)
     evidence = [
         {
             "where": one.where,
@@ -103,11 +105,15 @@ def filtered(trail: Trail, value: dict[str, Any]) -> tuple[Cause, dict[str, Any]
     return Cause("filtered", "filter", f"the filter leaves it out: {reason}", {"conditions": evidence}), rest
 
 
-def said(unmet: Unmet, value: object) -> str:
-    """`filter.filters[0] asks for lang eq "en", the document has "de"`."""
+def describe_unmet(unmet: Unmet, value: object) -> str:
+    """Describe a failed condition: `filter.filters[0] asks for lang eq "en", the document has "de"`."""
     one = unmet.condition
-    wanted = f"{one.type} {shown(one.value)}" if isinstance(one, Comparison) else f"exists {shown(one.value)}"
-    has = f"no {one.key}" if value is None else shown(value)
+    wanted = (
+        f"{one.type} {show_value(one.value)}"
+        if isinstance(one, Comparison)
+        else f"exists {show_value(one.value)}"
+    )
+    has = f"no {one.key}" if value is None else show_value(value)
     text = f"{unmet.where} asks for {'not ' * unmet.negated}{one.key} {wanted}, the document has {has}"
     given = [type(side) for side in (getattr(one, "value", None), value)]
     if (
@@ -120,13 +126,13 @@ def said(unmet: Unmet, value: object) -> str:
     return text
 
 
-def shown(value: object) -> str:
+def show_value(value: object) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
 
 
-def grouped(trail: Trail) -> Cause | None:
-    """Another passage of the document stands for it."""
+def grouping_cause(trail: Trail) -> Cause | None:
+    """Another passage of the document is shown in its place."""
     other = trail.target.other_in(trail.search.answer.hits) if trail.plan.request.group_by_document else None
     if other is None:
         return None
@@ -165,7 +171,7 @@ def below_floor(trail: Trail) -> tuple[Cause, dict[str, float]] | None:
 
 
 def missed_by_index(trail: Trail) -> Cause | None:
-    """Exact search would have found it, the indexes did not."""
+    """Exact search would have found it, but the approximate indexes did not."""
     plan, first = trail.plan, trail.first
     if first.dense is None or first.dense_rank is None or plan.request.exact:
         return None
@@ -177,7 +183,7 @@ def missed_by_index(trail: Trail) -> Cause | None:
     if first.dense_rank > wanted or trail.score_with(first.dense, first.lexical) < trail.last_score:
         return None
     if position is not None and plan.weight_dense is not None:
-        return None  # weighted fusion scored it all the same
+        return None  # weighted fusion scored it anyway
     evidence = {**numbers(trail), "tier": first.tier}
     cold = first.cold_list
     if first.tier == "cold" and candidates.cold_skipped:
@@ -205,7 +211,7 @@ def unread_query(trail: Trail) -> Cause | None:
     plan = trail.plan
     if plan.mode != "dense" or plan.share_read is None or plan.share_read >= READ_MIN:
         return None
-    # Of such a query cosines are no evidence, but its words may stand in the metadata as they are.
+    # Cosines of such a query prove nothing, but its words may occur literally in the metadata.
     words = set(WORD.findall((plan.request.query or "").lower()))
     if words <= set(WORD.findall(" ".join(strings_in(trail.target.document.metadata)).lower())):
         return elsewhere(trail, "metadata", "all words of the query stand", sorted(words))
@@ -218,7 +224,7 @@ def unread_query(trail: Trail) -> Cause | None:
 
 
 async def own_vector(trail: Trail, embedder: Embedder) -> Cause | None:
-    """It brought a vector of its own, and that of its text would have found it."""
+    """The document was written with its own vector, and the vector of its text would have found it."""
     plan, first, passage = trail.plan, trail.first, trail.passage
     vector = plan.query.vector
     if passage.tokens or not passage.text or vector is None or first.dense is None:
@@ -232,12 +238,12 @@ async def own_vector(trail: Trail, embedder: Embedder) -> Cause | None:
         "candidates",
         f"it was written with a vector of its own, whose cosine with the query is {first.dense:.3f}; "
         f"that of its text would be {similarity:.3f}, enough to be a hit",
-        {**numbers(trail), "own_cosine": rounded(first.dense), "text_cosine": rounded(similarity)},
+        {**numbers(trail), "own_cosine": round_score(first.dense), "text_cosine": round_score(similarity)},
     )
 
 
 def words_elsewhere(trail: Trail) -> Cause | None:
-    """The query's words stand where no index looks, or in other passages; with them, it would be a hit."""
+    """The query's words occur where no index looks, or in other passages; with them, it would be a hit."""
     first = trail.first
     lacking = {word: own for word, own in trail.words.items() if not any(one in first.gains for one in own)}
     for place, held in places_of(trail, {one for own in lacking.values() for one in own}).items():
@@ -257,8 +263,7 @@ def words_elsewhere(trail: Trail) -> Cause | None:
 
 
 def places_of(trail: Trail, lacking: set[str]) -> dict[str, dict[str, list[int]]]:
-    """Where else the document may have words that the best passage lacks: which of these terms are there, and in which
-    passages."""
+    """Return where else the document has terms that the best passage lacks: by place, the terms and their passages."""
     passage, ids = trail.passage, trail.target.ids
     metadata = "\n".join(strings_in(trail.target.document.metadata))
     others = holding(trail.prepared, np.array(ids, np.int64), lacking)
@@ -270,7 +275,7 @@ def places_of(trail: Trail, lacking: set[str]) -> dict[str, dict[str, list[int]]
 
 
 async def meant_elsewhere(trail: Trail, embedder: Embedder) -> Cause | None:
-    """By meaning: what was cut from the title, or metadata, embedded by itself, would be a hit."""
+    """The cut part of the title, or the metadata, embedded by itself, would be a hit."""
     vector, title = trail.plan.query.vector, trail.passage.title
     starts = embedder.counter.starts(title) if title and trail.passage.tokens else ()
     pieces = [("metadata", text[:PIECE_CHARS_MAX]) for text in strings_in(trail.target.document.metadata)]
@@ -304,7 +309,7 @@ def elsewhere(trail: Trail, place: str, what: str, words: list[str]) -> Cause:
 
 
 def missing_terms(trail: Trail) -> Cause | None:
-    """Words decide, and it has none of the query's."""
+    """Words decide here, and the document has none of the query's words."""
     plan = trail.plan
     unread = plan.share_read is not None and plan.share_read < READ_MIN
     if plan.mode == "dense" or (plan.mode == "hybrid" and not unread) or trail.first.lexical is not None:
@@ -328,7 +333,8 @@ def missing_terms(trail: Trail) -> Cause | None:
 
 
 def beyond_depth(trail: Trail) -> tuple[Cause, int] | None:
-    """A hybrid search fuses so many of each ranking, and it is in neither; and the depth that would reach it."""
+    """A hybrid search fuses only the top of each ranking, and it is in neither. Also returns the depth that would
+    reach it."""
     first, plan = trail.first, trail.plan
     ranks = [rank for rank in (first.dense_rank, first.lexical_rank) if rank is not None]
     if plan.mode != "hybrid" or trail.position(first) is not None or not ranks:
@@ -344,8 +350,8 @@ def beyond_depth(trail: Trail) -> tuple[Cause, int] | None:
     )
 
 
-def outscored(trail: Trail) -> tuple[Cause, int]:
-    """Others score more; and how many hits would reach it, by what is known so far."""
+def score_cause(trail: Trail) -> tuple[Cause, int]:
+    """Others score higher. Also returns the number of hits that would reach it, as far as known."""
     first, evidence, plan = trail.first, numbers(trail), trail.plan
     if plan.leaves_out(trail.passage):
         example = plan.examples is not None and trail.passage.document_id in plan.examples.documents
@@ -355,9 +361,9 @@ def outscored(trail: Trail) -> tuple[Cause, int]:
     if needed <= trail.plan.k:
         reason = f"by its scores it would be hit {needed}: another option of the search leaves it out"
         return Cause("left_out", "page", reason, evidence), needed
-    reason = f"{counted(needed - 1, 'passage')} {'scores' if needed == 2 else 'score'} more"
+    reason = f"{count_of(needed - 1, 'passage')} {'scores' if needed == 2 else 'score'} more"
     if plan.request.sort:
-        reason = f"{counted(needed - 1, 'passage')} {'stands' if needed == 2 else 'stand'} before it as `sort` has it"
+        reason = f"{count_of(needed - 1, 'passage')} {'stands' if needed == 2 else 'stand'} before it as `sort` has it"
     elif "score" in evidence and "last_hit_score" in evidence:
         behind = evidence["last_hit_score"] - evidence["score"]
         reason += f"; it lacks {behind:.4f} to the last of the {trail.plan.k} hits"

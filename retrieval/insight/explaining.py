@@ -1,10 +1,11 @@
 """Why is this document (not) among the hits of this search, and what is the smallest change that finds it?
 
-    search -> its trail -> the first cause -> changes that may help, each run as a search of its own
+    search -> its trail -> the first cause -> changes that may help, each tried in a search
                  ^                                        |
-                 +---- none does: with the change that the cause asks for, on to the next cause
+                 +---- none helps: apply the change that the cause requires, go on to the next cause
 
-Every search here is the service's own, beside the caches and not counted. What is proposed was run and found it.
+Searches here run through the service's pipeline, but bypass the caches and are not counted. Every proposed change
+was tried and found the document.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from retrieval.insight.causes import (
     below_floor,
     beyond_depth,
     cause_of_rank,
-    filtered,
-    grouped,
+    filter_cause,
+    grouping_cause,
     meant_elsewhere,
     missed_by_index,
     missing_terms,
     numbers,
-    outscored,
     own_vector,
+    score_cause,
     unread_query,
     words_elsewhere,
 )
@@ -48,13 +49,13 @@ from retrieval.wire.search import Mode, SearchRequest
 
 JSON = dict[str, Any]
 
-CAUSES_MAX = 5  # one after the other
-SEARCHES_MAX = 24  # for one explanation; most take two to six, planted ones at most 12
-SEARCHED_S_MAX = 0.15  # of CPU time: once they have taken that, no further one is run
-IDS_COMPARED = 1000  # with one that no document has, of each sort
+CAUSES_MAX = 5  # in a row
+SEARCHES_MAX = 24  # per explanation; most take two to six, contrived ones at most 12
+SEARCHED_S_MAX = 0.15  # of CPU time, after which no further search is run
+IDS_COMPARED = 1000  # ids compared with an unknown one, per kind
 SIMILAR_MAX = 3
-HALVINGS_MAX = 4  # in the search for the fewest hits
-# Those that causes of their own ask to change, and those that change no answer.
+HALVINGS_MAX = 4  # when searching for the fewest hits
+# Options that other causes cover, and options that change no answer.
 NAMED_OPTIONS = frozenset({
     "cache", "deadline_ms", "exact", "explain", "filter", "group_by_document", "k", "min_relevance", "min_score",
     "min_seq", "mode", "query", "rerank", "vector",
@@ -65,37 +66,36 @@ MODES: tuple[Mode, ...] = ("hybrid", "lexical", "dense")
 async def explain(
     pipeline: Pipeline, embedders: Embedders, collection: Collection, wanted: ExplainRequest, config: Config
 ) -> ExplainAnswer:
-    """Raises what the search itself would, and InvalidInput for a passage that the document does not have."""
+    """Explain a search result. Raises what the search would, and InvalidInput for a passage that the document lacks."""
     document_id = str(wanted.document_id)
-    # Checked before its filter is decoded here, too.
+    # Checked here too, before its filter is decoded.
     filter_of(wanted.filter, config)
     search: JSON = as_json(wanted, SearchRequest)
-    if skipped := search.pop("offset", 0):  # what is on an earlier page is found, too
+    if skipped := search.pop("offset", 0):  # earlier pages count as found
         search["k"] = search.get("k", config.search.k) + skipped
     try:
         target = await asyncio.to_thread(target_of, collection, document_id, wanted.passage)
     except NotFound:
         absent = await asyncio.to_thread(no_document, collection, document_id)
-        await pipeline.follow(collection, request_of(search))  # refuses what the search would refuse
+        await pipeline.follow(collection, request_of(search))  # raises what the search would raise
         return ExplainAnswer(None, absent, [], None, [], [], 1, collection.snapshot.seq)
     return await Inquiry(pipeline, embedders, collection, target, search, config).explain(wanted.answer_seq)
 
 
 def target_of(collection: Collection, document_id: str, passage: int | None) -> Target:
-    """Raises NotFound, also for a document that the caller may not see."""
+    """Return the document to follow. Raises NotFound, also for a document that the caller may not see."""
     document, ids = collection.document(document_id), collection.log.passages_of(document_id)
     if not PRINCIPAL.get().may_read(document.metadata):
         raise NotFound(f"no document {document_id!r}", param="document_id")
     if passage is not None and passage >= len(ids):
-        raise InvalidInput(
-            f"passage {passage} is none of the document's, which has {len(ids)}", param="passage"
-        )
+        raise InvalidInput(f"the document has {len(ids)} passages, and no passage {passage}", param="passage")
     return Target(document, ids, passage)
 
 
 def no_document(collection: Collection, document_id: str) -> Cause:
-    """It was never written, or deleted: of what was deleted the log keeps no id. And what it may be called."""
-    # A caller who sees some documents only is told of no others.
+    """Say that the document was never written or was deleted (the log keeps no deleted ids), and suggest similar
+    ids."""
+    # Do not reveal ids to a caller who sees only some documents.
     whole = PRINCIPAL.get().groups is None
     groups = collection.log.ids_like(document_id, IDS_COMPARED) if whole else []
     closest = {one for group in groups for one in similar(document_id, group, SIMILAR_MAX)}
@@ -107,7 +107,7 @@ def no_document(collection: Collection, document_id: str) -> Cause:
 
 
 class Inquiry:
-    """One explanation. `search` is the request as JSON, `patch` what causes found so far ask to change."""
+    """One explanation. `search` is the request as JSON; `patch` collects the changes that causes so far require."""
 
     def __init__(
         self,
@@ -171,10 +171,10 @@ class Inquiry:
             seq=first.search.snapshot.seq,
         )
 
-    # --- one cause after the other: stage by stage ----------------------------------------------------------------
+    # --- causes, stage by stage ---------------------------------------------------------------------------------
 
     async def _cause(self, trail: Trail) -> bool:
-        """Find the cause of a miss, and try what may help. False: nothing more can be done."""
+        """Find the cause of a miss and try what may help. Return False if nothing more can be done."""
         plan = trail.plan
         if not trail.best:
             written = self._target.document.seq
@@ -186,15 +186,15 @@ class Inquiry:
             )
         if not is_absent(plan.request.filter):
             value = decode_part(plan.request.filter, dict[str, Any], "filter")
-            if kept_out := await asyncio.to_thread(filtered, trail, value):
+            if kept_out := await asyncio.to_thread(filter_cause, trail, value):
                 patch: JSON = {"filter": merge_patch(value, kept_out[1])}
                 return await self._next(kept_out[0], [patch], patch)
-        if one := grouped(trail):
+        if one := grouping_cause(trail):
             alone: JSON = {"group_by_document": False}
             return await self._next(one, [alone], alone)
         if low := below_floor(trail):
             return await self._next(low[0], [dict(low[1])], dict(low[1]))
-        if plan.rerank is not None and (change := await self._tried({"rerank": False})):
+        if plan.rerank is not None and (change := await self._try({"rerank": False})):
             reason = (
                 f"the cross-encoder put it behind the last hit; without it, it is hit {change.verified_rank}"
             )
@@ -208,18 +208,18 @@ class Inquiry:
             await self._deeper(trail.plan.k + 1, most=4 * trail.plan.k)
             if await self._next(missed, self._modes(trail)):
                 return True
-            exact = await self._tried(
+            exact = await self._try(
                 {"mode": "dense", "exact": True}
-            )  # last: it reads every vector of the log
+            )  # last, because it reads every vector of the log
             self._changes += [exact] if exact else []
             return exact is not None
         deeper = beyond_depth(trail)
-        other, needed = await asyncio.to_thread(outscored, trail)
+        other, needed = await asyncio.to_thread(score_cause, trail)
         if deeper is not None:
             needed = deeper[1]
-        cause = await self._confirmed(trail) or await asyncio.to_thread(missing_terms, trail)
+        cause = await self._confirmed_cause(trail) or await asyncio.to_thread(missing_terms, trail)
         if cause is not None:
-            # Words alone never rank a passage without them.
+            # Lexical search never ranks a passage without query terms.
             speechless = trail.plan.mode == "lexical" and trail.first.lexical is None and self._modes(trail)
             found = await self._next(cause, self._modes(trail), {"mode": "hybrid"} if speechless else None)
             if not self._changes and not speechless:
@@ -229,8 +229,8 @@ class Inquiry:
             await self._deeper(needed)
         return await self._next(deeper[0] if deeper else other, [*self._modes(trail), *self._options()])
 
-    async def _confirmed(self, trail: Trail) -> Cause | None:
-        """A cause that is one only if the document would be a hit without it."""
+    async def _confirmed_cause(self, trail: Trail) -> Cause | None:
+        """Return a cause that holds only if the document would be a hit without it."""
         if trail.plan.mode == "lexical" or trail.plan.request.query is None:
             return await asyncio.to_thread(words_elsewhere, trail)
         embedder = await self._embedders.of(self._collection)
@@ -241,17 +241,18 @@ class Inquiry:
         return unread_query(trail) or await meant_elsewhere(trail, embedder)
 
     async def _next(self, cause: Cause, patches: Sequence[JSON], needed: JSON | None = None) -> bool:
-        """Note a cause and try what may help against it. `needed` is kept for what comes next. False: no way on."""
+        """Note a cause and try patches against it. Keep `needed` for later causes. Return False if there is no way
+        forward."""
         self._causes.append(cause)
         for patch in patches:
-            if change := await self._tried(patch):
+            if change := await self._try(patch):
                 self._changes.append(change)
         if needed is not None:
             self._patch = {**self._patch, **needed}
         return bool(self._changes) or needed is not None
 
     def _modes(self, trail: Trail) -> list[JSON]:
-        """The other modes, where the search has a text for them."""
+        """Return patches to the other modes, if the search has a text for them."""
         plan = trail.plan
         if not plan.request.query:
             return []
@@ -262,25 +263,25 @@ class Inquiry:
         ]
 
     def _options(self) -> list[JSON]:
-        """Each further option of the search, left out."""
+        """Return patches that each remove one further option of the search."""
         return [{name: None} for name in self._search if name not in NAMED_OPTIONS]
 
     async def _deeper(self, needed: int, most: int | None = None) -> None:
-        """Ask for so many hits, or more where that is not enough: deeper rankings have new candidates."""
+        """Ask for this many hits, or more if that is not enough: deeper rankings have new candidates."""
         most, failed = min(most or self._config.limits.k_max, self._config.limits.k_max), 0
         while needed <= most:
-            if change := await self._tried({"k": needed}):
+            if change := await self._try({"k": needed}):
                 self._changes.append(await self._least(change, failed, needed))
                 return
             failed, needed = needed, 2 * needed + SPARE_HITS
 
     async def _least(self, change: Change, failed: int, enough: int) -> Change:
-        """The change with about the fewest hits that still finds it, between those that do not and those that do."""
+        """Return the change with about the fewest hits that still finds the document, between `failed` and `enough`."""
         guess = max(change.verified_rank, failed + 1)
         for _ in range(HALVINGS_MAX):
             if guess >= enough:
                 break
-            if fewer := await self._tried({"k": guess}):
+            if fewer := await self._try({"k": guess}):
                 change, enough = fewer, guess
                 guess = max(change.verified_rank, failed + 1)
             else:
@@ -298,13 +299,14 @@ class Inquiry:
         return await abandonable(partial(trail_of, self._collection, followed, self._target))
 
     def _spent(self) -> bool:
-        """Whether the searches have taken too long for another one, which the answer says."""
+        """Whether the searches have taken too long to run another one, which the answer then says."""
         if self._searched_s >= SEARCHED_S_MAX:
             self._whole = False
         return not self._whole
 
-    async def _tried(self, patch: JSON) -> Change | None:
-        """The change, if it finds the document; None also where it is refused, or the searches have taken too long."""
+    async def _try(self, patch: JSON) -> Change | None:
+        """Return the change if it finds the document; None if not, if it is refused, or if the searches took too
+        long."""
         together = {**self._patch, **patch}
         if self._searches >= SEARCHES_MAX or self._spent():
             return None
@@ -342,7 +344,7 @@ def apply_patch(value: JSON, patch: JSON) -> JSON:
 
 
 def merge_patch(before: JSON, after: JSON | None) -> JSON | None:
-    """What turns the one into the other."""
+    """Return the merge patch that turns `before` into `after`."""
     if after is None:
         return None
     patch: JSON = {name: None for name in before if name not in after}

@@ -1,4 +1,4 @@
-"""A document's trail through one search that was run: where its passages were lost, and by how much."""
+"""A document's trail through one search: where its passages were lost, and by how much."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.base.courtesy import GoOn
 from indexes.base.model import Floats, Ids, Metadata, StoredDocument, StoredPassage
 from indexes.base.paths import leaves
 from indexes.base.suggestions import similar
+from indexes.base.work import OnStep
 from indexes.collection.collection import Collection
 from indexes.dense.vectors import search_with_one_thread
 from indexes.filters.grammar import Filter
@@ -24,14 +24,14 @@ from indexes.parts.query import Query
 from indexes.parts.snapshot import Snapshot
 from indexes.parts.standing import Standing, holds, standings
 from retrieval.search.fusion import reciprocal_rank
-from retrieval.search.pipeline import Followed
+from retrieval.search.pipeline import TracedSearch
 from retrieval.search.plan import Plan
-from retrieval.search.stages import added, known, ranks_of
+from retrieval.search.stages import fuse_scores, none_if_nan, ranks_of
 from retrieval.wire.explain import FollowedPassage, FollowedWord
 from retrieval.wire.search import Hit, Ranks, Scores
 
-BEST = 3  # passages looked at, by each score
-ALIKE = 0.75  # words, from 0 to 1: a form of the same word, or one mistyped
+BEST = 3  # passages examined per score
+ALIKE = 0.75  # word similarity from 0 to 1 above which a word is an inflection or a typo
 DECIMALS = 4
 WORD = re.compile(r"\w+")
 Ranked = NDArray[np.int32]
@@ -39,7 +39,7 @@ Ranked = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is followed: a document of the log, all its passages, and the one that was asked for, if one was."""
+    """What is followed: a document of the log, all its passages, and the requested passage, if any."""
 
     document: StoredDocument
     ids: range
@@ -51,14 +51,14 @@ class Target:
         return np.array(ids, np.int64)
 
     def rank_in(self, hits: list[Hit]) -> int | None:
-        """From 1; None if it is not among them."""
+        """Return its rank among the hits, from 1, or None."""
         for rank, hit in enumerate(hits, 1):
             if hit.document_id == self.document.id and self.passage in (None, hit.passage):
                 return rank
         return None
 
     def other_in(self, hits: list[Hit]) -> tuple[int, int] | None:
-        """The first hit that is another of its passages: rank and passage."""
+        """Return rank and passage of the first hit that is another passage of the document."""
         for rank, hit in enumerate(hits, 1):
             if hit.document_id == self.document.id and hit.passage != self.passage:
                 return rank, hit.passage
@@ -67,11 +67,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """One followed search. `best` are the passages that score best, a hit first, empty where the snapshot holds
-    none; `words` maps the words of the query to its terms."""
+    """One followed search.
+
+    `best` holds the highest-scoring passages, a hit first; it is empty if the snapshot has none. `words` maps the
+    words of the query to its terms.
+    """
 
     target: Target
-    search: Followed
+    search: TracedSearch
     prepared: Prepared
     best: list[Standing]
     stored: Mapping[int, StoredPassage]
@@ -89,29 +92,29 @@ class Trail:
 
     @property
     def passage(self) -> StoredPassage:
-        """The first one's text and place."""
+        """The best passage's text and position."""
         return self.stored[self.first.id]
 
     def position(self, one: Standing) -> int | None:
-        """Of a passage among the candidates; None if it is none."""
+        """Return the position of a passage among the candidates, or None."""
         at = np.flatnonzero(self.search.fused.candidates.ids == one.id)
         return int(at[0]) if len(at) else None
 
     def place(self, one: Standing) -> int | None:
-        """Of a passage in the final order, from 1, before floors and grouping."""
+        """Return the place of a passage in the final order, from 1, before floors and grouping."""
         final = self.search.fused.candidates.ids[self.search.fused.order]
         at = np.flatnonzero(final == one.id)
         return int(at[0]) + 1 if len(at) else None
 
     def score_with(self, dense: float | None, lexical: float | None) -> float:
-        """The score that a passage with these two would have. By rank fusion: among the candidates as they are."""
+        """Return the score of a passage with these two scores. Rank fusion ranks it among the present candidates."""
         plan, found = self.plan, self.search.fused.candidates
         if plan.mode != "hybrid":
             score = dense if plan.mode == "dense" else lexical
             return -np.inf if score is None else score
         both = [np.array([np.nan if one is None else one], np.float32) for one in (dense, lexical)]
         if plan.weight_dense is not None:
-            return float(added(plan, plan.weight_dense, found, *both)[0])
+            return float(fuse_scores(plan, plan.weight_dense, found, *both)[0])
         places = [
             before(both[0], found.dense, found.dense_ranks),
             before(both[1], found.lexical, found.lexical_ranks),
@@ -120,7 +123,7 @@ class Trail:
 
     @property
     def last_score(self) -> float:
-        """That of the last hit; a passage that reaches it is among them. Minus infinity where there is room."""
+        """The score of the last hit, which a passage must reach; minus infinity while there is room."""
         hits = self.search.answer.hits
         return hits[-1].score if len(hits) >= self.plan.k else -np.inf
 
@@ -128,7 +131,7 @@ class Trail:
         return holds(self.prepared, self.first.id, condition)
 
     def word_rows(self, one: Standing) -> list[FollowedWord]:
-        """What each word of the query does for a passage; those it has first."""
+        """Return what each word of the query contributes to a passage, matching words first."""
         passage = self.stored[one.id]
         own = {word.lower() for word in WORD.findall(searchable_text(passage.title, passage.text))}
         total = sum(one.gains.values()) or 1.0
@@ -150,10 +153,10 @@ class Trail:
                 FollowedPassage(
                     passage=self.stored[one.id].ordinal,
                     tier=one.tier,
-                    scores=Scores(rounded(one.dense), rounded(one.lexical)),
+                    scores=Scores(round_score(one.dense), round_score(one.lexical)),
                     exact=Ranks(one.dense_rank, one.lexical_rank),
                     candidate=Ranks() if position is None else ranks_of(candidates, position),
-                    score=None if position is None else known(float(fused.scores[position])),
+                    score=None if position is None else none_if_nan(float(fused.scores[position])),
                     place=self.place(one),
                     words=self.word_rows(one),
                 )
@@ -161,16 +164,17 @@ class Trail:
         return found
 
 
-def trail_of(collection: Collection, search: Followed, target: Target, go_on: GoOn) -> Trail:
-    """Scores everything that the filter allows once: not for the event loop. Calls `go_on` in between."""
+def trail_of(collection: Collection, search: TracedSearch, target: Target, on_step: OnStep) -> Trail:
+    """Follow a document. Scores everything that the filter allows: keep it off the event loop. Calls `on_step` in
+    between."""
     search_with_one_thread()
     plan, snapshot = search.plan, search.snapshot
     words, language = words_of(snapshot, plan.query)
     counts: dict[str, float] = {}
     for of_word in words.values():
         counts.update(of_word)
-    prepared = search.prepared.again(plan.query, go_on)
-    best = standings(prepared, furthest(prepared, search, target.followed), counts, go_on)
+    prepared = search.prepared.again(plan.query, on_step)
+    best = standings(prepared, furthest(prepared, search, target.followed), counts, on_step)
     stored = collection.passages([one.id for one in best])
     trail = Trail(
         target=target,
@@ -192,8 +196,8 @@ def trail_of(collection: Collection, search: Followed, target: Target, go_on: Go
     return trail
 
 
-def furthest(prepared: Prepared, search: Followed, ids: Ids) -> Ids:
-    """A few of these passages: the best by each score, and those that came first in the search."""
+def furthest(prepared: Prepared, search: TracedSearch, ids: Ids) -> Ids:
+    """Return a few of these passages: the best by each score, and those ranked first by the search."""
     chosen: set[int] = set()
     for scores in prepared.scores(ids):
         order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), kind="stable")
@@ -204,7 +208,7 @@ def furthest(prepared: Prepared, search: Followed, ids: Ids) -> Ids:
 
 
 def words_of(snapshot: Snapshot, query: Query) -> tuple[dict[str, dict[str, float]], str]:
-    """The words of the query that count, each with its terms and their counts; and the query's language."""
+    """Return the query's words that count, each with its terms and their counts, and the query's language."""
     if query.text is None:
         return {}, ""
     spoken = snapshot.language_of(query.text, query.language)
@@ -222,23 +226,23 @@ def terms_in(text: str, language: str) -> set[str]:
 
 
 def strings_in(metadata: Metadata) -> list[str]:
-    """The texts of a document's metadata."""
+    """Return the strings in a document's metadata."""
     return [value for _, value in leaves(metadata) if isinstance(value, str)]
 
 
 def before(score: Floats, scores: Floats, ranks: Ranked) -> Ranked:
-    """The place, from 0, that a score would take in a ranking; -1 for none."""
+    """Return the place, from 0, that each score would take in a ranking; -1 for none."""
     if np.isnan(score[0]):
         return np.array([-1], np.int32)
     return np.array([np.count_nonzero(scores[ranks >= 0] > score[0])], np.int32)
 
 
-def rounded(score: float | None) -> float | None:
+def round_score(score: float | None) -> float | None:
     return None if score is None else round(score, DECIMALS)
 
 
 def as_json(request: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, object]:
-    """The fields of `kind` that a request sets, ready to be encoded."""
+    """Return the fields of `kind` that a request sets, ready for encoding."""
     found = {}
     for field in msgspec.structs.fields(kind):
         default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()

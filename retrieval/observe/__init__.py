@@ -1,4 +1,5 @@
-"""What can an operator see?
+"""What does the service tell its operator?
 
-Metrics, traces and the request log.
+Metrics, traces, and one log line for each request. Not here: the sample of users' queries kept for evaluation
+(`upkeep`).
 """

@@ -1,4 +1,4 @@
-"""What Prometheus reads from the parts themselves when it asks: nothing is counted twice, or kept for what is gone."""
+"""Metrics read from the components when Prometheus scrapes: nothing is counted twice or kept for what is gone."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from retrieval.search.pipeline import Pipeline
 from retrieval.upkeep.frequent import Frequent
 from retrieval.upkeep.tasks import Tasks
 
-Rows = Iterable[tuple[str | float, ...]]  # the values of the labels, then that of the metric
+Rows = Iterable[tuple[str | float, ...]]  # the label values, then the metric's value
 
 
 class OnScrape(Collector):
-    """Calls `read` each time Prometheus asks."""
+    """Calls `read` at each scrape."""
 
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
         self._read = read
@@ -36,67 +36,67 @@ class OnScrape(Collector):
 
 
 def gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
-    return filled(GaugeMetricFamily(name, text, labels=labels), rows)
+    return fill(GaugeMetricFamily(name, text, labels=labels), rows)
 
 
 def counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
-    return filled(CounterMetricFamily(name, text, labels=labels), rows)
+    return fill(CounterMetricFamily(name, text, labels=labels), rows)
 
 
-def filled(family: GaugeMetricFamily | CounterMetricFamily, rows: Rows) -> Metric:
+def fill(family: GaugeMetricFamily | CounterMetricFamily, rows: Rows) -> Metric:
     for *labels, value in rows:
         family.add_metric([str(label) for label in labels], float(value))
     return family
 
 
 def models(embedders: Embedders) -> list[Metric]:
-    """The models in use: which of their graphs runs here, and how many were refused on this machine."""
+    """The models in use: which graph each runs, and how many graphs were refused on this machine."""
     loaded = {name: embedder.encoder for name, embedder in list(embedders.loaded.items())}
     return [
         gauge(
-            "nearline_model_variant", "The graph of a model that runs: always 1", ["model", "variant"],
+            "nearline_model_variant", "The graph that a model runs: always 1", ["model", "variant"],
             [(name, encoder.variant, 1) for name, encoder in loaded.items()],
         ),
         gauge(
-            "nearline_model_variants_refused", "Graphs that gave known texts strange vectors", ["model"],
+            "nearline_model_variants_refused", "Graphs refused because known texts got wrong vectors", ["model"],
             [(name, len(encoder.refused)) for name, encoder in loaded.items()],
         ),
     ]  # fmt: skip
 
 
 def load(gates: Gates, limiter: Limiter, pipeline: Pipeline) -> list[Metric]:
-    """What waits and runs, and whom the limits of keys refused."""
+    """Requests waiting and running, and refusals by key limits."""
     classes = list(gates.under_way())
     return [
         gauge(
-            "nearline_requests_under_way", "Requests let in and not answered", ["class"],
+            "nearline_requests_under_way", "Requests admitted and not answered yet", ["class"],
             [(name, requests) for name, requests, _ in classes],
         ),
         gauge(
-            "nearline_request_bytes_under_way", "Bytes of their bodies", ["class"],
+            "nearline_request_bytes_under_way", "Body bytes of admitted requests", ["class"],
             [(name, size) for name, _, size in classes],
         ),
-        gauge("nearline_searches_under_way", "Searches planned and not answered, those of batches too", [],
+        gauge("nearline_searches_under_way", "Searches in progress, including those of batches", [],
               [(pipeline.under_way,)]),
-        counter("nearline_rate_limited", "Requests refused by the limits of their key", ["limit"],
+        counter("nearline_rate_limited", "Requests refused by key limits", ["limit"],
                 limiter.refused.items()),
     ]  # fmt: skip
 
 
 def jobs(tasks: Tasks) -> list[Metric]:
-    """Jobs that wait or run, and the largest of the processes that have done some."""
+    """Jobs queued or running, and the peak memory of job processes."""
     unfinished = Counter(job.kind for job in tasks.all() if job.finished_ms is None)
     largest_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return [
-        gauge("nearline_jobs_under_way", "Jobs that wait or run", ["kind"],
+        gauge("nearline_jobs_under_way", "Jobs queued or running", ["kind"],
               [(kind, unfinished[kind]) for kind in ("reindex", "tune", "erase")]),
-        gauge("nearline_job_process_bytes_max", "Most memory that a process of a job took, since the start", [],
+        gauge("nearline_job_process_bytes_max", "Peak memory of a job process since startup", [],
               [(largest_kb * 1024,)]),
     ]  # fmt: skip
 
 
 def collections(catalog: Catalog) -> list[Metric]:
-    """Sizes of every collection, as they are when Prometheus asks."""
+    """The sizes of every collection at the time of the scrape."""
     found = dict(catalog.collections)
     infos = {name: collection.info() for name, collection in found.items()}
     one, tiered = ["collection"], ["collection", "tier"]
@@ -109,7 +109,7 @@ def collections(catalog: Catalog) -> list[Metric]:
             [(len(catalog.quarantined),)],
         ),
         gauge(
-            "nearline_rebuild_due", "1 while a rebuild that starts by itself is due or under way", one,
+            "nearline_rebuild_due", "1 while an automatic rebuild is due or running", one,
             [(name, collection.wants_rebuild() is not None) for name, collection in found.items()],
         ),
         gauge("nearline_passages", "Live passages", tiered, tiers),
@@ -121,13 +121,13 @@ def collections(catalog: Catalog) -> list[Metric]:
                 ("seq", "Last operation", "seq"),
                 ("generation", "Live generation", "generation"),
                 ("index_memory_bytes", "Memory of the indexes", "memory_bytes"),
-                ("owed_bytes", "Deleted or overwritten and not erased yet", "owed_bytes"),
+                ("owed_bytes", "Bytes deleted or overwritten but not erased yet", "owed_bytes"),
                 ("resident_bytes", "Index files copied into memory", "resident_bytes"),
                 ("mapped_bytes", "Index files mapped", "mapped_bytes"),
             )
         ),
         gauge(
-            "nearline_owed_since_seconds", "When the oldest of it was deleted; absent where nothing is owed", one,
+            "nearline_owed_since_seconds", "When the oldest unerased data was deleted; absent if none", one,
             [(name, info.owed_since_ms / 1000) for name, info in infos.items() if info.owed_since_ms is not None],
         ),
         *cold_skipping({name: info.cold for name, info in infos.items() if info.cold is not None}),
@@ -153,32 +153,32 @@ def cold_skipping(states: dict[str, ColdState]) -> list[Metric]:
         ),
         counter(
             "nearline_cold_audits",
-            "Skipped queries for which the cold tier was searched afterwards, to see what skipping loses", one,
+            "Skipped queries whose cold tier was searched afterwards to measure the loss", one,
             [(name, seen.audits) for name, seen in states.items()],
         ),
         counter(
-            "nearline_cold_stops", "Times that skipping stopped by itself and learning started over", one,
+            "nearline_cold_stops", "Times that skipping stopped automatically and learning started over", one,
             [(name, seen.stops) for name, seen in states.items()],
         ),
         gauge(
             "nearline_cold_loss_bound",
-            "Upper bound of the recall lost by skipping the cold tier; absent while nothing is known", one,
+            "Upper bound of the recall lost by skipping the cold tier; absent while unknown", one,
             [(name, seen.loss_bound) for name, seen in states.items() if seen.loss_bound is not None],
         ),
     ]  # fmt: skip
 
 
 def memory(ceiling: Ceiling) -> list[Metric]:
-    """What the process holds, what requests under way may add, and what it may hold."""
+    """What the process holds, what running requests may add, and the limit."""
     return [
         gauge(
             "nearline_memory_bytes",
-            "Memory of the process, mapped files not counted: held, foretold for requests under way, and its ceiling",
+            "Process memory without mapped files: held, predicted for running requests, and the ceiling",
             ["kind"],
             [("held", ceiling.own), ("foretold", ceiling.foretold), ("ceiling", ceiling.bytes_max)],
         ),
         counter(
-            "nearline_memory_refusals", "Requests refused for want of memory", ["class"],
+            "nearline_memory_refusals", "Requests refused for lack of memory", ["class"],
             [(load, ceiling.refused[load]) for load in SHARES],
         ),
     ]  # fmt: skip
@@ -187,34 +187,34 @@ def memory(ceiling: Ceiling) -> list[Metric]:
 def caches(
     results: ResultCache, vectors: SharedVectors | None, near: Store, redis: Store | None
 ) -> list[Metric]:
-    """The result cache, what other services gave to it and to the cache of query vectors, and the stores behind."""
+    """The result cache, hits from other services for it and for query vectors, and the stores behind them."""
     stores = {"memory": near} if redis is None else {"memory": near, "redis": redis}
     found = [
-        lookups("nearline_result_cache", "Lookups of answers", results.counts),
+        lookups("nearline_result_cache", "Lookups in the result cache", results.counts),
         counter(
             "nearline_result_cache_events",
-            "Answers that outlived a write, that a write had ended, searches that waited for the same one of another, "
-            "and searches that wanted no cache",
+            "Answers kept after a write, answers ended by a write, searches that waited for an identical one, "
+            "and searches that bypassed the cache",
             ["event"],
             [(event, getattr(results.counts, event)) for event in ("survived", "outdated", "joined", "bypassed")],
         ),
         counter(
-            "nearline_result_cache_saved_seconds", "What computing the answers took that were found again", [],
+            "nearline_result_cache_saved_seconds", "Computation time saved by cached answers", [],
             [(results.counts.saved_ms / 1000,)],
         ),
         counter(
-            "nearline_shared_cache_hits", "What was found in Redis and not in this process", ["kind"],
+            "nearline_shared_cache_hits", "Entries found in Redis and not in this process", ["kind"],
             [("answer", results.counts.far), ("vector", vectors.hits if vectors else 0)],
         ),
         counter(
             "nearline_cache_store",
-            "What happened in the stores behind the caches: answers in memory, answers and query vectors in Redis",
+            "Events in the stores behind the caches: answers in memory, answers and query vectors in Redis",
             ["store", "event"],
             [(name, event, count) for name, store in stores.items() for event, count in asdict(store.counts).items()],
         ),
     ]  # fmt: skip
     if redis is not None:
-        text = "Whether Redis worked when it was last asked: 1 or 0"
+        text = "Whether the last request to Redis succeeded: 1 or 0"
         found.append(gauge("nearline_redis_up", text, [], [(redis.up,)]))
     return found
 
@@ -222,35 +222,35 @@ def caches(
 def semantic(cache: SemanticCache) -> list[Metric]:
     counts = cache.counts
     return [
-        lookups("nearline_semantic_cache", "Lookups of questions that ask the same", counts),
+        lookups("nearline_semantic_cache", "Lookups in the semantic cache", counts),
         counter(
             "nearline_semantic_cache_checks",
-            "Semantic hits that were searched all the same: false ones lacked the best hit or half of all",
+            "Semantic hits that were searched anyway as a check: false ones lacked the best hit or half of all",
             ["verdict"],
             [("right", counts.right), ("false", counts.false)],
         ),
         gauge(
-            "nearline_semantic_cache_switched_off", "Collections for which false hits have switched it off", [],
+            "nearline_semantic_cache_switched_off", "Collections whose semantic cache false hits have disabled", [],
             [(len(cache.off),)],
         ),
         gauge(
-            "nearline_semantic_cache_bytes", "What the questions take in this process", [],
+            "nearline_semantic_cache_bytes", "Memory of the questions in this process", [],
             [(cache.questions.bytes_used,)],
         ),
     ]  # fmt: skip
 
 
 def warm_ups(frequent: Frequent) -> list[Metric]:
-    text = "Frequent searches made again by the service, after a swap or a start"
+    text = "Frequent searches repeated by the service after a swap or a start"
     return [counter("nearline_warm_searches", text, [], [(frequent.made,)])]
 
 
 def query_vectors(cache: EmbeddingCache) -> list[Metric]:
     return [
-        lookups("nearline_embedding_cache", "Lookups of query vectors", cache),
+        lookups("nearline_embedding_cache", "Lookups in the query vector cache", cache),
         counter(
             "nearline_embedding_cache_events",
-            "Vectors that made way for newer ones, and queries that waited for the same text of another",
+            "Vectors evicted by newer ones, and queries that waited for another query with the same text",
             ["event"],
             [("evicted", cache.evicted), ("joined", cache.joined)],
         ),

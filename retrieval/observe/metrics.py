@@ -1,6 +1,7 @@
-"""What the service tells Prometheus. One registry for each application, so that tests may run several.
+"""The metrics for Prometheus. One registry for each application, so that tests may run several.
 
-Durations are in seconds, sizes in bytes, as Prometheus has it. Gauges of collections are read when scraped.
+Durations are in seconds and sizes in bytes, following Prometheus's conventions. Gauges of collections are read at
+scrape time.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 BATCH = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a third of all lines, of no use to anybody
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a third of all lines, and useless
 
 
 class Metrics:
-    """Everything counted, and `render` for GET /metrics."""
+    """All counters and histograms, and `render` for GET /metrics."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        Info("nearline_build", "The version that runs", registry=registry).info(
+        Info("nearline_build", "The running version", registry=registry).info(
             {"version": version("nearline")}
         )
         counter = partial(Counter, registry=registry)
         histogram = partial(Histogram, buckets=SECONDS, registry=registry)
-        # Looking up labels takes longer than counting, so they are cached, except where `forget` removes them.
+        # Looking up labels takes longer than counting, so they are cached, unless `forget` removes them.
         self._request_count = cache(
             counter("nearline_http_requests", "Requests answered", ["method", "route", "status"]).labels
         )
@@ -58,16 +59,14 @@ class Metrics:
             histogram("nearline_search_stage_seconds", "Time of a search by stage", ["stage"]).labels
         )
         self._degraded = counter(
-            "nearline_searches_degraded", "Searches that left something out because of the load", ["left_out"]
+            "nearline_searches_degraded", "Searches that skipped something under load", ["left_out"]
         )
         self._searches = counter("nearline_searches", "Searches answered", ["collection", "cache", "cold"])
         self._documents = counter("nearline_documents_written", "Documents acknowledged", ["collection"])
-        self._unchanged = counter(
-            "nearline_documents_unchanged", "Documents that came as they were there already", ["collection"]
-        )
+        self._unchanged = counter("nearline_documents_unchanged", "Documents sent unchanged", ["collection"])
         self._write_seconds = histogram("nearline_write_seconds", "Time from request to acknowledged write")
         self._loop_lag = histogram(
-            "nearline_loop_lag_seconds", "How late the event loop came to what was due", buckets=LAG
+            "nearline_loop_lag_seconds", "How late the event loop ran scheduled work", buckets=LAG
         )
         self._refused = counter(
             "nearline_generations_refused",
@@ -127,12 +126,12 @@ class Metrics:
         return EmbeddingObserver(self._embedding, model)
 
     def watch(self, read: Callable[[], Iterable[Metric]]) -> None:
-        """Have `read` called at each scrape (`collectors`)."""
+        """Call `read` at each scrape (see `collectors`)."""
         self.registry.register(OnScrape(read))
 
 
 class EmbeddingMetrics:
-    """What the batchers do, by model and lane."""
+    """Metrics of the batchers, by model and lane."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         of_lane = ["model", "lane"]
@@ -145,7 +144,7 @@ class EmbeddingMetrics:
         self.tokenise_seconds = cache(
             histogram(
                 "nearline_embedding_tokenise_seconds",
-                "Time to make tokens of the texts of one request, or one run of queries",
+                "Time to tokenize the texts of one request, or of one run of queries",
             ).labels
         )
         self.run_texts = cache(
@@ -167,13 +166,13 @@ class EmbeddingMetrics:
 
 
 class EmbeddingObserver(Observer):
-    """Counts what one model's batcher does."""
+    """Records what one model's batcher does."""
 
     def __init__(self, metrics: EmbeddingMetrics, model: str) -> None:
         self._metrics = metrics
         self._model = model
 
-    def tokenised(self, lane: Lane, texts: int, seconds: float) -> None:
+    def tokenized(self, lane: Lane, texts: int, seconds: float) -> None:
         self._metrics.tokenise_seconds(self._model, lane).observe(seconds)
 
     def ran(

@@ -1,8 +1,8 @@
-"""One log line a request: method, path, status, milliseconds, bytes, client; as JSON the time of each stage too. Never
-what was answered, and what was asked only with `log.queries`.
+"""One log line per request: method, path, status, milliseconds, bytes, client; in JSON also the time of each stage.
 
-The path is logged as it came, percent-encoded and without its query string. `REQUEST_ID` is the X-Request-Id of the
-request that the present task or thread works for, "" where there is none: formatters of log lines add it.
+Answers are never logged, and queries only with `log.queries`. The path is logged as received, percent-encoded and
+without its query string. `REQUEST_ID` is the X-Request-Id of the request that the current task or thread works for,
+or "" without one: log formatters add it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from retrieval.base.settings import Log
 logger = logging.getLogger("nearline.requests")
 
 REQUEST_ID: ContextVar[str] = ContextVar("REQUEST_ID", default="")
-PROBES = frozenset({"/healthz", "/readyz", "/health", "/metrics"})  # asked every few seconds, for ever
+PROBES = frozenset({"/healthz", "/readyz", "/health", "/metrics"})  # called every few seconds, forever
 GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-CLIENT_LEFT = 499  # not sent to anybody: nginx's number for it
+CLIENT_LEFT = 499  # never sent; nginx's code for this
 PATH_CHARS_MAX = 500
-LOG = web.RequestKey("LOG", Log)  # how to log it
-QUERIES = web.RequestKey[list[str]]("QUERIES")  # what it asks, where that is wanted in the log
+LOG = web.RequestKey("LOG", Log)  # the log settings
+QUERIES = web.RequestKey[list[str]]("QUERIES")  # its queries, if they are to be logged
 STAGE = re.compile(r"(\w+);dur=([\d.]+)")
 
 
 def new_request_id() -> str:
-    """It has to differ, not to be hard to guess: asking the system for random bytes would yield the interpreter."""
+    """Return a unique id. It need not be unguessable: asking the system for random bytes would release the GIL."""
     return random.randbytes(16).hex()
 
 
 class RequestLog(AbstractAccessLogger):
-    """Called by aiohttp once an answer is sent, in the context of its request; malformed requests come here too."""
+    """Called by aiohttp after each answer, in the context of its request, and also for malformed requests."""
 
     def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
         timing = response.headers.get("Server-Timing", "")
@@ -46,12 +46,12 @@ class RequestLog(AbstractAccessLogger):
 
 
 def stages_of(timing: str) -> dict[str, float]:
-    """Milliseconds by stage, of a header Server-Timing of ours."""
+    """Parse our Server-Timing header into milliseconds by stage."""
     return {name: float(ms) for name, ms in STAGE.findall(timing)}
 
 
 def note_queries(request: web.Request, texts: Iterable[str | None]) -> None:
-    """Have the log line of this request say what it asks, if the operator wants that."""
+    """Add the queries to the log line of this request, if the operator has enabled that."""
     if request[LOG].queries:
         request[QUERIES] = [text for text in texts if text]
 
@@ -59,8 +59,8 @@ def note_queries(request: web.Request, texts: Iterable[str | None]) -> None:
 def log_request(
     request: web.BaseRequest, status: int, seconds: float, sent_bytes: int = 0, timing: str = ""
 ) -> None:
-    """`timing`: the answer's header Server-Timing."""
-    path = request.rel_url.raw_path  # as it came, percent-encoded
+    """Log one request. `timing` is the answer's Server-Timing header."""
+    path = request.rel_url.raw_path  # percent-encoded, as received
     settings = request.get(LOG)
     slow = bool(timing) and settings is not None and 0 < settings.slow_ms <= seconds * 1000
     level = logging.DEBUG if path in PROBES else logging.WARNING if slow else logging.INFO
@@ -68,7 +68,7 @@ def log_request(
         return
     fields: dict[str, Any] = {
         "method": request.method,
-        "path": TOKEN.sub(r"nl_\g<id>_...", path)[:PATH_CHARS_MAX],  # revoked by all of it, say
+        "path": TOKEN.sub(r"nl_\g<id>_...", path)[:PATH_CHARS_MAX],  # e.g. when a key is revoked
         "status": status,
         "ms": round(seconds * 1000, 3),
         "bytes": sent_bytes,
@@ -77,7 +77,7 @@ def log_request(
     if key := PRINCIPAL.get().key:
         fields["key"] = key
     line = "%(method)s %(path)s %(status)d %(ms).1f ms %(bytes)d bytes to %(client)s"
-    # A line of text has no room for them, unless it is about a slow request.
+    # Text lines list stages only for slow requests.
     if timing and settings is not None and (slow or settings.format == "json"):
         fields["stages_ms"] = stages = stages_of(timing)
         line += ", slow: " + ", ".join(f"{name} {ms:.1f}" for name, ms in stages.items()) if slow else ""

@@ -1,7 +1,8 @@
-"""OpenTelemetry: a span for each request, with a child for each stage of its search. Never what was asked or answered.
+"""OpenTelemetry: a span per request, with a child per stage of its search. Queries and answers are never included.
 
-Sent over OTLP/HTTP as the standard variables say (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER).
-It is known how long a stage took and not when: the spans of stages stand end to end, in the order of Server-Timing.
+Spans are sent over OTLP/HTTP as configured by the standard variables (OTEL_EXPORTER_OTLP_ENDPOINT,
+OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER). Only the durations of stages are known, so their spans are laid end to end
+in the order of Server-Timing.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 LAST_SPANS_S = 1.0
-RECEIPT = web.RequestKey("RECEIPT", Receipt)  # of the search that answers the request, if one does
+RECEIPT = web.RequestKey("RECEIPT", Receipt)  # of the search behind the answer, if any
 
 
 def trace(app: web.Application) -> None:
-    """Have all requests of the service traced. Raises InvalidInput where the extra `tracing` is not installed."""
+    """Trace all requests of the service. Raises InvalidInput if the extra `tracing` is not installed."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -46,11 +47,13 @@ def trace(app: web.Application) -> None:
 
     async def until_sent(app: web.Application) -> AsyncIterator[None]:
         yield
-        sending = threading.Thread(target=provider.shutdown, daemon=True)  # a collector may never answer
+        sending = threading.Thread(
+            target=provider.shutdown, daemon=True
+        )  # do not wait: the collector may never answer
         sending.start()
         await asyncio.to_thread(sending.join, LAST_SPANS_S)
 
-    app.cleanup_ctx.insert(0, until_sent)  # closed last: nothing waits for it
+    app.cleanup_ctx.insert(0, until_sent)  # closed last, so nothing waits for it
 
 
 def spans_of(provider: TracerProvider) -> Middleware:
@@ -70,7 +73,7 @@ def spans_of(provider: TracerProvider) -> Middleware:
             f"{request.method} {path}",
             propagate.extract(request.headers),
             SpanKind.SERVER,
-            # Not the path: it may hold ids, or a key in the wrong place.
+            # Not the path, which may contain ids or a misplaced key.
             {"http.request.method": request.method, "http.route": path},
             start_time=begun_ns,
         )
@@ -96,7 +99,7 @@ def spans_of(provider: TracerProvider) -> Middleware:
 
 
 def attributes_of(request: web.Request, answer: web.StreamResponse) -> dict[str, str | int | tuple[str, ...]]:
-    """By OpenTelemetry's names where it has one."""
+    """Return span attributes, using OpenTelemetry's names where they exist."""
     found: dict[str, str | int | tuple[str, ...]] = {
         "http.response.status_code": answer.status,
         "nearline.request_id": REQUEST_ID.get(),

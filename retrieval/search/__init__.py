@@ -1,5 +1,7 @@
-"""Which passages answer a query?
+"""Which passages answer a query, and in which order?
 
-The plan of a search, its way through embedding, the two searchers, fusion, reranking and the options, and the threads
-it runs on.
+The plan of a search, its way through embedding and both searchers, fusion, relevance, reranking with the cross-encoder,
+the options (boosts, diversity, highlights, facets, examples), the threads it runs on, and whether an answer survives a
+write. Not here: parsing filters and correcting typing errors (`indexes`), keeping answers (`cache`), or packing a
+prompt (`context`).
 """

@@ -1,9 +1,10 @@
-"""Boosts and sorting: what the metadata of the candidates does to their order.
+"""Boosts and sorting: how the metadata of the candidates changes their order.
 
     score = score * product of max(1 + weight * f(value), 0) over the boosts
 
-f is the value itself (true is 1), ln(1 + value), or for dates 0.5 ** (age / half-life), which is 1 now and later. A
-passage without a value has f = 0. A score below 0 is divided instead, so that a boost never harms.
+f is the value itself (true is 1), ln(1 + value), or for dates 0.5 ** (age / half-life), which is 1 for the present and
+the future. A passage without a value has f = 0. A negative score is divided instead, so that a positive boost always
+raises it.
 """
 
 from __future__ import annotations
@@ -17,28 +18,40 @@ import numpy as np
 
 from indexes.base.model import Scalar
 from indexes.filters.dates import instant_of_date
+from indexes.filters.grammar import Kind
 from retrieval.documents.metadata import instant_at
 from retrieval.search.executor import Execution
 from retrieval.search.fusion import Scores, best_first
 from retrieval.search.plan import Plan
-from retrieval.search.stages import Fused, rounded
+from retrieval.search.stages import Fused, round_scores
 from retrieval.wire.options import Boost
 
 DAY_US = 86_400_000_000
 LEAST_FACTOR, FACTOR_MAX = 1e-6, 1e9
+COUNTED: dict[bool, tuple[Kind, ...]] = {  # kinds of values that a boost reads, with decay and without
+    True: ("number",),
+    False: ("number", "boolean"),
+}
 
-Values = Sequence[Sequence[Scalar]]  # of each candidate, those under one key
+Values = Sequence[Sequence[Scalar]]  # for each candidate, its values under one key
 
 
 def arrange(plan: Plan, fused: Fused, execution: Execution) -> Fused:
-    """The candidates in the order that boosts and sort give them. Raises InvalidInput for an unknown key."""
+    """Order the candidates by boosts and sort. Raises InvalidInput for an unknown key, or for a boost by a key without
+    numbers or dates."""
     ids = fused.candidates.ids
     for at, boost in enumerate(plan.request.boosts or []):
-        values = execution.values(ids, boost.key, f"boosts[{at}].key")
+        values = execution.values(
+            ids,
+            boost.key,
+            f"boosts[{at}].key",
+            COUNTED[boost.decay is not None],
+            dates=boost.decay is not None,
+        )
         factors = np.array([factor(boost, one) for one in values])
         fused = replace(fused, boosts=factors if fused.boosts is None else fused.boosts * factors)
     if fused.boosts is not None:
-        boosted = rounded(boosted_scores(fused.scores, fused.boosts))
+        boosted = round_scores(boost_scores(fused.scores, fused.boosts))
         order = fused.order[best_first(ids[fused.order], boosted[fused.order])]
         fused = replace(fused, order=order, scores=boosted)
     positions: list[int] = fused.order.tolist()
@@ -51,12 +64,13 @@ def arrange(plan: Plan, fused: Fused, execution: Execution) -> Fused:
     return replace(fused, order=np.array(positions, np.intp))
 
 
-def boosted_scores(scores: Scores, factors: Scores) -> Scores:
+def boost_scores(scores: Scores, factors: Scores) -> Scores:
     return np.where(scores >= 0, scores * factors, scores / np.maximum(factors, LEAST_FACTOR))
 
 
 def factor(boost: Boost, values: Sequence[Scalar]) -> float:
-    """What one boost multiplies the score of a candidate with these values by; of several the largest counts."""
+    """Return the factor by which one boost multiplies the score of a candidate with these values. The largest value
+    counts."""
     if boost.decay is not None:
         now = instant_of_date(boost.decay.now or "") or 0
         ages = [max(now - instant, 0) / DAY_US for one in values if (instant := instant_at(one)) is not None]
@@ -68,9 +82,10 @@ def factor(boost: Boost, values: Sequence[Scalar]) -> float:
 
 
 def sort_keys(values: Values, *, last: bool) -> list[Any]:
-    """Something to compare for each candidate, None for one without a value; of several the first in the order.
+    """Return a comparable key for each candidate, None for one without a value. With several values, the one that comes
+    first in the order counts.
 
-    Booleans come before numbers and these before strings, which compare as instants if all of them are dates.
+    Booleans come before numbers, and numbers before strings. Strings compare as instants if all of them are dates.
     """
     instants = {one: instant_of_date(one) for some in values for one in some if isinstance(one, str)}
     dated = None not in instants.values()

@@ -1,8 +1,8 @@
-"""Hits that differ: maximal marginal relevance (Carbonell and Goldstein 1998). Each next one is the best by
+"""Diversity: maximal marginal relevance (Carbonell and Goldstein 1998). Each next hit is the one that maximizes
 
-    mmr * relevance - (1 - mmr) * similarity to the most similar of those before it
+    mmr * relevance - (1 - mmr) * similarity to the most similar hit before it
 
-where relevance is the score on a scale from 0, the last of the candidates, to 1, the first, and similarity the cosine.
+where relevance is the score scaled from 0 (the last candidate) to 1 (the first), and similarity is the cosine.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from retrieval.search.plan import Plan
 from retrieval.search.stages import Fused, Positions
 
 
-def diversified(plan: Plan, fused: Fused, execution: Execution) -> Fused:
-    """The first candidates in an order that trades their scores against what those before them say already."""
+def diversify(plan: Plan, fused: Fused, execution: Execution) -> Fused:
+    """Reorder the first candidates so that each trades its score against how much the ones before it already say."""
     mmr = plan.request.mmr
     if mmr is None:
         return fused
@@ -30,8 +30,10 @@ def diversified(plan: Plan, fused: Fused, execution: Execution) -> Fused:
 
 
 def marginal_relevance(vectors: Floats, scores: NDArray[np.float64], mmr: float) -> Positions:
-    """The order, as positions among them. `vectors` are unit vectors, float32 [candidates, dimensions]; zeros resemble
-    nothing. Of equals the first comes first."""
+    """Return the order as positions into `scores`. Among equals the first comes first.
+
+    `vectors` are unit vectors, float32 [candidates, dimensions]; zero vectors are similar to nothing.
+    """
     span = np.ptp(scores) if len(scores) else 0.0
     relevance = mmr * ((scores - scores.min()) / span if span > 0 else np.ones(len(scores)))
     alike = (1 - mmr) * (vectors @ vectors.T)

@@ -1,4 +1,4 @@
-"""Where a query is answered. The stages know this interface and nothing of what lies behind it.
+"""The seam between the stages and the index: the stages know this interface and nothing behind it.
 
 Today every query is answered in this process, from one snapshot of a collection and its log.
 """
@@ -13,9 +13,10 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from indexes.base.courtesy import Work
 from indexes.base.model import Floats, Ids, Ranking, Scalar, StoredPassage
+from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
+from indexes.filters.grammar import Kind
 from indexes.parts.prepared import Prepared
 from indexes.parts.query import Candidates, Query
 from indexes.parts.snapshot import Snapshot
@@ -26,62 +27,66 @@ Submit = Callable[[Callable[[], "LocalExecution"]], Future["LocalExecution"]]
 
 
 class Execution(Protocol):
-    """One query being answered on one frozen state of a collection. Call from any thread, one call at a time."""
+    """One query, answered on one frozen state of a collection. Call from any thread, one call at a time."""
 
-    def go_on(self) -> None:
-        """Raises what ends the search: its caller has left, or its deadline has passed."""
+    def on_step(self) -> None:
+        """Raise what ends the search: Abandoned if its caller has left, DeadlineExceeded after its deadline."""
         ...
 
     def search(self) -> Candidates:
-        """Raises InvalidInput for a filter that nothing can satisfy."""
+        """Return the candidates of both searchers. Raises InvalidInput for a filter that nothing can satisfy."""
         ...
 
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
-        """Dense and BM25 scores of these passages: for candidates that only one searcher found."""
+        """Return the dense and BM25 scores of these passages, for candidates that only one searcher found."""
         ...
 
     @property
     def corrected(self) -> Mapping[str, str]:
-        """Words of the query that no passage has, and the terms that were looked up instead."""
+        """Query words that no passage has, each with the term that was looked up instead."""
         ...
 
     @property
     def light(self) -> bool:
-        """Whether its words took no time to prepare."""
+        """Whether preparing the query's words took no time."""
         ...
 
     @property
     def typos_whole(self) -> bool:
-        """False if not every word that no passage has was looked up, because that would take too long."""
+        """False if some unknown words were not looked up because that would take too long."""
         ...
 
     @property
     def scoring(self) -> bytes:
-        """Equal where the same query scores the same passages alike."""
+        """Equal for two states if the same query scores the same passages alike on both."""
         ...
 
-    def values(self, ids: Ids, key: str, where: str) -> Sequence[Sequence[Scalar]]:
-        """What each passage has under a metadata key. Raises InvalidInput naming `where` for a key that none has."""
+    def values(
+        self, ids: Ids, key: str, where: str, kinds: Sequence[Kind] = (), *, dates: bool = False
+    ) -> Sequence[Sequence[Scalar]]:
+        """Return the values of each passage under a metadata key. Raises InvalidInput naming `where` if no passage has
+        the key, or none has a value of these `kinds`, or a date if `dates` count."""
         ...
 
-    def looked_up(self, text: str) -> frozenset[str]:
-        """The terms that words of this text are looked up as, in the query's language and those of the passages."""
+    def terms_of(self, text: str) -> frozenset[str]:
+        """Return the terms that the words of this text are looked up as, in the languages of the query and of the
+        passages."""
         ...
 
     def vectors(self, ids: Ids) -> Floats:
-        """The stored vectors of these passages, float32 [ids, dimensions]; zeros where there is none."""
+        """Return the stored vectors, float32 [ids, dimensions]; zeros where there is none."""
         ...
 
     def fetch(self, ids: Sequence[int]) -> Mapping[int, StoredPassage]:
-        """Those that still live, from the log: what was deleted since is absent."""
+        """Return those that are still live, from the log. Passages deleted since are absent."""
         ...
 
     def around(self, ids: Sequence[int], reach: Reach) -> Mapping[int, Surroundings]:
-        """What stands around those that still live, from the log."""
+        """Return the surroundings of those that are still live, from the log."""
         ...
 
-    def answered(self, ids: Sequence[int]) -> None:
-        """These are in the answer: wanted passages move to the hot tier."""
+    def count_hits(self, ids: Sequence[int]) -> None:
+        """Count these passages as hits, so that popular ones move to the hot tier."""
         ...
 
 
@@ -91,17 +96,21 @@ class Executor(Protocol):
 
 @dataclass(slots=True)
 class LocalExecutor:
-    """Answers one query in this process, at one depth after the other. `begun`: of a query whose text is being embedded
-    meanwhile, what needs no vector. `first`: what was prepared before. `work`: what its request may still do."""
+    """Answers one query in this process, at increasing depths.
+
+    `begun` is the lexical part of a query whose text is still being embedded. `first` is what was prepared first.
+    `work` is the work budget of the request.
+    """
 
     collection: Collection
     snapshot: Snapshot
     begun: Future[LocalExecution] | None = None
     first: LocalExecution | None = None
-    work: Work = field(default_factory=Work)
+    work: WorkBudget = field(default_factory=WorkBudget)
 
     def begin(self, query: Query, watch: Stopwatch, submit: Submit) -> None:
-        """Search its words meanwhile. Then ask for the same query with its vector, or for a deeper one."""
+        """Start the lexical search while the text is being embedded. `prepare` is then called with the same query and
+        its vector, or with a deeper one."""
 
         def begun() -> LocalExecution:
             execution = self._prepared(query, watch)
@@ -110,15 +119,16 @@ class LocalExecutor:
         self.begun = submit(begun)
 
     def prepare(self, query: Query, watch: Stopwatch) -> LocalExecution:
-        """Waits for what was begun; raises what that has raised. Words are looked up once, whatever the depth."""
+        """Prepare the query, waiting for what `begin` started and raising its error. Words are looked up once, at any
+        depth."""
         if self.first is None:
             self.first = self._prepared(query, watch) if self.begun is None else self.begun.result()
         words = self.first.words if self.first.prepared.query.depth == query.depth else None
-        return replace(self.first, prepared=self.first.prepared.again(query, watch.go_on), words=words)
+        return replace(self.first, prepared=self.first.prepared.again(query, watch.on_step), words=words)
 
     def _prepared(self, query: Query, watch: Stopwatch) -> LocalExecution:
-        stage = None if query.text is None else "lexical"  # it weighs the terms
-        prepared = watch.timed(stage, lambda: self.snapshot.prepare(query, watch.go_on, self.work))
+        stage = None if query.text is None else "lexical"  # preparing weighs the terms
+        prepared = watch.time_stage(stage, lambda: self.snapshot.prepare(query, watch.on_step, self.work))
         return LocalExecution(self.collection, self.snapshot, prepared, watch)
 
 
@@ -129,20 +139,20 @@ class LocalExecution(msgspec.Struct, frozen=True):
     watch: Stopwatch
     words: Ranking | None = None
 
-    def go_on(self) -> None:
-        self.watch.go_on()
+    def on_step(self) -> None:
+        self.watch.on_step()
 
     def lexical(self) -> Ranking:
-        """That of BM25, unless it is there already."""
+        """Return the BM25 ranking, computing it if it is not there yet."""
         if self.words is not None:
             return self.words
-        return self.watch.timed(
+        return self.watch.time_stage(
             None if self.prepared.query.text is None else "lexical", self.prepared.lexical
         )
 
     def search(self) -> Candidates:
         prepared, lexical = self.prepared, self.lexical()
-        dense = self.watch.timed(None if prepared.query.vector is None else "dense", prepared.dense)
+        dense = self.watch.time_stage(None if prepared.query.vector is None else "dense", prepared.dense)
         return Candidates.join(dense, lexical, prepared.lexical_bound)
 
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
@@ -164,10 +174,12 @@ class LocalExecution(msgspec.Struct, frozen=True):
     def scoring(self) -> bytes:
         return self.prepared.scoring
 
-    def values(self, ids: Ids, key: str, where: str) -> Sequence[Sequence[Scalar]]:
-        return self.prepared.values(ids, key, where)
+    def values(
+        self, ids: Ids, key: str, where: str, kinds: Sequence[Kind] = (), *, dates: bool = False
+    ) -> Sequence[Sequence[Scalar]]:
+        return self.prepared.values(ids, key, where, kinds, dates=dates)
 
-    def looked_up(self, text: str) -> frozenset[str]:
+    def terms_of(self, text: str) -> frozenset[str]:
         found = self.snapshot.looked_up(text, self.prepared.query.language)
         return found.union(self.corrected.values(), self.prepared.grouped_terms)
 
@@ -180,5 +192,5 @@ class LocalExecution(msgspec.Struct, frozen=True):
     def around(self, ids: Sequence[int], reach: Reach) -> Mapping[int, Surroundings]:
         return text_around(self.collection, ids, reach)
 
-    def answered(self, ids: Sequence[int]) -> None:
+    def count_hits(self, ids: Sequence[int]) -> None:
         self.collection.hits.count(ids)

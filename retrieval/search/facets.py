@@ -1,15 +1,16 @@
-"""Facets of a search: requests checked, counts as they are shown."""
+"""Facets of a search: check the request, and present the counts."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Scalar
+from indexes.base.work import OnStep, do_nothing
 from indexes.collection.collection import Collection
-from indexes.filters.dates import instant_of_date
+from indexes.filters.dates import span_of
 from indexes.filters.grammar import Filter, fits
+from indexes.filters.satisfiable import FORMS
 from indexes.parts.snapshot import Snapshot
 from indexes.reading.facets import FacetCounts, FacetQuery, count_facets
 from retrieval.wire.options import Bound, Facet, FacetBody, RangeCount, ValueCount
@@ -18,7 +19,7 @@ FACETS_MAX, BOUNDS_MAX = 16, 100
 
 
 def facet_queries(asked: list[str | Facet] | None) -> list[tuple[Facet, FacetQuery]]:
-    """Raises InvalidInput naming the field."""
+    """Check the requested facets. Raises InvalidInput naming the field."""
     if asked is not None and len(asked) > FACETS_MAX:
         raise InvalidInput(f"at most {FACETS_MAX} facets are counted, found {len(asked)}", param="facets")
     found = []
@@ -39,13 +40,15 @@ def _bounds(ranges: list[Bound] | None, where: str) -> tuple[Scalar, ...]:
     dates = [one for one in ranges if isinstance(one, str)]
     if dates and len(dates) < len(ranges):
         raise InvalidInput(f"{where}.ranges mixes numbers and dates", param=f"{where}.ranges")
-    order = [instant_of_date(one) if isinstance(one, str) else one for one in ranges]
-    if None in order:
-        raise InvalidInput(
-            f"{where}.ranges holds a string that is no date; write 2026-01-05 or 2026-01-05T10:00:00Z",
-            param=f"{where}.ranges",
-        )
-    if any(not low < high for low, high in pairwise(order)):  # type: ignore[operator]
+    order: list[int | float] = []
+    for one in ranges:
+        span = span_of(one) if isinstance(one, str) else (one, one)
+        if span is None:
+            raise InvalidInput(
+                f"{where}.ranges holds a string that is no date; write {FORMS}", param=f"{where}.ranges"
+            )
+        order.append(span[0])
+    if any(not low < high for low, high in pairwise(order)):
         raise InvalidInput(f"{where}.ranges must ascend", param=f"{where}.ranges")
     return tuple(ranges)
 
@@ -55,14 +58,14 @@ def facets_of(
     snapshot: Snapshot,
     condition: Filter | None,
     asked: list[tuple[Facet, FacetQuery]],
-    go_on: GoOn = nobody_waits,
+    on_step: OnStep = do_nothing,
 ) -> list[FacetBody]:
-    """Calls `go_on` between its steps. Raises InvalidInput for a key that no document has."""
-    counts = count_facets(collection, snapshot, condition, [query for _, query in asked], go_on)
-    return [_shown(facet, found) for (facet, _), found in zip(asked, counts, strict=True)]
+    """Count facets, calling `on_step` between steps. Raises InvalidInput for a key that no document has."""
+    counts = count_facets(collection, snapshot, condition, [query for _, query in asked], on_step)
+    return [_facet_body(facet, found) for (facet, _), found in zip(asked, counts, strict=True)]
 
 
-def _shown(facet: Facet, found: FacetCounts) -> FacetBody:
+def _facet_body(facet: Facet, found: FacetCounts) -> FacetBody:
     return FacetBody(
         key=facet.key,
         values=[ValueCount(value, count) for value, count in found.values[: facet.top]],

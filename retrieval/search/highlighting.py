@@ -1,4 +1,4 @@
-"""Highlights: where a hit has words of the query, and the stretch of its text with most of them."""
+"""Highlights: where a hit has words of the query, and the stretch of its text that has most of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from retrieval.wire.search import Hit
 Span = tuple[int, int]
 
 HITS_READ = 3
-LEAD = 4  # one part in so many of a snippet's spare room goes before its first word
+LEAD = 4  # a snippet's first word is preceded by one part in LEAD of its spare room
 
 
 def snippet(text: str, marks: Sequence[Span], chars_max: int) -> Span:
-    """The stretch of at most `chars_max` characters with most different marked words, the first among equals.
+    """Return the stretch of at most `chars_max` characters with the most distinct marked words, the first among equals.
 
-    It begins and ends between words, where white space allows.
+    It starts and ends between words where white space allows.
     """
     if len(text) <= chars_max:
         return 0, len(text)
@@ -51,8 +51,8 @@ def snippet(text: str, marks: Sequence[Span], chars_max: int) -> Span:
     return start, end
 
 
-def as_written(term: str, hits: Sequence[Hit]) -> str:
-    """The word of this term in the first hit that has it; the term itself if none of the first few does."""
+def surface_form(term: str, hits: Sequence[Hit]) -> str:
+    """Return the word of this term in the first hit that has it; the term itself if none of the first few hits does."""
     for hit in hits[:HITS_READ]:
         for text in (hit.text, hit.title):
             for start, end in marked(text, [term], hit.language):
@@ -61,7 +61,7 @@ def as_written(term: str, hits: Sequence[Hit]) -> str:
 
 
 def corrected_words(corrected: Mapping[str, str], hits: list[Hit]) -> dict[str, str] | UnsetType:
-    """Each word with what was looked up instead, as the first hit with it has it; else the term, a stem."""
+    """Map each corrected word to its replacement as the first hit spells it, or else to the term, a stem."""
     if not corrected:
         return UNSET
-    return {word: as_written(term, hits) for word, term in corrected.items()}
+    return {word: surface_form(term, hits) for word, term in corrected.items()}

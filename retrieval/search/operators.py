@@ -1,4 +1,4 @@
-"""Operators in a query: words in double quotes must follow each other so, `inst*` stands for words that begin so."""
+"""Query operators: words in double quotes must appear as a phrase, and `inst*` stands for words with that prefix."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ PREFIX_CHARS_MIN = 2
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """`words` are for BM25, without prefixes; `text` is for the model, without their marks."""
+    """A parsed query. `words` are for BM25, without prefixes; `text` is for the model, without the operators' marks."""
 
     words: str
     text: str
     phrases: tuple[str, ...]
     prefixes: tuple[str, ...]
 
-    wanted: tuple[str, ...]  # all of them as `plain_words` has them, a prefix without the space behind it
+    wanted: tuple[str, ...]  # all of them normalized by `plain_words`, a prefix without its trailing space
 
     def hold_in(self, passage: StoredPassage) -> bool:
-        """Whether the passage, or its title, has all that the query asks for."""
+        """Whether the passage or its title has everything that the query requires."""
         texts = plain_words(passage.text), plain_words(passage.title)
         return all(any(one in text for text in texts) for one in self.wanted)
 
 
-def operators_in(query: str) -> Operators:
-    """Raises InvalidInput naming the query."""
+def parse_operators(query: str) -> Operators:
+    """Parse the operators of a query. Raises InvalidInput naming the query."""
     phrases = [phrase.strip() for phrase in QUOTED.findall(query)]
     outside = QUOTED.sub(" ", query)
     prefixes = STARRED.findall(outside)

@@ -1,4 +1,4 @@
-"""The options of a search, checked and completed: errors name the field."""
+"""Check the options of a search and fill in their defaults. Errors name the field."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from retrieval.wire.options import Boost, Expand, Neighbors
 from retrieval.wire.search import SearchRequest
 
 HOUR_S = 3600
-MMR_CANDIDATES = 128  # that mmr may move, or k where that is more: the rest keep their places behind them
+MMR_CANDIDATES = (
+    128  # how many candidates mmr may move, or k if larger; the rest keep their places behind them
+)
 
 
 def check_offset(offset: int, k: int, config: Config) -> int:
-    """The place of the last hit of the page, from 1."""
+    """Return the place of the last hit of the page, counted from 1. Raises InvalidInput beyond `limits.k_max`."""
     last, most = offset + k, config.limits.k_max
     if last > most:
         raise InvalidInput(
@@ -28,8 +30,8 @@ def check_offset(offset: int, k: int, config: Config) -> int:
 
 
 def check_arranged(request: SearchRequest, last: int, page_depth: int) -> None:
-    """Raises InvalidInput where boosts, sort or mmr would have to order more than the first candidates, or two of them
-    would give an order each."""
+    """Raise InvalidInput where boosts, sort or mmr would have to order more than the first candidates, or where two of
+    them conflict."""
     if request.mmr is not None and request.sort:
         raise InvalidInput("mmr and sort are two orders, expected one", param="mmr")
     if request.mmr is not None and request.offset and last > MMR_CANDIDATES:
@@ -52,7 +54,7 @@ def reach_of(expand: Expand | None, chars_max: int) -> Reach | None:
 
 
 def boosts_at(boosts: list[Boost] | None, now_s: float) -> list[Boost] | None:
-    """With the time that decays count from: the present hour where they name none, so that answers can be cached.
+    """Fill in the time that decays count from: the current hour where none is given, so that answers can be cached.
 
     Raises InvalidInput naming the field.
     """

@@ -2,9 +2,9 @@
 
     plan -> result cache -> embed -> executor: BM25, dense -> fuse (-> rerank) -> hydrate -> answer with its receipt
 
-The event loop only coordinates: embedding runs on the batcher's threads, all stages after it in one step on a search
-thread. Everything one search reads comes from one snapshot; every hit is read from the log last, so that nothing
-deleted is returned.
+The event loop only coordinates: embedding runs on the batcher's threads, and all later stages run in one step on a
+search thread. A search reads from one snapshot throughout; its hits are read from the log last, so that nothing deleted
+is returned.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from indexes.base.courtesy import Work
 from indexes.base.errors import DeadlineExceeded, Unavailable
+from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from indexes.parts.prepared import Prepared
 from indexes.parts.query import Candidates
@@ -40,30 +40,30 @@ from retrieval.search.rounds import (
     CachedAnswer,
     Found,
     answer_of,
+    candidates_of_scan,
     count_facets_of,
+    decode_and_charge,
     rounds_of,
     run_stages,
-    scanned,
-    taken,
 )
 from retrieval.search.scanning import JointScan, Place, Scanner
 from retrieval.search.similar import read_examples
 from retrieval.search.stages import Fused, Rounds
 from retrieval.search.stopwatch import Stopwatch, in_time
-from retrieval.search.survival import is_light, still_holding
+from retrieval.search.survival import is_light, renew_grounds
 from retrieval.search.threads import SearchThreads
 from retrieval.wire.search import SearchAnswer, SearchRequest
 
 MIN_SEQ_WAIT_S = 5.0
-# More get no more done, and each pass of the event loop, which everybody else waits for, takes longer.
+# More would not raise throughput, and would make each pass of the event loop longer for every caller.
 ACTIVE_PER_THREAD = 4
-ANYTHING = "*"  # in place of a text
+ANYTHING = "*"  # placeholder for the text in the key of a semantic scope
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
-    """A search with what it was made from: the plan of its last round, the prepared query, and the candidates in their
-    final order; and the CPU time it took."""
+class TracedSearch:
+    """A search with its intermediate results: the prepared query, the plan of its last round, and the candidates in
+    their final order. Also the CPU time it took."""
 
     snapshot: Snapshot
     prepared: Prepared
@@ -85,7 +85,7 @@ class Pipeline:
         semantic: SemanticCache | None = None,
         crowded: Callable[[str], bool] = lambda key: False,
     ) -> None:
-        """`crowded`: whether more searches of an access key come than are let in."""
+        """`crowded` tells whether requests of an access key are being refused."""
         self._reranker = reranker
         self._embedders = embedders
         self._results = results
@@ -96,15 +96,15 @@ class Pipeline:
         self.under_way = 0
         self._threads = SearchThreads(config.search.threads)
         self._active = Turns(ACTIVE_PER_THREAD * config.search.threads, lambda: config.admission, crowded)
-        # Reranking holds a thread for long: one is left to other searches, if there are several.
-        self._rereading = Turns(max(1, config.search.threads - 1), lambda: config.admission, crowded)
+        # Reranking holds a thread for a long time, so one is left for other searches if there are several.
+        self._rerank_turns = Turns(max(1, config.search.threads - 1), lambda: config.admission, crowded)
 
     def close(self) -> None:
         self._threads.close()
 
     @property
     def reranker(self) -> Reranker:
-        """Raises Unavailable where it could not be loaded. Ask only where one is configured."""
+        """The configured reranker. Raises Unavailable if it could not be loaded. Use only where one is configured."""
         if self._reranker is None:
             raise Unavailable(
                 f"the reranker {self._config.rerank.model!r} could not be loaded when the service started",
@@ -112,10 +112,12 @@ class Pipeline:
             )
         return self._reranker
 
-    async def reread(self, query: str, texts: list[str], *, refuse: bool = False) -> PairsRead:
-        """What the reranker says of each text, float32 [texts], and the tokens it read. A few texts at a time, so that
-        searches get their turn in between; ends with its caller. With `refuse` raises TooLong for a text that would be
-        cut."""
+    async def score_texts(self, query: str, texts: list[str], *, refuse: bool = False) -> PairsRead:
+        """Score each text with the reranker, float32 [texts], and count the tokens it read. With `refuse`, raises
+        TooLong for a text that would be cut.
+
+        A few texts run at a time, so that searches get their turns in between. Cancelling the caller ends the work.
+        """
         reranker = self.reranker
         scores, tokens = np.empty(len(texts), np.float32), 0
         asked = await self._threads.run(partial(reranker.encoder.read_query, query), long=True)
@@ -123,14 +125,14 @@ class Pipeline:
         for at in range(0, len(order), PAIRS_A_RUN):
             some = order[at : at + PAIRS_A_RUN]
             batch = [texts[one] for one in some]
-            async with self._rereading.turn(Flow(PRINCIPAL.get().key, patient=True)):
+            async with self._rerank_turns.turn(Flow(PRINCIPAL.get().key, patient=True)):
                 work = partial(reranker.read, asked, batch, refuse=refuse)
                 scores[some], more = await self._threads.run(work, long=True)
                 tokens += more
         return PairsRead(scores, tokens)
 
     def joint_scan(self, collection: Collection, members: int) -> JointScan:
-        """One scan for so many exact searches of a collection; each gives its place in it to `search`."""
+        """Return one scan for `members` exact searches of a collection. Each passes its place in it to `search`."""
         return self._scanner.joint(collection, members)
 
     async def search(
@@ -143,15 +145,15 @@ class Pipeline:
         *,
         counted: bool = True,
     ) -> SearchAnswer:
-        """`name` is what the client calls the collection. Raises InvalidInput, Unavailable and their kin; never returns
-        a partial answer.
+        """Answer a search. `name` is what the client calls the collection. Never returns a partial answer.
 
-        Hits that have no `budget`, by default that of one answer, are TooLarge. `counted`: somebody asks. Then what it
-        finds moves to the hot tier, it counts in the caches, and the answer to a question like it may do.
+        Raises InvalidInput, Unavailable, DeadlineExceeded and others, and TooLarge for hits that exceed `budget`, by
+        default the limit of one answer. `counted` is false for searches that no user asked for: they do not move hits
+        to the hot tier, do not count in the cache statistics, and are never answered by a similar question.
         """
         budget = budget or AnswerBudget(self._config.limits.answer_bytes_max)
         strained = counted and 0 < self._config.search.strained_from <= self.under_way
-        watch, plan = Stopwatch(), self._planned(collection, request, strained=strained)
+        watch, plan = Stopwatch(), self._plan(collection, request, strained=strained)
         if not counted:
             plan = replace(plan, counted=False, query=replace(plan.query, counted=False))
         self.under_way += 1
@@ -163,26 +165,27 @@ class Pipeline:
             self.under_way -= 1
             watch.left = True
 
-    def _planned(self, collection: Collection, request: SearchRequest, *, strained: bool = False) -> Plan:
+    def _plan(self, collection: Collection, request: SearchRequest, *, strained: bool = False) -> Plan:
         settings, ranking = collection.settings, collection.ranking.current
         return planned(request, settings.dimensions, self._config, ranking, strained=strained)
 
     def _in_time(self, plan: Plan, watch: Stopwatch) -> AbstractAsyncContextManager[None]:
-        """`watch` tells the stages the deadline."""
+        """Return the deadline as a context manager, and set it on `watch`, where the stages read it."""
         if plan.deadline_ms is not None:
             watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
         return in_time(watch.deadline, plan.deadline_ms)
 
     def _turn(self, plan: Plan) -> AbstractAsyncContextManager[None]:
-        """Within it a search may run. An exact one waits for the others that share its scan: all have to get there."""
+        """Return a context within which a search may run. An exact search takes no turn here: the searches that share
+        its scan wait for each other, so all of them must get there."""
         key = PRINCIPAL.get().key
         active = nullcontext() if plan.request.exact else self._active.turn(Flow(key, PATIENT.get()))
-        return self._reread_turn(key, active) if plan.rerank else active
+        return self._rerank_turn(key, active) if plan.rerank else active
 
     @asynccontextmanager
-    async def _reread_turn(self, key: str, active: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
-        """A search that waits for the reranker holds up no other."""
-        async with self._rereading.turn(Flow(key, patient=True)), active:
+    async def _rerank_turn(self, key: str, active: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
+        """Take the reranking turn first, so that a search that waits for the reranker holds up no other."""
+        async with self._rerank_turns.turn(Flow(key, patient=True)), active:
             yield
 
     async def _answer(
@@ -194,46 +197,52 @@ class Pipeline:
         place: Place | None,
         budget: AnswerBudget,
     ) -> SearchAnswer:
-        """From the cache, else from another search for the same that is under way, else found."""
-        snapshot = await reached(collection, plan.request.min_seq or 0)
+        """Answer from the cache, else from an identical search under way, else by searching."""
+        snapshot = await wait_for_seq(collection, plan.request.min_seq or 0)
         if not plan.request.cache:
             self._results.counts.bypassed += 1
             async with self._turn(plan):
                 executor = LocalExecutor(collection, snapshot, work=budget.work)
-                plan = await self._embedded(executor, plan, watch)
-                snapshot, found = await self._found(executor, plan, watch, place, BudgetShare(budget))
+                plan = await self._embed(executor, plan, watch)
+                snapshot, found = await self._search_latest(executor, plan, watch, place, BudgetShare(budget))
             return answer_of(name, collection, snapshot, plan, found.answer, watch, "bypass")
         key = self._key(collection, snapshot, plan)
-        stored = await watch.awaited("cache", self._kept(key, collection, snapshot, plan, budget.work))
+        stored = await watch.time_await(
+            "cache", self._get_cached(key, collection, snapshot, plan, budget.work)
+        )
         flight = key.near + key.content
         if (
             stored is None
-            and place is None  # the scan that it shares with others waits for it
-            and (stored := await watch.awaited("cache", self._flights.joined(flight))) is not None
+            and place is None  # a joint scan waits for all of its members
+            and (stored := await watch.time_await("cache", self._flights.joined(flight))) is not None
         ):
             self._results.counts.joined += 1
-        if stored is not None and (answer := taken(stored, budget)) is not None:
+        if stored is not None and (answer := decode_and_charge(stored, budget)) is not None:
             return answer_of(name, collection, snapshot, plan, answer, watch, "hit")
         with self._flights.leading(flight) as leading:
             begun, before = watch.elapsed_ms, key.content
             scope = self._scope(collection, snapshot, plan)
             async with self._turn(plan):
                 executor = LocalExecutor(collection, snapshot, work=budget.work)
-                plan = await self._embedded(executor, plan, watch)
-                alike = await watch.awaited(
-                    "cache", self._alike(scope, collection, snapshot, plan, budget.work)
+                plan = await self._embed(executor, plan, watch)
+                alike = await watch.time_await(
+                    "cache", self._find_similar(scope, collection, snapshot, plan, budget.work)
                 )
-                if alike is not None and not self._semantic.checks() and (answer := taken(alike, budget)):
+                if (
+                    alike is not None
+                    and not self._semantic.checks()
+                    and (answer := decode_and_charge(alike, budget))
+                ):
                     leading.land(None)
                     return answer_of(name, collection, snapshot, plan, answer, watch, "semantic")
-                snapshot, found = await self._found(executor, plan, watch, place, BudgetShare(budget))
+                snapshot, found = await self._search_latest(executor, plan, watch, place, BudgetShare(budget))
             if alike is not None and found.answer.whole and not plan.degraded and snapshot.content == before:
                 given = msgspec.msgpack.decode(alike, type=CachedAnswer)
                 self._semantic.checked(collection.name, given.hits, found.answer.hits)
-            # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is
-            # back, unless all that it rests on is known and judged then.
+            # An answer that saw a later commit (a hit gone from the log, an exact scan) would be wrong if this content
+            # came back, unless all that it rests on is known and checked then.
             lasting = not collection.moved_since(snapshot) or (found.grounds and plan.reach is None)
-            # Another request may have the work that other searches of this one took.
+            # Another request may have the work budget that other searches of this request used up.
             starved = found.answer.over_budget and budget.work.searches > 1
             if not (found.answer.whole and not plan.degraded and lasting) or starved:
                 leading.land(None)
@@ -243,56 +252,59 @@ class Pipeline:
                 settled = not collection.moved_since(snapshot)
                 key = replace(key, content=snapshot.content if settled else b"")
                 put = self._results.put(key, encoded, found.grounds, watch.elapsed_ms - begun)
-                await watch.awaited("cache", put)
+                await watch.time_await("cache", put)
                 if scope is not None and plan.query.vector is not None:
                     self._semantic.keep(scope, plan.request.query or "", plan.query.vector)
         return answer_of(name, collection, snapshot, plan, found.answer, watch, "miss")
 
-    def _meanwhile(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> Callable[[], None] | None:
-        """A search without company has a core to itself for its words while its text is embedded on another one."""
+    def _lexical_head_start(
+        self, executor: LocalExecutor, plan: Plan, watch: Stopwatch
+    ) -> Callable[[], None] | None:
+        """Return a callback that starts the lexical search while the text is embedded, if this is the only search and a
+        thread is idle."""
         request, idle = plan.request, self._threads.idle
         if self.under_way > 1 or not idle or plan.query.text is None or request.like or request.unlike:
             return None
         return partial(executor.begin, plan.query, watch, self._threads.submit)
 
-    async def _found(
+    async def _search_latest(
         self, executor: LocalExecutor, plan: Plan, watch: Stopwatch, place: Place | None, share: BudgetShare
     ) -> tuple[Snapshot, Found]:
-        """The answer, and the snapshot that it is of."""
+        """Return the answer, and the snapshot it was computed on."""
         found = await self._search(executor, plan, watch, place, share)
         newest = executor.collection.snapshot
         if not found.vanished or newest.seq <= executor.snapshot.seq:
             return executor.snapshot, found
-        # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
+        # Hits were replaced or deleted during the search; their new versions are in the newer snapshot.
         newer = LocalExecutor(executor.collection, newest, work=executor.work)
         return newest, await self._search(newer, plan, watch, place, share)
 
     def _scope(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> bytes | None:
-        """Of the questions that may answer this one: all else that an answer depends on is the same. None if only its
-        own answer will do."""
+        """Return the key of the questions that may answer this one: those whose answers depend on the same things,
+        apart from the text. None if only its own answer will do."""
         if (
             not plan.counted
             or plan.request.operators
             or not self._semantic.serves(collection.name, plan.text)
         ):
             return None
-        return self._key(collection, snapshot, self._asking(ANYTHING, collection, plan)).far
+        return self._key(collection, snapshot, self._plan_for_text(ANYTHING, collection, plan)).far
 
-    def _asking(self, text: str, collection: Collection, plan: Plan) -> Plan:
-        """The same search for another text."""
-        return self._planned(collection, replace(plan.request, query=text))
+    def _plan_for_text(self, text: str, collection: Collection, plan: Plan) -> Plan:
+        """Plan the same search for another text."""
+        return self._plan(collection, replace(plan.request, query=text))
 
-    async def _alike(
-        self, scope: bytes | None, collection: Collection, snapshot: Snapshot, plan: Plan, work: Work
+    async def _find_similar(
+        self, scope: bytes | None, collection: Collection, snapshot: Snapshot, plan: Plan, work: WorkBudget
     ) -> bytes | None:
-        """The kept answer to a question that asks the same in other words."""
+        """Return the cached answer to a question that asks the same thing in other words."""
         text, vector = plan.request.query, plan.query.vector
         if scope is None or not text or vector is None:
             return None
         for question in await self._semantic.alike(scope, text, vector):
-            other = self._asking(question.text, collection, plan)
+            other = self._plan_for_text(question.text, collection, plan)
             key = self._key(collection, snapshot, other)
-            stored = await self._kept(key, collection, snapshot, other, work, counted=False)
+            stored = await self._get_cached(key, collection, snapshot, other, work, counted=False)
             if stored is not None:
                 self._semantic.counts.hits += 1
                 return stored
@@ -300,43 +312,44 @@ class Pipeline:
         self._semantic.counts.misses += 1
         return None
 
-    async def _kept(
+    async def _get_cached(
         self,
         key: ResultKey,
         collection: Collection,
         snapshot: Snapshot,
         plan: Plan,
-        work: Work,
+        work: WorkBudget,
         *,
         counted: bool = True,
     ) -> bytes | None:
-        """A kept answer that holds on this snapshot."""
+        """Return a cached answer that holds on this snapshot."""
 
         async def judge(grounds: bytes) -> bytes | None:
             floor = self._embedders.similarity_floor(collection.settings.model)
-            judged = partial(still_holding, grounds, replace(plan, similarity_floor=floor), snapshot, work)
+            judged = partial(renew_grounds, grounds, replace(plan, similarity_floor=floor), snapshot, work)
             return judged() if is_light(grounds) else await self._threads.run(judged)
 
-        # An exact search moves nothing, but somebody waits for it.
+        # An exact search moves no passages, but a user waits for it.
         return await self._results.get(key, judge, counted=counted and (plan.counted or plan.request.exact))
 
-    async def follow(self, collection: Collection, request: SearchRequest) -> Followed:
-        """The same search, and what its last round chose from. No cache is read or filled, and nothing counted."""
+    async def follow(self, collection: Collection, request: SearchRequest) -> TracedSearch:
+        """Run the same search and return what its last round chose from. No cache is read or filled, and nothing is
+        counted."""
         watch, share = Stopwatch(), BudgetShare(AnswerBudget(self._config.limits.answer_bytes_max))
-        plan = self._planned(collection, replace(request, cache=False))
+        plan = self._plan(collection, replace(request, cache=False))
         try:
             async with self._in_time(plan, watch):
-                snapshot = await reached(collection, request.min_seq or 0)
+                snapshot = await wait_for_seq(collection, request.min_seq or 0)
                 async with self._turn(plan):
                     executor = LocalExecutor(collection, snapshot)
-                    plan = await self._embedded(executor, plan, watch)
+                    plan = await self._embed(executor, plan, watch)
                     rounds = rounds_of(collection, plan, share)
                     found = await self._search(executor, plan, watch, None, share, rounds)
         finally:
             watch.left = True
         assert rounds.last is not None
         assert executor.first is not None
-        return Followed(
+        return TracedSearch(
             snapshot, executor.first.prepared, *rounds.last, answer=found.answer, cpu_s=watch.cpu_s
         )
 
@@ -357,17 +370,17 @@ class Pipeline:
         )
 
     def forget_answers(self) -> None:
-        """Drop the answers kept in this process."""
+        """Drop the answers cached in this process."""
         self._results.clear()
 
-    async def _embedded(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> Plan:
-        """The plan with the query's vector, and with what fusion should know of the model."""
-        plan = await self._text_embedded(executor, plan, watch)
+    async def _embed(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> Plan:
+        """Return the plan with the query's vector, and with what fusion needs to know of the model."""
+        plan = await self._embed_text(executor, plan, watch)
         if not plan.request.like and not plan.request.unlike:
             return plan
         return plan.like(await self._threads.run(partial(read_examples, executor.collection, plan.request)))
 
-    async def _text_embedded(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> Plan:
+    async def _embed_text(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> Plan:
         collection, snapshot = executor.collection, executor.snapshot
         if plan.text is None:
             if plan.mode == "lexical":
@@ -375,10 +388,10 @@ class Pipeline:
             floor = self._embedders.similarity_floor(collection.settings.model)
             return replace(plan, similarity_floor=floor)
         embedder = await self._embedders.of(collection)
-        meanwhile = self._meanwhile(executor, plan, watch)
-        query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache, meanwhile=meanwhile)
+        head_start = self._lexical_head_start(executor, plan, watch)
+        query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache, on_start=head_start)
         return plan.embedded(
-            await watch.awaited("embed", query),
+            await watch.time_await("embed", query),
             partial(embedder.share_read, plan.text, plan.query.language, lambda: snapshot.spoken),
             embedder.manifest.similarity_floor,
         )
@@ -392,7 +405,7 @@ class Pipeline:
         budget: BudgetShare,
         rounds: Rounds | None = None,
     ) -> Found:
-        """Searches ever deeper until there are k hits or the rankings end. The deadline passes between two searches."""
+        """Search ever deeper until there are k hits or the rankings end. The deadline may fall between two rounds."""
         collection, snapshot = executor.collection, executor.snapshot
         rounds = rounds or rounds_of(collection, plan, budget)
         while True:
@@ -400,20 +413,20 @@ class Pipeline:
             if plan.request.exact and plan.query.vector is not None:
                 scan = place or self._scanner
                 ranked = scan.rank(collection, plan.query.vector, plan.query.depth, plan.query.condition)
-                exact = scanned(snapshot, await watch.awaited("dense", ranked))
+                exact = candidates_of_scan(snapshot, await watch.time_await("dense", ranked))
             kept_on = snapshot if plan.request.cache else None
             stages = partial(run_stages, plan, executor, watch, rounds, exact, self._reranker, kept_on)
-            found = await self._threads.run(partial(watch.charged, stages), long=plan.rerank is not None)
+            found = await self._threads.run(partial(watch.charge_cpu, stages), long=plan.rerank is not None)
             if found is not None:
                 if plan.facets:
                     count = partial(count_facets_of, plan, executor, watch, found.answer)
-                    await self._threads.run(partial(watch.charged, count))
+                    await self._threads.run(partial(watch.charge_cpu, count))
                 return found
             plan = plan.deeper()
 
 
-async def reached(collection: Collection, min_seq: int) -> Snapshot:
-    """The present snapshot, once it holds operation `min_seq`. Raises DeadlineExceeded if that does not come."""
+async def wait_for_seq(collection: Collection, min_seq: int) -> Snapshot:
+    """Return the current snapshot once it holds operation `min_seq`. Raises DeadlineExceeded if that takes too long."""
     if collection.snapshot.seq < min_seq:
         try:
             async with asyncio.timeout(MIN_SEQ_WAIT_S):

@@ -24,7 +24,7 @@ from retrieval.base.settings import Config
 from retrieval.embedding.models import SIMILARITY_FLOOR
 from retrieval.search.facets import facet_queries
 from retrieval.search.fusion import DEEPER
-from retrieval.search.operators import Operators, operators_in
+from retrieval.search.operators import Operators, parse_operators
 from retrieval.search.option_checks import boosts_at, check_arranged, check_offset, reach_of
 from retrieval.search.relevance import BUILT_IN, Calibration, Calibrations, calibration_for, calibrations_of
 from retrieval.search.similar import ExampleDocuments
@@ -96,7 +96,9 @@ class Plan(msgspec.Struct, frozen=True):
         more = min(len(examples.passages), EXAMPLE_PASSAGES_MAX)
         page_depth, first = self.page_depth + more, (*self.query.steps, self.query.depth)[0] + more
         *steps, depth = depths_to(self.last + more, first)
-        query = replace(self.query, vector=examples.moved(self.query.vector), depth=depth, steps=tuple(steps))
+        query = replace(
+            self.query, vector=examples.move_query(self.query.vector), depth=depth, steps=tuple(steps)
+        )
         return replace(self, query=query, page_depth=page_depth, examples=examples)
 
     def leaves_out(self, passage: StoredPassage) -> bool:
@@ -249,7 +251,7 @@ def operators_of(request: SearchRequest, text: str, mode: Mode) -> Operators | N
     """Raises InvalidInput for what the mode cannot do with the query's words."""
     if request.highlight and not text:
         raise InvalidInput("highlight needs a query text, whose words are shown", param="highlight")
-    operators = operators_in(text) if request.operators else None
+    operators = parse_operators(text) if request.operators else None
     if operators and mode == "dense":
         raise InvalidInput("operators are about words, which mode dense does not search", param="operators")
     return operators

@@ -1,14 +1,14 @@
-"""How likely a hit is a relevant one: logistic regression on its scores, fitted on judged collections.
+"""How likely a hit is to be relevant: logistic regression on its scores, fitted on judged collections.
 
     relevance = 1 / (1 + exp(-(w0 + w1 meaning + w2 words + w3 meaning_lead + w4 words_lead)))
 
-`meaning` is the cosine on a scale from what unrelated texts reach to 1, and `words` is BM25 over what a passage with
-all words of the query could score, also those that no passage holds. A lead is what a hit has beyond the candidate in
-place LEAD_OVER of that ranking, where an absent candidate has 0: among passages about one subject all are similar, and
-only the lead tells. The fused score is no evidence: its best is the best of nothing, too.
+`meaning` is the cosine, scaled from what unrelated texts reach to 1. `words` is BM25, divided by what a passage with
+all words of the query could score, including words that no passage holds. A lead is the distance to the candidate in
+place LEAD_OVER of that ranking (0 if there is none): passages about one subject are all similar, and only the lead
+separates them. The fused score is not used: the best of no good matches still scores best.
 
-Weights are never below 0, so that a hit with higher scores is never less relevant. docs/relevance.md says what the
-built-in ones were fitted on, and how far they hold.
+Weights are never negative, so that a hit with higher scores is never less relevant. docs/relevance.md says what the
+built-in weights were fitted on, and how far they hold.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Columns = NDArray[np.float64]
 Weights = tuple[float, ...]  # five: w0 to w4
 
 LEAD_OVER = 10
-SUPPORT_HITS = 10  # an answer is supported by one of so many first hits
-READ_MIN = 0.5  # of a query: where the model reads less of it, its cosines are no evidence
+SUPPORT_HITS = 10  # an answer is supported if one of its first SUPPORT_HITS hits is relevant enough
+READ_MIN = 0.5  # share of a query; if the model reads less of it, its cosines are no evidence
 DECIMALS = 4
 STEPS_MAX = 5000  # of fitting; it takes hundreds
 
@@ -51,7 +51,7 @@ BUILT_IN: Calibrations = {
 
 
 def calibrations_of(coefficients: Mapping[str, Sequence[float]]) -> Calibrations:
-    """The built-in ones, but for those that a collection has of its own: five weights and the support under
+    """Return the built-in calibrations, overridden by a collection's own: five weights and the support under
     `relevance.hybrid`, `relevance.dense` or `relevance.lexical`. Raises InvalidInput."""
     own = {}
     for name, numbers in coefficients.items():
@@ -69,8 +69,11 @@ def calibrations_of(coefficients: Mapping[str, Sequence[float]]) -> Calibrations
 
 
 def check_coefficients(coefficients: Mapping[str, Sequence[float]]) -> None:
-    """Raises InvalidInput for those that no search could use. `calibrations_of` leaves out unknown names: those of a
-    later version, in the file that it left, must not fail every search."""
+    """Raise InvalidInput for coefficients that no search could use.
+
+    Unlike this check, `calibrations_of` ignores unknown names: coefficients stored by a later version must not fail
+    every search.
+    """
     known = [f"relevance.{mode}" for mode in BUILT_IN]
     for name in coefficients:
         if name not in known:
@@ -82,9 +85,10 @@ def check_coefficients(coefficients: Mapping[str, Sequence[float]]) -> None:
 
 
 def calibration_for(calibrations: Calibrations, mode: str, share_read: float | None) -> Calibration | None:
-    """The one for a search; `share_read` of its query was read by the model, None if the vector is the client's own.
+    """Return the calibration for a search. `share_read` is how much of its query the model read, None for a client's
+    own vector.
 
-    Where the cosines are no evidence, words alone count: dense search has none. None: dense search with such a vector.
+    Where the cosines are no evidence, only words count. Dense search has no words, so it then has no calibration: None.
     """
     if mode == "dense" and share_read is None:
         return None
@@ -93,7 +97,8 @@ def calibration_for(calibrations: Calibrations, mode: str, share_read: float | N
 
 
 def features_of(candidates: Candidates, dense: Floats, lexical: Floats, floor: float) -> Columns:
-    """Of hits with these scores, NaN where that kind was not asked for: float64 [n, 5], a column for each weight.
+    """Return the features of hits with these scores, float64 [n, 5], a column for each weight. Scores that were not
+    asked for are NaN.
 
     `floor` is a cosine that few unrelated texts reach.
     """
@@ -105,19 +110,19 @@ def features_of(candidates: Candidates, dense: Floats, lexical: Floats, floor: f
     asked = candidates.lexical_bound or 1.0
     features[:, 1] = scaled(dense)
     features[:, 2] = or_nothing(lexical.astype(np.float64)) / asked
-    features[:, 3] = features[:, 1] - scaled(tenth(candidates.dense, candidates.dense_ranks)).sum()
-    features[:, 4] = features[:, 2] - tenth(candidates.lexical, candidates.lexical_ranks).sum() / asked
+    features[:, 3] = features[:, 1] - scaled(lead_score(candidates.dense, candidates.dense_ranks)).sum()
+    features[:, 4] = features[:, 2] - lead_score(candidates.lexical, candidates.lexical_ranks).sum() / asked
     return features
 
 
-def tenth(scores: Floats, ranks: NDArray[np.int32]) -> Floats:
-    """The score in place LEAD_OVER of a ranking; none if it is shorter."""
+def lead_score(scores: Floats, ranks: NDArray[np.int32]) -> Floats:
+    """Return the score in place LEAD_OVER of a ranking, as an array that is empty if the ranking is shorter."""
     found: Floats = scores[ranks == LEAD_OVER - 1]
     return found
 
 
 def relevance_of(features: Columns, calibration: Calibration | None) -> Columns:
-    """Between 0 and 1 for each row, rounded as it is shown; NaN without a calibration."""
+    """Return the relevance of each row, from 0 to 1, rounded as clients see it; NaN without a calibration."""
     if calibration is None:
         return np.full(len(features), np.nan)
     relevance: Columns = np.round(1 / (1 + np.exp(-features @ calibration.weights)), DECIMALS)
@@ -125,7 +130,7 @@ def relevance_of(features: Columns, calibration: Calibration | None) -> Columns:
 
 
 def is_supported(relevance: Columns, calibration: Calibration | None) -> bool | None:
-    """Whether one of the first candidates, best first, has enough of it; None without a calibration."""
+    """Whether one of the first hits, best first, is relevant enough; None without a calibration."""
     if calibration is None:
         return None
     return bool((relevance[:SUPPORT_HITS] >= calibration.support).any())
@@ -137,11 +142,13 @@ def is_supported(relevance: Columns, calibration: Calibration | None) -> bool | 
 def fit(
     features: Columns, labels: ArrayLike, prior: Weights, *, strength: float = 0.1, each: ArrayLike = 1.0
 ) -> Weights:
-    """Weights by the labels (1 relevant, 0 not) of hits, drawn to the prior ones as if by observations of variance
-    1 / strength, so that few labels change little. `each` weighs the hits. Weights that are 0 before stay 0.
+    """Fit weights to the labels (1 relevant, 0 not) of hits, shrunk toward the prior weights.
+
+    The prior counts as observations of variance 1 / `strength`, so that few labels change little. `each` weights the
+    hits. Prior weights of 0 stay 0.
 
     Each step solves with the largest curvature that the likelihood has anywhere, so none overshoots (Boehning and
-    Lindsay 1988). A weight that ends negative is fixed at 0 and the others are fitted again.
+    Lindsay 1988). A weight that ends up negative is fixed at 0, and the others are fitted again.
     """
     labels_, before = np.asarray(labels, np.float64), np.array(prior)
     each_ = np.broadcast_to(np.asarray(each, np.float64), labels_.shape)
@@ -165,10 +172,10 @@ def fit(
 
 
 def support_from(best: ArrayLike, lost_max: float) -> float:
-    """The largest relevance that at most `lost_max` of new questions stay below, given the best relevance among the
-    first hits of n questions like them that do have an answer: split-conformal, so the bound holds for any n.
+    """Return the largest threshold that at most a share `lost_max` of new answerable questions fall below.
 
-    0, which calls everything supported, where n is too small for any other.
+    `best` holds, for n similar questions with known answers, the best relevance among the first hits. Split-conformal,
+    so the bound holds for any n. Returns 0, which calls everything supported, if n is too small for any other.
     """
     sorted_ = np.sort(np.asarray(best, np.float64))
     place = int(lost_max * (len(sorted_) + 1))

@@ -1,13 +1,13 @@
-"""Rerank: a cross-encoder reads the query beside each of the first candidates, and the order follows what it says.
+"""Rerank: a cross-encoder reads the query next to each of the first candidates, and its scores change their order.
 
-A searcher compares vectors or words that were computed apart. A cross-encoder sees both texts at once, which is better
-where many passages speak of the same thing, and costs a run of the model for each pair. So only the first candidates
-are read, best first, until the budget ends; the receipt says how many were.
+The searchers compare vectors or words that were computed separately. A cross-encoder sees both texts at once, which is
+better where many passages are about the same thing, and costs a model run for each pair. So only the first candidates
+are read, best first, until the budget is spent; the receipt says how many were.
 
     score = (1 - weight) * fused score, from 0 for the last candidate to 1 for the first
             + weight * sigmoid(score of the cross-encoder)
 
-A candidate that was not read has 0 for the second term, as if it did not answer.
+For a candidate that was not read the second term is 0, as if it did not answer the query.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Floats
+from indexes.base.work import OnStep, do_nothing
 from indexes.log.reader import searchable_text
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.encoder import Encoder
@@ -35,10 +35,10 @@ from retrieval.embedding.results import TooLong
 from retrieval.search.executor import Execution
 from retrieval.search.fusion import best_first
 from retrieval.search.plan import Plan
-from retrieval.search.stages import Fused, Rounds, rounded
+from retrieval.search.stages import Fused, Rounds, round_scores
 from retrieval.wire.options import Reranked
 
-PAIRS_A_RUN = 4  # the budget is looked at between runs
+PAIRS_A_RUN = 4  # the budget is checked between runs
 FETCHED = 16  # texts in memory at once
 WARM_UP_QUERY, WARM_UP_TOKENS = "warm up", (8, 32, 120)
 
@@ -46,7 +46,8 @@ Doubles = npt.NDArray[np.float64]
 
 
 class PairsRead(NamedTuple):
-    """Scores in the order of the texts, float32 [read]; 0 is even odds. `tokens` of all pairs, the query in each."""
+    """Scores in the order of the texts, float32 [read], where 0 is even odds; and the `tokens` of all pairs, counting
+    the query in each."""
 
     scores: Floats
     tokens: int
@@ -56,7 +57,7 @@ class Reranker:
     """A cross-encoder ready to run. Every method may be called from any thread."""
 
     def __init__(self, folder: Path, *, threads: int) -> None:
-        """Raises NotFound, Damaged, or InvalidInput for a model that makes vectors."""
+        """Load and warm up the model. Raises NotFound, Damaged, or InvalidInput for a model that makes vectors."""
         model = load_model(folder)
         if model.manifest.makes != "scores":
             raise InvalidInput(f"{folder.name} is an embedding model, not a reranker", param="rerank.model")
@@ -68,7 +69,7 @@ class Reranker:
                 self.scores(WARM_UP_QUERY, ["a " * tokens] * PAIRS_A_RUN)
 
     def scores(self, query: str, texts: Sequence[str], until: float = math.inf) -> Floats:
-        """Of as many texts as can be read `until` then (monotonic), in order, float32 [read]; 0 is even odds."""
+        """Score as many texts as can be read before `until` (monotonic), in order, float32 [read]; 0 is even odds."""
         return self.read(self.encoder.read_query(query), texts, until).scores
 
     def read(
@@ -78,16 +79,16 @@ class Reranker:
         until: float = math.inf,
         *,
         refuse: bool = False,
-        go_on: GoOn = nobody_waits,
+        on_step: OnStep = do_nothing,
     ) -> PairsRead:
-        """Read as many texts as can be read `until` then (monotonic). `query` is what `encoder.read_query` made of it:
-        one request tokenises it once. `go_on` is called before each run.
+        """Read as many texts as can be read before `until` (monotonic). `on_step` is called before each run.
 
-        With `refuse` raises TooLong for a text that would be cut.
+        `query` comes from `encoder.read_query`, so that a request tokenizes it once. With `refuse`, raises TooLong for
+        a text that would be cut.
         """
         found, read = [np.empty(0, np.float32)], 0
         for at in range(0, len(texts), PAIRS_A_RUN):
-            go_on()
+            on_step()
             batch = self.encoder.pairs(query, texts[at : at + PAIRS_A_RUN])
             if refuse and any(tokens.truncated for tokens in batch):
                 raise TooLong("a text and the query are longer together", self.encoder.tokens_max)
@@ -110,8 +111,11 @@ def rerank(
     rounds: Rounds,
     deadline: float | None = None,
 ) -> tuple[Fused, Reranked]:
-    """The candidates in their new order, and how many were read of how many: within the plan's budget for all rounds of
-    the search, and before its `deadline` (monotonic), since it holds one of few threads."""
+    """Return the candidates in their new order, and how many of how many were read.
+
+    Stays within the plan's budget for all rounds of the search, and before its `deadline` (monotonic), because it holds
+    one of few threads.
+    """
     wanted, query, known = plan.rerank, plan.request.query, rounds.rerank_scores
     assert wanted is not None
     assert query
@@ -126,26 +130,26 @@ def rerank(
         gone += len(unread[at : at + FETCHED]) - len(stored)
         live = [stored[one] for one in unread[at : at + FETCHED] if one in stored]
         texts = [searchable_text(passage.title, passage.text) for passage in live]
-        scores = reranker.read(asked, texts, rounds.rerank_until, go_on=execution.go_on).scores.tolist()
+        scores = reranker.read(asked, texts, rounds.rerank_until, on_step=execution.on_step).scores.tolist()
         known.update(zip((passage.id for passage in live), scores))
         if len(scores) < len(live):
             break
     found: Doubles = np.full(len(ids), np.nan)
     found[first] = [known.get(one, math.nan) for one in firsts]
-    combined = rounded(mixed(fused.scores, found, wanted.weight))
+    combined = round_scores(blend_scores(fused.scores, found, wanted.weight))
     order = fused.order[best_first(ids[fused.order], combined[fused.order])]
-    answer = replace(fused, order=order, scores=combined, reranked=rounded(found))
+    answer = replace(fused, order=order, scores=combined, reranked=round_scores(found))
     read = sum(one in known for one in firsts)
     return answer, Reranked(reranker.manifest.name, read, len(first) - gone)
 
 
-def mixed(fused: Doubles, scores: Doubles, weight: float) -> Doubles:
-    """Fused scores and those of the cross-encoder, NaN where it did not read, as one from 0 to 1."""
+def blend_scores(fused: Doubles, scores: Doubles, weight: float) -> Doubles:
+    """Blend fused scores with those of the cross-encoder, which are NaN where it did not read, into one from 0 to 1."""
     least, span = fused.min(initial=np.inf), np.ptp(fused) if len(fused) else 0.0
     scaled = (fused - least) / span if span > 0 else np.ones(len(fused))
     return (1 - weight) * scaled + weight * np.nan_to_num(sigmoid(scores))
 
 
 def sigmoid(scores: npt.NDArray[np.floating[Any]]) -> Doubles:
-    """From a score to about the chance that the passage answers; NaN stays."""
+    """Turn a score into roughly the probability that the passage answers the query; NaN stays NaN."""
     return np.asarray(1 / (1 + np.exp(-scores.astype(np.float64))))

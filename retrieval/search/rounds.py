@@ -1,4 +1,4 @@
-"""One round of a search on a search thread: from candidates to an answer, and what it can be kept by."""
+"""One round of a search on a search thread: from candidates to an answer, and the grounds for caching it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from indexes.parts.query import Candidates
 from indexes.parts.snapshot import Snapshot
 from retrieval.admission.ceiling import AnswerBudget, BudgetShare
 from retrieval.search.boosting import arrange
-from retrieval.search.diversity import diversified
+from retrieval.search.diversity import diversify
 from retrieval.search.executor import Execution, Executor, LocalExecutor
 from retrieval.search.facets import facets_of
 from retrieval.search.highlighting import corrected_words
@@ -29,7 +29,7 @@ from retrieval.wire.search import CacheOutcome, Hit, Receipt, SearchAnswer
 
 
 class CachedAnswer(msgspec.Struct):
-    """What of an answer the cache keeps: everything but how long it took and where it came from."""
+    """The part of an answer that is cached: everything but how long it took and where it came from."""
 
     hits: list[Hit]
     tiers: list[Tier]
@@ -45,13 +45,13 @@ class CachedAnswer(msgspec.Struct):
 
     @property
     def whole(self) -> bool:
-        """Not cut short by a budget: another try would give the same."""
+        """Whether no budget cut it short, so that another try would give the same answer."""
         return self.reranked is None or self.reranked.passages == self.reranked.of
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An answer; whether candidates were gone from the log; and the grounds on which it may outlive writes, empty if
+    """An answer; whether candidates were missing from the log; and the grounds on which it may outlive writes, empty if
     it may not."""
 
     answer: CachedAnswer
@@ -64,8 +64,8 @@ def rounds_of(collection: Collection, plan: Plan, budget: BudgetShare) -> Rounds
     return Rounds(budget, others if plan.query.condition is None else None)
 
 
-def scanned(snapshot: Snapshot, ranking: Ranking) -> Candidates:
-    """Candidates of an exact scan. It reads the log, which may be ahead of the snapshot."""
+def candidates_of_scan(snapshot: Snapshot, ranking: Ranking) -> Candidates:
+    """Turn the ranking of an exact scan into candidates. The scan reads the log, which may be ahead of the snapshot."""
     ranking = replace(ranking, tiers=snapshot.tiers_of(ranking.ids))
     return Candidates.join(DenseResult(ranking, snapshot.tiers, None), Ranking.empty())
 
@@ -79,24 +79,27 @@ def run_stages(
     reranker: Reranker | None = None,
     kept_on: Snapshot | None = None,
 ) -> Found | None:
-    """The stages in order, from the `candidates` if they are there already; `kept_on` the snapshot they search, if the
-    answer shall be kept. None if it has to be deeper, see `hydrate`. For a search thread."""
+    """Run the stages in order on a search thread. Returns None if the search has to go deeper, see `hydrate`.
+
+    `candidates` replaces the search if they are already known. `kept_on` is the searched snapshot if the answer is to
+    be cached.
+    """
     plan = plan.read()
     execution = executor.prepare(plan.query, watch)
     found = candidates or execution.search()
-    ranked = fused = watch.timed("fuse", lambda: fuse(plan, found, execution))
+    ranked = fused = watch.time_stage("fuse", lambda: fuse(plan, found, execution))
     reranked = None
     if plan.rerank is not None and reranker is not None:
-        fused, reranked = watch.timed(
+        fused, reranked = watch.time_stage(
             "rerank", partial(rerank, plan, fused, execution, reranker, rounds, watch.deadline)
         )
     arranged = fused
     if plan.request.boosts or plan.request.sort:
-        arranged = watch.timed("fuse", partial(arrange, plan, fused, execution))
+        arranged = watch.time_stage("fuse", partial(arrange, plan, fused, execution))
     if plan.request.mmr is not None:
-        arranged = watch.timed("fuse", partial(diversified, plan, arranged, execution))
+        arranged = watch.time_stage("fuse", partial(diversify, plan, arranged, execution))
     rounds.last = plan, arranged
-    hydrated = watch.timed("hydrate", lambda: hydrate(plan, arranged, execution, rounds))
+    hydrated = watch.time_stage("hydrate", lambda: hydrate(plan, arranged, execution, rounds))
     if hydrated is None:
         return None
     hits, vanished = hydrated
@@ -130,19 +133,19 @@ def over_budget(rounds: Rounds, execution: Execution) -> list[OverBudget] | Unse
 
 
 def count_facets_of(plan: Plan, executor: LocalExecutor, watch: Stopwatch, answer: CachedAnswer) -> None:
-    """Add its facets to an answer, or say that other searches of the request have taken the work that it allows."""
+    """Add its facets to an answer, or report that other searches of the request used up its work budget."""
     if executor.work.facet_counts < 0:
         answer.over_budget = [*(answer.over_budget or ()), "facets"]
         return
     condition = plan.query.condition
-    answer.facets = facets_of(executor.collection, executor.snapshot, condition, plan.facets, watch.go_on)
+    answer.facets = facets_of(executor.collection, executor.snapshot, condition, plan.facets, watch.on_step)
     executor.work.facet_counts -= sum(
         one.documents * (1 + len(one.ranges) // 16) + one.distinct for one in answer.facets
     )
 
 
-def taken(stored: bytes, budget: AnswerBudget) -> CachedAnswer | None:
-    """A kept answer; None for one that another version of this service has kept."""
+def decode_and_charge(stored: bytes, budget: AnswerBudget) -> CachedAnswer | None:
+    """Decode a cached answer and charge it to the budget. Returns None if another version of this service stored it."""
     budget.take(len(stored))
     try:
         return msgspec.msgpack.decode(stored, type=CachedAnswer)
@@ -159,7 +162,7 @@ def answer_of(
     watch: Stopwatch,
     cache: CacheOutcome,
 ) -> SearchAnswer:
-    """With its receipt. `name` is what the client calls the collection."""
+    """Return the answer with its receipt. `name` is what the client calls the collection."""
     receipt = Receipt(
         collection=name,
         generation=snapshot.generation,

@@ -1,8 +1,8 @@
-"""Exact searches that come together share one scan of the log; there is never more than one scan at a time.
+"""Exact searches that arrive together share one scan of the log. Only one scan runs at a time.
 
-A scan reads every stored vector, whether for one query or for a hundred. The searches of one batch therefore meet in
-a `JointScan`: it begins when each of them has asked, or has left because it failed before, and those with the same
-filter are answered by the same reading. Scans run beside the threads that other searches wait for.
+A scan reads every stored vector, whether for one query or for a hundred. The searches of one batch therefore meet in a
+`JointScan`: it starts once each of them has asked or failed, and those with the same filter are answered by the same
+pass. Scans run outside the threads that other searches wait for.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from retrieval.base.cancellation import Abandoned
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One search's share of a scan: its unit vector [dimensions], how many passages it wants, and of which."""
+class ScanRequest:
+    """One search's part of a scan: its unit vector [dimensions], how many passages it wants, and its filter."""
 
     vector: Floats
     depth: int
@@ -38,26 +38,26 @@ class Scanner:
         self._turn = asyncio.Semaphore(1)
 
     def joint(self, collection: Collection, members: int) -> JointScan:
-        """A scan of one collection for so many searches; each takes a `place` in it."""
+        """Return a scan of one collection for `members` searches. Each takes a `place` in it."""
         return JointScan(self, collection, members)
 
     async def rank(
         self, collection: Collection, vector: Floats, depth: int, condition: Filter | None
     ) -> Ranking:
-        """A scan for one search alone: the exact best `depth`, best first."""
+        """Scan for one search alone. Returns the exact best `depth` passages, best first."""
         return await self.joint(collection, 1).ask(vector, depth, condition)
 
-    async def scan(self, collection: Collection, asked: Sequence[Asked]) -> None:
-        """Answer all of these, with one reading for each different filter. Errors become the answers.
+    async def scan(self, collection: Collection, asked: Sequence[ScanRequest]) -> None:
+        """Answer all of these searches, with one pass for each distinct filter. Errors are delivered as the answers.
 
-        A scan ends when nobody waits for it any more. Run it as a task of its own: cancelled, it would leave its
-        thread scanning beside the next one.
+        A scan stops once no caller waits for it. Run it as its own task: if it were cancelled, its thread would go on
+        scanning next to the next one.
         """
-        for group in grouped(asked):
-            waiting: list[Asked] = []
+        for group in group_by_filter(asked):
+            waiting: list[ScanRequest] = []
             try:
                 async with self._turn:
-                    waiting = [one for one in group if not one.answer.done()]  # some may have left meanwhile
+                    waiting = [one for one in group if not one.answer.done()]  # some callers may have left
                     rankings = await asyncio.to_thread(rank_all, collection, waiting) if waiting else []
             except Exception as error:  # noqa: BLE001 - it is raised where the answer is awaited
                 for one in waiting:
@@ -70,40 +70,40 @@ class Scanner:
 
 
 class JointScan:
-    """The exact searches of one batch on their way to one scan. Belongs to one event loop."""
+    """The exact searches of one batch, gathering for one scan. Belongs to one event loop."""
 
     def __init__(self, scanner: Scanner, collection: Collection, members: int) -> None:
         self.scanner = scanner
         self.collection = collection
         self._missing = members
-        self._asked: list[Asked] = []
+        self._asked: list[ScanRequest] = []
         self._running: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def place(self) -> Iterator[Place]:
-        """One search's place. Whoever leaves the block without having asked lets the others go on."""
+        """Reserve one search's place. Leaving the block without having asked lets the others start."""
         place = Place(self)
         try:
             yield place
         finally:
             if not place.taken:
-                self._one_less()
+                self._count_down()
 
     def ask(self, vector: Floats, depth: int, condition: Filter | None) -> asyncio.Future[Ranking]:
-        one = Asked(vector, depth, condition, asyncio.get_running_loop().create_future())
+        one = ScanRequest(vector, depth, condition, asyncio.get_running_loop().create_future())
         self._asked.append(one)
-        self._one_less()
+        self._count_down()
         return one.answer
 
-    def _one_less(self) -> None:
+    def _count_down(self) -> None:
         self._missing -= 1
         if self._missing == 0 and self._asked:
-            # A task of its own: the search that happens to complete the batch may be cancelled, the others not.
+            # Its own task: cancelling the search that happens to complete the batch must not cancel the others.
             self._running = asyncio.create_task(self.scanner.scan(self.collection, self._asked))
 
 
 class Place:
-    """One search's part in a joint scan. It may ask again, of a newer state, and then has a scan for itself."""
+    """One search's place in a joint scan. If it asks again, on a newer state, it gets a scan of its own."""
 
     def __init__(self, scan: JointScan) -> None:
         self._scan = scan
@@ -112,28 +112,28 @@ class Place:
     async def rank(
         self, collection: Collection, vector: Floats, depth: int, condition: Filter | None
     ) -> Ranking:
-        """The exact best `depth`, best first, from the scan of the batch."""
-        if self.taken or collection is not self._scan.collection:  # an alias may have moved meanwhile
+        """Return the exact best `depth` passages, best first, from the batch's scan."""
+        if self.taken or collection is not self._scan.collection:  # an alias may have moved
             return await self._scan.scanner.rank(collection, vector, depth, condition)
         self.taken = True
         return await self._scan.ask(vector, depth, condition)
 
 
-def grouped(asked: Sequence[Asked]) -> list[list[Asked]]:
-    """Those with the same filter together. By its JSON: in Python the values 1 and true would be equal."""
-    groups: dict[bytes, list[Asked]] = {}
+def group_by_filter(asked: Sequence[ScanRequest]) -> list[list[ScanRequest]]:
+    """Group requests with the same filter, compared as JSON: in Python the values 1 and true would be equal."""
+    groups: dict[bytes, list[ScanRequest]] = {}
     for one in asked:
         groups.setdefault(msgspec.json.encode(one.condition), []).append(one)
     return list(groups.values())
 
 
-def rank_all(collection: Collection, group: Sequence[Asked]) -> list[Ranking]:
-    def go_on() -> None:
+def rank_all(collection: Collection, group: Sequence[ScanRequest]) -> list[Ranking]:
+    def on_step() -> None:
         if all(one.answer.done() for one in group):
             raise Abandoned
 
     vectors = np.stack([one.vector for one in group])
-    found = collection.exact(vectors, max(one.depth for one in group), group[0].condition, go_on)
+    found = collection.exact(vectors, max(one.depth for one in group), group[0].condition, on_step)
     return [
         Ranking(ids[: one.depth], scores[: one.depth], np.zeros(min(len(ids), one.depth), np.int8))
         for one, (ids, scores) in zip(group, found, strict=True)

@@ -1,10 +1,11 @@
-"""More like this: documents as examples of what a search should find, or should not.
+"""More like this: documents as examples of what a search should find, or should avoid.
 
 Rocchio's formula with the weights of Manning, Raghavan and Schütze (Introduction to Information Retrieval, 2008, 9.1):
 
     q = ALPHA * query + BETA * mean of the documents like it - GAMMA * mean of the documents unlike it
 
-all of them unit vectors; a document's is the mean of those of its passages. Lexical search keeps to the query's words.
+All are unit vectors; a document's vector is the mean of its passages' vectors. Lexical search uses only the query's
+words.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ ALPHA, BETA, GAMMA = 1.0, 0.75, 0.15
 
 @dataclass(frozen=True, slots=True)
 class ExampleDocuments:
-    """What the examples of a search say: `direction` is what they add to its vector, float32 [dimensions]. Neither they
-    nor their `passages` (ascending ids) are hits."""
+    """The examples of a search. `direction` is what they add to its vector, float32 [dimensions]. Neither the
+    `documents` nor their `passages` (ascending ids) are returned as hits."""
 
     direction: Floats
     documents: frozenset[str]
     passages: Ids
 
-    def moved(self, vector: Floats | None) -> Floats:
-        """The vector of the search. Raises InvalidInput where everything cancels out."""
+    def move_query(self, vector: Floats | None) -> Floats:
+        """Return the vector to search with. Raises InvalidInput if everything cancels out."""
         sum_ = self.direction if vector is None else ALPHA * vector + self.direction
         length = float(np.linalg.norm(sum_))
         if length < 1e-6:
@@ -42,7 +43,7 @@ class ExampleDocuments:
 
 
 def read_examples(collection: Collection, request: SearchRequest) -> ExampleDocuments:
-    """Reads the vectors of all passages of the examples. Raises InvalidInput naming a document that is not there."""
+    """Read the vectors of all passages of the examples. Raises InvalidInput naming a document that does not exist."""
     sides = [("like", BETA, request.like or []), ("unlike", -GAMMA, request.unlike or [])]
     direction = np.zeros(collection.settings.dimensions, np.float32)
     passages: list[Ids] = []

@@ -1,4 +1,4 @@
-"""What becomes of candidates: fused into one order, then the first k fetched from the log."""
+"""From candidates to hits: fuse them into one order, then fetch the first k from the log."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from indexes.base.work import WorkBudget
 from indexes.base.model import TIERS, Floats, StoredPassage
+from indexes.base.work import WorkBudget
 from indexes.lexical.spans import Marks
 from indexes.parts.query import Candidates
 from indexes.reading.surroundings import Surroundings
@@ -25,10 +25,10 @@ from retrieval.wire.options import Expanded, Highlight
 from retrieval.wire.search import Hit, Ranks, RelevanceEvidence, Scores
 
 DECIMALS = 6
-DEPTH_MAX = 32_768  # of a ranking: a search that still lacks hits there ends with those it has
-HITS_READ_MAX = 128  # at once, so that too large an answer is refused before all of it is in memory
-# Reading a passage costs as much as looking for phrases in this many characters more. Where a passage is not all ASCII,
-# each character costs as much as eight.
+DEPTH_MAX = 32_768  # of a ranking; a search that still lacks hits at this depth returns those it has
+HITS_READ_MAX = 128  # at once, so that an oversized answer is refused before all of it is in memory
+# Fetching a passage costs as much as searching PASSAGE_CHARS characters for phrases. A character costs as much as
+# FOLDED_CHARS if the passage is not all ASCII.
 PASSAGE_CHARS, FOLDED_CHARS = 1000, 8
 
 Positions = NDArray[np.intp]
@@ -36,10 +36,10 @@ Positions = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """Candidates with their final order: positions among them, best first; and columns of what is known of each: its
-    score, its relevance (NaN where that is unknown) and what that was computed from, and what the cross-encoder said.
+    """Candidates with their final order: positions into them, best first. The columns hold for each candidate its
+    score, its relevance (NaN if unknown) with the features behind it, the cross-encoder's score, and its boost factor.
 
-    Each candidate has both of its scores in a hybrid search.
+    In a hybrid search each candidate has both of its scores.
     """
 
     candidates: Candidates
@@ -52,29 +52,30 @@ class Fused:
 
 
 def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
+    """Rank the candidates by one score, and compute their relevance."""
     if plan.mode == "hybrid":
-        candidates = completed(candidates, execution)
+        candidates = complete_scores(candidates, execution)
         ranks = [candidates.dense_ranks, candidates.lexical_ranks]
-        # What a deeper ranking adds comes after what the first page chose from.
+        # What a deeper ranking adds comes after the candidates of the first page.
         levels = levels_of(ranks, plan.page_depth) if plan.query.steps else None
         if plan.weight_dense is None:
             fused = reciprocal_rank(
                 ranks if levels is None else within(levels, ranks, plan.page_depth), plan.rrf_k
             )
         else:
-            fused = added(plan, plan.weight_dense, candidates, candidates.dense, candidates.lexical)
-        order, scores = best_first(candidates.ids, fused, levels), rounded(fused)
+            fused = fuse_scores(plan, plan.weight_dense, candidates, candidates.dense, candidates.lexical)
+        order, scores = best_first(candidates.ids, fused, levels), round_scores(fused)
     else:
         order = np.arange(len(candidates))
-        scores = rounded(candidates.dense if plan.mode == "dense" else candidates.lexical)
+        scores = round_scores(candidates.dense if plan.mode == "dense" else candidates.lexical)
     if plan.examples is not None:
         order = order[~np.isin(candidates.ids[order], plan.examples.passages)]
     features = features_of(candidates, candidates.dense, candidates.lexical, plan.similarity_floor)
     return Fused(candidates, order, scores, features, relevance_of(features, plan.calibration))
 
 
-def completed(candidates: Candidates, execution: Execution) -> Candidates:
-    """What a searcher did not find is scored now, for absent is not the same as 0."""
+def complete_scores(candidates: Candidates, execution: Execution) -> Candidates:
+    """Compute the scores that a searcher did not return, because missing is not the same as 0."""
     dense, lexical = candidates.dense.copy(), candidates.lexical.copy()
     lacking = np.flatnonzero(np.isnan(dense) | np.isnan(lexical))
     if len(lacking):
@@ -82,7 +83,7 @@ def completed(candidates: Candidates, execution: Execution) -> Candidates:
     return replace(candidates, dense=dense, lexical=lexical)
 
 
-def added(plan: Plan, weight: float, found: Candidates, dense: Floats, lexical: Floats) -> Columns:
+def fuse_scores(plan: Plan, weight: float, found: Candidates, dense: Floats, lexical: Floats) -> Columns:
     floor, bound = plan.similarity_floor, found.lexical_bound
     return weighted(dense, lexical, weight=weight, floor=floor, bound=bound)
 
@@ -91,11 +92,13 @@ def added(plan: Plan, weight: float, found: Candidates, dense: Floats, lexical: 
 class Rounds:
     """What the rounds of one search share, each deeper than the one before.
 
-    `documents` is how many there are in all, None if a filter leaves out some. `document_of` keeps whose passages were
-    read, `left_out` the passages that are no hits, `rerank_scores` what the reranker said, until `rerank_until`
-    (monotonic), `last` the last round's plan and candidates, `shown` the positions of its hits among them.
-    `phrases_whole`: no hit is lacking because there was no work left to look for phrases in its text.
-    `highlights_whole`: all hits have theirs.
+    documents         how many there are in all; None if a filter leaves out some
+    document_of       the documents of the passages that were read
+    left_out          passages that were read and are not hits
+    rerank_scores     what the reranker said, until `rerank_until` (monotonic)
+    last, shown       the last round's plan and candidates, and the positions of its hits among them
+    phrases_whole     no hit is missing because the work budget for phrases was used up
+    highlights_whole  all hits have their highlights
     """
 
     budget: BudgetShare
@@ -110,7 +113,7 @@ class Rounds:
     shown: list[int] = field(default_factory=list)
 
     def leaves_out(self, plan: Plan, passage: StoredPassage) -> bool:
-        """Whether a candidate is no hit, which is remembered."""
+        """Whether a candidate is not a hit, which is remembered for later rounds."""
         if plan.operators is not None:
             text, title = passage.text, passage.title
             each = 1 if text.isascii() and title.isascii() else FOLDED_CHARS
@@ -120,15 +123,17 @@ class Rounds:
         return left_out
 
     def may_read_on(self, plan: Plan) -> bool:
-        """Whether another candidate may be read, which takes work where phrases are looked for in it."""
+        """Whether another candidate may be read, which costs work if the query has phrases."""
         self.phrases_whole = plan.operators is None or self.budget.work.phrase_chars >= 0
         return self.phrases_whole
 
 
 def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> tuple[list[Hit], bool] | None:
-    """The k candidates of the page that still live, one a document if asked; and whether some did not.
+    """Fetch the k candidates of the page that are still live, one per document if asked. Also returns whether some were
+    gone.
 
-    None if these are fewer than k and a deeper search may find more. Raises TooLarge as soon as they have no room.
+    Returns None if there are fewer than k and a deeper search may find more. Raises TooLarge as soon as they exceed the
+    budget.
     """
     ids, order, grouped = fused.candidates.ids, fused.order, plan.request.group_by_document
     if plan.request.min_score is not None:
@@ -141,7 +146,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
     first, wanted, at, size = plan.request.offset, plan.last, 0, 0
     while at < len(order) and len(chosen) < wanted and rounds.may_read_on(plan):
         execution.on_step()
-        # What is needed, at first: hardly any candidate dies between its search and here.
+        # Read no spares at first: a candidate is rarely deleted between the search and this point.
         step = min(wanted if at == 0 else wanted + SPARE_HITS, HITS_READ_MAX)
         positions = [
             position
@@ -166,12 +171,12 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
         rounds.budget.reach(size)
         at += step
     lacking = len(chosen) < wanted and (not grouped or len(seen) != rounds.documents)
-    if lacking and rounds.may_read_on(plan) and goes_on(plan, fused):
+    if lacking and rounds.may_read_on(plan) and may_find_more(plan, fused):
         return None
     chosen = chosen[first:wanted]
     rounds.shown = [position for position, _ in chosen]
     if plan.counted:
-        execution.answered([passage.id for _, passage in chosen])
+        execution.count_hits([passage.id for _, passage in chosen])
     hits = hits_of(plan, fused, chosen)
     if plan.reach is not None:
         around = execution.around([passage.id for _, passage in chosen], plan.reach)
@@ -182,9 +187,12 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
     return hits, vanished
 
 
-def goes_on(plan: Plan, fused: Fused) -> bool:
-    """Whether passages beyond the depth of this search may pass its floors: a ranking is longer than that, and one with
-    the last scores of both would. No later one scores more."""
+def may_find_more(plan: Plan, fused: Fused) -> bool:
+    """Whether passages beyond the depth of this search may pass its score floors.
+
+    That is so if a ranking continues, and a passage with the last scores of both would pass: no later one scores
+    higher.
+    """
     found, depth = fused.candidates, plan.query.depth
     rankings = (found.dense, found.dense_ranks), (found.lexical, found.lexical_ranks)
     lasts = [scores[ranks >= 0] for scores, ranks in rankings]
@@ -199,19 +207,19 @@ def goes_on(plan: Plan, fused: Fused) -> bool:
     if plan.request.min_score is None or fused.reranked is not None:
         return True
     if fused.boosts is not None:
-        return False  # nothing is known of the metadata of what comes later
+        return False  # the metadata of later passages is unknown
     best = last_score(plan, found, dense, lexical)
     return bool(best >= plan.request.min_score)
 
 
 def last_score(plan: Plan, found: Candidates, dense: Floats, lexical: Floats) -> float:
-    """What a passage would score that has these scores, or the places after the last."""
+    """Return what a passage with these scores, or at the ranks just past the end, would score."""
     if plan.mode != "hybrid":
         return float((dense if plan.mode == "dense" else lexical)[0])
     if plan.weight_dense is None:
         place = np.array([plan.query.depth], np.int32)
         return float(reciprocal_rank([place, place], plan.rrf_k)[0])
-    return float(added(plan, plan.weight_dense, found, dense, lexical)[0])
+    return float(fuse_scores(plan, plan.weight_dense, found, dense, lexical)[0])
 
 
 def hits_of(plan: Plan, fused: Fused, chosen: list[tuple[int, StoredPassage]]) -> list[Hit]:
@@ -219,12 +227,12 @@ def hits_of(plan: Plan, fused: Fused, chosen: list[tuple[int, StoredPassage]]) -
     at = np.array([position for position, _ in chosen], np.intp)
     evidence = [
         RelevanceEvidence(*row[1:]) if plan.request.explain else None
-        for row in rounded(fused.features[at]).tolist()
+        for row in round_scores(fused.features[at]).tolist()
     ]
-    read = [UNSET] * len(at) if fused.reranked is None else map(known, fused.reranked[at].tolist())
-    boosts = [UNSET] * len(at) if fused.boosts is None else rounded(fused.boosts[at]).tolist()
-    dense = rounded(np.clip(candidates.dense[at], -1, 1))
-    shown = dense, rounded(candidates.lexical[at]), fused.scores[at], fused.relevance[at]
+    read = [UNSET] * len(at) if fused.reranked is None else map(none_if_nan, fused.reranked[at].tolist())
+    boosts = [UNSET] * len(at) if fused.boosts is None else round_scores(fused.boosts[at]).tolist()
+    dense = round_scores(np.clip(candidates.dense[at], -1, 1))
+    shown = dense, round_scores(candidates.lexical[at]), fused.scores[at], fused.relevance[at]
     columns = zip(*(one.tolist() for one in shown), read, boosts, evidence, strict=True)
     return [
         Hit(
@@ -236,13 +244,13 @@ def hits_of(plan: Plan, fused: Fused, chosen: list[tuple[int, StoredPassage]]) -
             title=passage.title,
             metadata=passage.metadata,
             score=score,
-            scores=Scores(known(by_meaning), known(by_words), by_reading, boost),
+            scores=Scores(none_if_nan(by_meaning), none_if_nan(by_words), by_reading, boost),
             tier=TIERS[candidates.tiers[position]],
             ranks=ranks_of(candidates, position) if plan.request.explain else None,
             heading=passage.heading,
             tokens=passage.tokens,
             language=passage.language,
-            relevance=known(likely),
+            relevance=none_if_nan(likely),
             evidence=why,
         )
         for (position, passage), (by_meaning, by_words, score, likely, by_reading, boost, why) in zip(
@@ -252,7 +260,7 @@ def hits_of(plan: Plan, fused: Fused, chosen: list[tuple[int, StoredPassage]]) -
 
 
 def expand(hits: list[Hit], around: list[Surroundings | None]) -> None:
-    """Show each hit with its surroundings; alone, if it was deleted a moment ago."""
+    """Attach its surroundings to each hit; just its own passage if it was deleted a moment ago."""
     for hit, found in zip(hits, around, strict=True):
         hit.expanded = (
             Expanded((found.first, found.last), found.start, found.end, found.text, found.cut)
@@ -262,12 +270,12 @@ def expand(hits: list[Hit], around: list[Surroundings | None]) -> None:
 
 
 def highlight(plan: Plan, hits: list[Hit], execution: Execution, work: WorkBudget) -> bool:
-    """Show in each hit where words of the query stand. False: only in the first ones, since to read all of them would
-    take too long."""
+    """Mark the words of the query in each hit. Returns False if only the first hits were marked, because the work
+    budget was used up."""
     assert plan.request.query
     wanted = Highlight() if plan.request.highlight is True else plan.request.highlight
     assert wanted
-    marks = Marks(execution.looked_up(plan.request.query))
+    marks = Marks(execution.terms_of(plan.request.query))
     for hit in hits:
         execution.on_step()
         before = marks.read
@@ -284,11 +292,11 @@ def ranks_of(candidates: Candidates, position: int) -> Ranks:
     return Ranks(dense + 1 if dense >= 0 else None, lexical + 1 if lexical >= 0 else None)
 
 
-def rounded(scores: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """As they are shown, so that `min_score` compares with what the client sees."""
+def round_scores(scores: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """Round as clients see them, so that `min_score` compares with what they see."""
     shown: NDArray[np.float64] = np.round(scores, DECIMALS, out=np.empty(scores.shape, np.float64))
     return shown
 
 
-def known(score: float) -> float | None:
+def none_if_nan(score: float) -> float | None:
     return None if np.isnan(score) else score

@@ -21,33 +21,33 @@ T = TypeVar("T")
 class Stopwatch:
     """When each stage ran. Stages may run on different threads, at the same time, and more than once.
 
-    `deadline`, in the loop's time, is when the caller stops waiting; `left`: it has stopped already.
+    `deadline`, in the loop's time, is when the caller stops waiting; `left` is set when it has stopped.
     """
 
     deadline: float | None = None
     left: bool = False
-    cpu_s: float = 0.0  # of its stages on the search threads
+    cpu_s: float = 0.0  # CPU time of the stages on the search threads
     started: float = field(default_factory=time.perf_counter)
     spans: list[tuple[float, float, str]] = field(default_factory=list)  # begun, ended, stage
 
-    def go_on(self) -> None:
-        """Work on any thread calls this between its steps. Raises Abandoned once the caller has left, DeadlineExceeded
-        after its deadline."""
+    def on_step(self) -> None:
+        """Raise Abandoned once the caller has left, or DeadlineExceeded after its deadline. Work on any thread calls
+        this between its steps."""
         if self.left:
             raise Abandoned
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise DeadlineExceeded("the deadline passed before the answer was complete", param="deadline_ms")
 
-    def charged(self, work: Callable[[], T]) -> T:
-        """What the work returns; the CPU time it took is added to `cpu_s`."""
+    def charge_cpu(self, work: Callable[[], T]) -> T:
+        """Run `work` and add its CPU time to `cpu_s`."""
         begun = time.thread_time()
         try:
             return work()
         finally:
             self.cpu_s += time.thread_time() - begun
 
-    def timed(self, stage: str | None, work: Callable[[], T]) -> T:
-        """`stage` None: not one that this search has."""
+    def time_stage(self, stage: str | None, work: Callable[[], T]) -> T:
+        """Run `work` and record it as `stage`; None records nothing, for a stage that this search does not have."""
         if stage is None:
             return work()
         begun = time.perf_counter()
@@ -60,7 +60,7 @@ class Stopwatch:
     def elapsed_ms(self) -> float:
         return (time.perf_counter() - self.started) * 1000
 
-    async def awaited(self, stage: str, work: Coroutine[Any, Any, T]) -> T:
+    async def time_await(self, stage: str, work: Coroutine[Any, Any, T]) -> T:
         begun = time.perf_counter()
         try:
             return await work
@@ -68,7 +68,7 @@ class Stopwatch:
             self.spans.append((begun, time.perf_counter(), stage))
 
     def stop(self) -> Timings:
-        """Milliseconds in each stage, in all, and while no stage ran: time in line for a thread, mostly."""
+        """Return the milliseconds spent in each stage, in total, and in no stage (mostly waiting for a thread)."""
         ended = time.perf_counter()
         stages: dict[str, float] = defaultdict(float)
         in_stages, reached = 0.0, self.started
@@ -83,7 +83,8 @@ class Stopwatch:
 
 @asynccontextmanager
 async def in_time(at: float | None, deadline_ms: int | None) -> AsyncIterator[None]:
-    """Raises DeadlineExceeded at a time of the event loop, which a request's `deadline_ms` comes to; None: never."""
+    """Raise DeadlineExceeded at time `at` of the event loop, never if None. `deadline_ms` is what the request asked
+    for."""
     try:
         async with asyncio.timeout_at(at):
             yield

@@ -1,4 +1,4 @@
-"""The threads that search: one for as long as searches are short, others beside one that takes long."""
+"""The threads that search: one at a time while searches are short, more in parallel when one takes long."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from retrieval.access.auth import PRINCIPAL
 
 T = TypeVar("T")
 
-TURN_S = 0.02  # one that takes longer lets the next begin beside it
+TURN_S = 0.02  # when a search takes longer, the next one starts in parallel
 
 
-class Job(NamedTuple):
+class SearchJob(NamedTuple):
     work: Callable[[], Any]
     future: Future[Any]
     long: bool
@@ -29,12 +29,13 @@ class Job(NamedTuple):
 
 
 class SearchThreads:
-    """Runs work of searches in turns: two at once contend for the interpreter, which costs both. A thread goes from one
-    to the next without the event loop. Of idle ones that which ran last is taken first, because it finds its memory in
-    the processor's caches. `submit`, `run` and `close` are for one event loop.
+    """Runs the work of searches in turns, because two at once contend for the GIL, which slows down both.
 
-    The next work is that of the access key whose work took the least time so far: beside dear searches of one key, the
-    cheap ones of another come first. A key that pauses saves nothing up (start-time fair queueing).
+    A thread goes from one job to the next without the event loop. Of the idle threads, the one that ran last is used
+    first, because its memory is in the CPU's caches. Call `submit`, `run` and `close` from one event loop.
+
+    The next job belongs to the access key whose jobs have used the least time so far, so cheap searches of one key run
+    before expensive ones of another. A key that pauses earns no credit (start-time fair queueing).
     """
 
     def __init__(
@@ -43,15 +44,15 @@ class SearchThreads:
         """`clock` measures the work, in seconds."""
         self._turn_s = turn_s
         self._clock = clock
-        self._took: dict[str, float] = {}  # seconds of work by key; one that comes again begins at `_reached`
-        self._reached = 0.0  # those of the key whose work began last
+        self._took: dict[str, float] = {}  # seconds of work by key; a returning key starts at `_reached`
+        self._reached = 0.0  # the `_took` of the key whose work began last
         self._lock = threading.Lock()
         self._closed = False
-        self._waiting: deque[Job] = deque()
-        self._turn: tuple[Job, float] | None = None  # whose it is, and since when
-        self._timer: asyncio.TimerHandle | None = None  # while some wait
-        self._inboxes = [SimpleQueue[Job | None]() for _ in range(threads)]
-        self._idle = list(self._inboxes)  # the last one is the next
+        self._waiting: deque[SearchJob] = deque()
+        self._turn: tuple[SearchJob, float] | None = None  # the job whose turn it is, and since when
+        self._timer: asyncio.TimerHandle | None = None  # set while jobs wait
+        self._inboxes = [SimpleQueue[SearchJob | None]() for _ in range(threads)]
+        self._idle = list(self._inboxes)  # the last one is used next
         self._threads = [
             threading.Thread(target=self._work, args=(inbox,), name=f"search-{number}", daemon=True)
             for number, inbox in enumerate(self._inboxes)
@@ -65,9 +66,10 @@ class SearchThreads:
         return bool(self._idle)
 
     def submit(self, work: Callable[[], T], *, long: bool = False) -> Future[T]:
-        """`long`: it takes a while by its nature, and neither takes a turn nor waits for one."""
-        in_context = partial(copy_context().run, work)  # for what is logged there
-        job = Job(in_context, Future(), long, PRINCIPAL.get().key)
+        """Queue work for a thread. `long` work takes a while by nature, so it neither takes a turn nor waits for
+        one."""
+        in_context = partial(copy_context().run, work)  # so that its log lines name the request
+        job = SearchJob(in_context, Future(), long, PRINCIPAL.get().key)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the search threads are closed")
@@ -77,7 +79,7 @@ class SearchThreads:
         return job.future
 
     async def run(self, work: Callable[[], T], *, long: bool = False) -> T:
-        """The same, awaited. Work that has begun goes on when its caller leaves, and keeps its thread until it ends."""
+        """Submit work and await it. If the caller leaves, work that has begun keeps its thread until it ends."""
         loop, done = asyncio.get_running_loop(), self.submit(work, long=long)
         answer: asyncio.Future[T] = loop.create_future()
         done.add_done_callback(partial(hand_over, loop, answer))
@@ -88,7 +90,7 @@ class SearchThreads:
             del done, answer, work  # for the reason that `perform` gives
 
     def close(self) -> None:
-        """Cancels what has not begun, and waits for what has."""
+        """Cancel jobs that have not begun, and wait for those that have."""
         with self._lock:
             self._closed = True
             waiting, self._waiting = self._waiting, deque()
@@ -100,7 +102,7 @@ class SearchThreads:
             thread.join()
 
     def _look(self) -> None:
-        """Begin what may begin, now and as long as some wait: a turn may be over before its work is."""
+        """Start what may start, and check again while jobs wait: a turn can expire before its job ends."""
         with self._lock:
             while self._idle and (job := self._next()) is not None:
                 self._idle.pop().put(job)
@@ -112,11 +114,11 @@ class SearchThreads:
         self._timer = None
         self._look()
 
-    def _next(self) -> Job | None:
-        """The first one that may begin, which begins. Under the lock."""
+    def _next(self) -> SearchJob | None:
+        """Start and return the next job that may begin. Call under the lock."""
         over = self._turn is None or time.monotonic() - self._turn[1] > self._turn_s
         while may := [job for job in self._waiting if job.long or over]:
-            job = min(may, key=lambda job: self._took[job.key])  # of one key that came first
+            job = min(may, key=lambda job: self._took[job.key])  # first come, first served within a key
             self._waiting.remove(job)
             if job.future.set_running_or_notify_cancel():
                 self._reached = max(self._reached, self._took[job.key])
@@ -125,7 +127,7 @@ class SearchThreads:
                 return job
         return None
 
-    def _work(self, inbox: SimpleQueue[Job | None]) -> None:
+    def _work(self, inbox: SimpleQueue[SearchJob | None]) -> None:
         search_with_one_thread()
         job = inbox.get()
         while job is not None:
@@ -135,8 +137,10 @@ class SearchThreads:
             if job is None:
                 job = inbox.get()
 
-    def _after(self, ended: Job, took_s: float, inbox: SimpleQueue[Job | None]) -> Job | None:
-        """What the thread that has ended a job does next; None: it is idle."""
+    def _after(
+        self, ended: SearchJob, took_s: float, inbox: SimpleQueue[SearchJob | None]
+    ) -> SearchJob | None:
+        """Account for an ended job and return what its thread does next; None if it becomes idle."""
         with self._lock:
             self._took[ended.key] += took_s
             if self._turn is not None and self._turn[0] is ended:
@@ -147,14 +151,14 @@ class SearchThreads:
             return job
 
 
-def perform(job: Job) -> None:
+def perform(job: SearchJob) -> None:
     future = job.future
     try:
         future.set_result(job.work())
-    except BaseException as error:  # noqa: BLE001 - it is its caller's
+    except BaseException as error:  # noqa: BLE001 - it belongs to the caller
         future.set_exception(error)
     finally:
-        # An error refers to this frame: what the work held would otherwise wait for the garbage collector.
+        # An error refers to this frame, so the work's objects would otherwise wait for the garbage collector.
         del job, future
 
 
@@ -163,7 +167,7 @@ def hand_over(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[T], done: 
 
 
 def settle(answer: asyncio.Future[T], done: Future[T]) -> None:
-    """Give the answer what has come of the work, unless its caller has left."""
+    """Resolve the answer with the outcome of the work, unless its caller has left."""
     if answer.done():
         return
     if done.cancelled():

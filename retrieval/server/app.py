@@ -1,4 +1,4 @@
-"""The application, put together. What each part does is said where it lives."""
+"""Assembles the application. What each part does is documented where it is defined."""
 
 from __future__ import annotations
 
@@ -33,26 +33,29 @@ from retrieval.observe.metrics import Metrics
 from retrieval.observe.tracing import trace
 from retrieval.server import lifecycle
 from retrieval.server.door import DOOR, Door
-from retrieval.server.middlewares import admitted, cross_origin, errors_as_json, observed, within_grace
+from retrieval.server.middlewares import admit, cross_origin, errors_as_json, observe, within_grace
 from retrieval.server.routes import ROUTES, add_routes
 from retrieval.upkeep.starting import Start
 
+FORM_FIELDS_MAX = 16  # an upload has four
+
 
 def create_app(config: Config, data: Path, extract: Extract | None = None) -> web.Application:
-    """A service over the data directory `data`, opened when the application starts.
+    """Return a service over the data directory `data`, which is opened when the application starts.
 
-    `extract` finds the text of uploaded files that are no text; without it they are refused.
+    `extract` extracts the text of uploaded files that are not plain text; without it they are refused.
 
-    Starting raises Damaged for keys that cannot be read, NotADataDirectory, Locked or Damaged, as `Catalog` promises.
+    Startup raises Damaged for unreadable keys, and NotADataDirectory, Locked or Damaged as `Catalog` documents.
     """
     app = web.Application(
         client_max_size=config.server.body_bytes_max,
+        client_max_fields=FORM_FIELDS_MAX,
         middlewares=[
-            observed,
+            observe,
             cross_origin,
             errors_as_json,
             within_grace,
-            admitted,
+            admit,
         ],
     )
     app.on_response_prepare.append(protective_headers)
@@ -70,8 +73,7 @@ def create_app(config: Config, data: Path, extract: Extract | None = None) -> we
     app[STOPPING] = Stopping()
     app[TEXTS] = Texts(extract)
     app[USED] = {}
-    # Closed in the reverse order: first no more jobs, then no more searches, then the models and the
-    # cache that services share, last the log.
+    # Closed in reverse order: jobs first, then searches, then the models and the shared cache, and the log last.
     app.cleanup_ctx.extend(
         [
             lifecycle.catalog_ctx(data),

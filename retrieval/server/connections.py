@@ -39,7 +39,7 @@ STALLED_S = 1.0  # without reading a byte, once unread responses are over their 
 UNSENT_BYTES_MAX = 1 << 28
 ACCEPT_LOG_S = 60.0
 SHOWN_CHARS_MAX = 100
-# Of what aiohttp reads of a head; they differ because its error tells which was exceeded by the limit alone.
+# aiohttp's limits on a head. They differ because its error identifies the exceeded limit only by its value.
 TARGET_BYTES_MAX, HEADER_BYTES_MAX = 8190, 8192
 OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 NO_ROOM: Final = b'{"error":{"type":"unavailable","message":"too many connections are open"}}'
@@ -57,13 +57,13 @@ class Connections:
         self.settings = settings
         self.door = door
         self._unsent_bytes_max = unsent_bytes_max
-        # The other half of the descriptors is for the collections' files.
+        # Leave the other half of the descriptors to the collections' files.
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._max = max(1, min(settings.connections_max, descriptors // 2))
         self._open: set[Connection] = set()
 
     def accept(self, server: web.Server) -> Connection:
-        """The protocol of a new connection."""
+        """Return the protocol for a new connection."""
         return Connection(
             server,
             self,
@@ -71,7 +71,7 @@ class Connections:
             access_log_class=RequestLog,
             max_line_size=TARGET_BYTES_MAX,
             max_field_size=HEADER_BYTES_MAX,
-            auto_decompress=False,  # compressed bodies are refused, so they must not be unpacked first
+            auto_decompress=False,  # compressed bodies are refused, so do not unpack them first
             keepalive_timeout=self.settings.keepalive_timeout_s,
         )
 
@@ -179,8 +179,8 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer bytes that are not HTTP in our own shape: no path says whose dialect they are in."""
-        super().handle_error(request, status, exc, message)  # logs; raises if part of an answer has left
+        """Answer bytes that are not HTTP in our own shape: without a path, the dialect is unknown."""
+        super().handle_error(request, status, exc, message)  # logs; raises if part of an answer was sent
         answer = errors.response(error_of(status, exc, message or ""))
         answer.force_close()
         protect(answer)
@@ -189,7 +189,7 @@ class Connection(web.RequestHandler):
     def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> Coroutine[Any, Any, tuple[web.StreamResponse, bool]]:
-        """aiohttp refuses an unknown Expect before any middleware sees the request."""
+        """Replace aiohttp's refusal of an unknown Expect, which no middleware sees."""
         if isinstance(resp, web.HTTPExpectationFailed):
             asked = request.headers.get("Expect", "")[:SHOWN_CHARS_MAX]
             failed = errors.ExpectationFailed(f"expected no Expect or 100-continue, found {asked!r}")
@@ -217,7 +217,7 @@ class Connection(web.RequestHandler):
 
 
 def error_of(status: int, error: BaseException | None, message: str) -> NearlineError:
-    """What aiohttp's parser found wrong with a request, or a fault of ours."""
+    """Return the error for what aiohttp's parser rejected, or for a fault of ours."""
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return NearlineError("internal error; the service's log has the details")
     if isinstance(error, LineTooLong):

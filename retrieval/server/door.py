@@ -1,8 +1,8 @@
-"""Decides about requests by the bytes of their heads, before aiohttp makes anything of them.
+"""Admits or refuses requests by the raw bytes of their heads, before aiohttp parses them.
 
-In a flood most requests are refused, and one that passes through aiohttp and the middlewares for that takes a good
-part of the interpreter's time that a search takes: at five times the capacity, refusing alone would keep it busy. So a
-small request in one piece, of a valid key, is let in or refused here. What is unusual about a request lets it pass
+In a flood most requests are refused. Refusing one through aiohttp and the middlewares takes a good part of the
+interpreter time of a search, so at five times the capacity refusing alone would keep the interpreter busy. A small
+request that arrives in one piece with a valid key is therefore decided here. Any request that is unusual passes
 undecided: the middlewares apply the same rule to it.
 """
 
@@ -19,7 +19,7 @@ from aiohttp import web
 
 from indexes.base.errors import Overloaded
 from retrieval.access.auth import Keys
-from retrieval.admission.gates import Entry, Gates, Load
+from retrieval.admission.gates import AdmittedRequest, Gates, Load
 from retrieval.handlers.browsers import protect
 from retrieval.handlers.error_shapes import response
 from retrieval.observe.metrics import Metrics
@@ -40,10 +40,10 @@ LOG_S = 1.0
 
 
 class Door:
-    """Of one service. Use it on the event loop."""
+    """The front door of one service. Use it on the event loop."""
 
     def __init__(self, gates: Gates, keys: Keys, metrics: Metrics, classes: dict[str, Load]) -> None:
-        """`classes` of the routes that are decided here, by their path as the router has it."""
+        """`classes` maps the paths of the routes decided here, as the router has them, to their load classes."""
         self._gates = gates
         self._keys = keys
         self._metrics = metrics
@@ -51,11 +51,16 @@ class Door:
             (re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), path, load) for path, load in classes.items()
         ]
         self._class_of = functools.lru_cache(maxsize=256)(self._find)
-        self._let_in: dict[object, Entry] = {}  # by connection, until its request has reached the middlewares
-        self._refused = 0  # since the log was told
+        self._let_in: dict[
+            object, AdmittedRequest
+        ] = {}  # by connection, until its request has reached the middlewares
+        self._refused = 0  # since the last log line
 
     def refusal(self, connection: object, data: bytes) -> bytes | None:
-        """What to answer to these bytes, all there are on a connection that awaits a request; None: let them pass."""
+        """Return the response that refuses these bytes, or None to let them pass.
+
+        `data` is everything received on a connection that awaits a request.
+        """
         line = REQUEST_LINE.match(data)
         end = data.find(HEAD_END) + len(HEAD_END)
         length = LENGTH.search(data, 0, end)
@@ -81,27 +86,27 @@ class Door:
             full = error
         given = GIVEN_ID.search(data, 0, end)
         request_id = given[1].decode() if given else new_request_id()
-        status, head, body = refused(route, full.message, full.retry_after_s)
+        status, head, body = refusal_response(route, full.message, full.retry_after_s)
         self._metrics.request("POST", route, status, 0.0)
         self._log_soon()
         ours = f"X-Request-Id: {request_id}\r\nDate: {date(int(time.time()))}"
         return b"%s%s%s%s" % (head, ours.encode(), HEAD_END, body)
 
     def _find(self, path: str) -> tuple[str, Load] | None:
-        """The route that a path belongs to, with its class."""
+        """Return the route that a path belongs to and its class."""
         return next(((route, load) for like, route, load in self._classes if like.fullmatch(path)), None)
 
-    def let_in(self, connection: object) -> Entry | None:
-        """The entry of the request that arrived on it, if it was decided here. From now on it is the caller's."""
+    def let_in(self, connection: object) -> AdmittedRequest | None:
+        """Hand over the admission of the request that arrived on this connection, if it was decided here."""
         return self._let_in.pop(connection, None)
 
     def forget(self, connection: object) -> None:
-        """It is closed, and a request that was let in may not have been read."""
+        """Release the admission of a closed connection whose request may not have been read."""
         if entry := self.let_in(connection):
             entry.leave(done=False)
 
     def _log_soon(self) -> None:
-        """A line a second, not for each: writing them would take longer than refusing."""
+        """Log once a second rather than per refusal: writing the lines would take longer than refusing."""
         if not self._refused:
             asyncio.get_running_loop().call_later(LOG_S, self._log)
         self._refused += 1
@@ -118,13 +123,14 @@ DOOR = web.AppKey("DOOR", Door)
 
 @functools.lru_cache(maxsize=1)
 def date(second: int) -> str:
-    """For the header: made once a second, not for each refusal."""
+    """Return the Date header, computed once a second rather than per refusal."""
     return formatdate(second, usegmt=True)
 
 
 @functools.lru_cache(maxsize=64)
-def refused(path: str, message: str, retry_after_s: float) -> tuple[int, bytes, bytes]:
-    """Status, head and body of an answer in the dialect of the path; the head wants its last lines."""
+def refusal_response(path: str, message: str, retry_after_s: float) -> tuple[int, bytes, bytes]:
+    """Return status, head and body of a refusal in the dialect of the path; the caller appends the last header
+    lines."""
     answer = response(path, Overloaded(message, retry_after_s=retry_after_s))
     protect(answer)
     assert isinstance(answer.body, bytes)

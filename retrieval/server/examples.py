@@ -1,7 +1,7 @@
-"""Examples for the API description: what its page sends when a reader tries a path. Each of them succeeds, those that
-rerank where a reranker is configured.
+"""Examples for the API description: what its page sends when a reader tries a path.
 
-They tell one story, in the order of a first use: make the collection `docs`, write two documents, search them.
+Each of them succeeds; those that rerank need a configured reranker. They tell one story, in the order of a first
+use: create the collection `docs`, write two documents, search them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DOCUMENTS = [
     {"id": "refunds", "title": "Refunds", "text": TEXTS[0], "metadata": {"lang": "en", "year": 2026}},
     {"id": "shipping", "title": "Shipping", "text": TEXTS[1], "metadata": {"lang": "en", "year": 2025}},
 ]
-FILE, BATCH = "file-68f0c2a19d3be47d5a1c0e92", "vsfb_69a4f1c2a19d3be47d5a1c0e"  # ids are made by the service
+FILE, BATCH = "file-68f0c2a19d3be47d5a1c0e92", "vsfb_69a4f1c2a19d3be47d5a1c0e"  # the service creates ids
 
 
 Bodies = dict[type[Any], dict[str, JSON]]  # named examples for each type of request
@@ -52,14 +52,14 @@ SEARCHING: Bodies = {
     schemas.SearchRequest: {
         "a question": {"query": QUERY, "k": 5},
         "with a filter": {"query": QUERY, "k": 5, "filter": ENGLISH},
-        "by words, one hit a document": {
+        "by words, one hit per document": {
             "query": "refunds",
             "mode": "lexical",
             "group_by_document": True,
         },
         "more like a document": {"like": ["refunds"]},
         "the next hits, with highlights": {"query": QUERY, "k": 1, "offset": 1, "highlight": True},
-        "with what stands around": {"query": QUERY, "expand": {"before": 1, "after": 1}},
+        "with the surrounding text": {"query": QUERY, "expand": {"before": 1, "after": 1}},
         "counted by language and year": {
             "query": QUERY,
             "facets": ["lang", {"key": "year", "ranges": [2020, 2026]}],
@@ -67,26 +67,26 @@ SEARCHING: Bodies = {
         "the newest among the best": {"query": QUERY, "sort": [{"key": "year", "order": "desc"}]},
         "newer is better": {"query": QUERY, "boosts": [{"key": "year", "weight": 0.001}]},
         "with a phrase and a prefix": {"query": '"within 14 days" refund*', "operators": True},
-        "in a language that is known": {"query": QUERY, "language": "en"},
+        "in a known language": {"query": QUERY, "language": "en"},
         "weighted fusion, explained": {
             "query": QUERY,
             "fusion": {"method": "weighted", "weights": {"dense": 0.7, "lexical": 0.3}},
             "explain": True,
         },
-        "the exact neighbours": {"query": QUERY, "mode": "dense", "exact": True, "cache": False},
+        "the exact neighbors": {"query": QUERY, "mode": "dense", "exact": True, "cache": False},
     },
     schemas.SearchBatch: {
         "two questions": {"searches": [{"query": QUERY, "k": 3}, {"query": "when do you ship?", "k": 3}]}
     },
     schemas.ContextRequest: {
         "for a prompt": {"query": QUERY, "token_budget": 500},
-        "of two questions, for a chat model": {
+        "for two questions, as chat messages": {
             "queries": [QUERY, "when do you ship?"],
             "token_budget": 500,
             "tokenizer": "o200k_base",
             "format": "messages",
         },
-        "a frame of your own, and why": {
+        "a custom template, explained": {
             "query": QUERY,
             "token_budget": 500,
             "template": "[{number}] {title}: {text}",
@@ -110,7 +110,7 @@ SEARCHING: Bodies = {
     },
 }
 
-# Collections, documents, jobs, keys.
+# Managing collections, documents, jobs and keys.
 KEEPING: Bodies = {
     collection_schemas.CreateCollection: {
         "a collection": {"name": "docs"},
@@ -157,7 +157,7 @@ KEEPING: Bodies = {
 
 
 def make_examples(model: str, reranker: str = "reranker") -> Examples:
-    """`model` is the one that collections have by default, `reranker` the one configured."""
+    """Return the examples. `model` is the default model of collections, `reranker` the configured one."""
     path = {
         "collection": "docs",
         "key": "1f00aa31c2d4",
@@ -171,7 +171,7 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
 
 
 def for_other_clients(model: str, reranker: str) -> Bodies:
-    """Of the APIs of other servers."""
+    """Return examples for the APIs of other servers."""
     return {
         openai.OpenAIEmbeddingRequest: {"two texts": {"model": model, "input": TEXTS}},
         stores.OpenAICreateVectorStore: {

@@ -1,4 +1,4 @@
-"""Opening and closing what the application carries, one context a part. aiohttp closes them in reverse order."""
+"""Opens and closes what the application carries, one context per part. aiohttp closes them in reverse order."""
 
 from __future__ import annotations
 
@@ -77,15 +77,15 @@ Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
 LAG_EVERY_S = 0.05
 MEMORY_EVERY_S = 0.5
-# Queries of the log that a rebuild measures with. Of fewer the interval is too wide.
+# Logged queries that a rebuild measures with. With fewer, the confidence interval is too wide.
 LOGGED_MIN, LOGGED_MAX = 200, 1000
-# While a new generation is swapped in, the old one's files are held beside it: half of the ceiling for a moment.
+# During a swap the files of the old and the new generation are both resident: briefly half of the ceiling.
 RESIDENT_SHARE = 4
 
 
 @contextlib.asynccontextmanager
-async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Do something in the background for the duration of a with-block."""
+async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` in the background for the duration of a with-block."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -106,7 +106,7 @@ def catalog_ctx(data: Path) -> Context:
             app[METRICS].watch(partial(collectors.collections, app[CATALOG]))
             asked = asyncio.Event()
             app[RELOADED].append(asked.set)
-            async with running(keep_healing(app[CATALOG], asked)):
+            async with in_background(keep_healing(app[CATALOG], asked)):
                 yield
             await asyncio.to_thread(app[CATALOG].close)
         finally:
@@ -116,10 +116,10 @@ def catalog_ctx(data: Path) -> Context:
 
 
 def leave_on_failure(app: web.Application, loop: asyncio.AbstractEventLoop) -> failures.Listener:
-    """After a failed sync: not ready any more, and `FAILED` is set, so that whoever runs the service ends it."""
+    """Return a listener for failed syncs: it makes the service unready and sets `FAILED`, so that the process exits."""
 
     def leave(error: StorageError) -> None:
-        logger.critical("the storage failed, leaving: %s", error.message)
+        logger.critical("the storage failed, exiting: %s", error.message)
         app[READY]["ready"] = False
         app[FAILED].set()
 
@@ -139,10 +139,11 @@ async def privacy_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def shared_ctx(app: web.Application) -> AsyncIterator[None]:
-    """What services share: one store for answers, query vectors and limits, so that a dead Redis is noticed once."""
+    """Open the store that services share for answers, query vectors and limits: one, so that a dead Redis is noticed
+    once."""
     app[SHARED] = store = await asyncio.to_thread(shared_store, app[CONFIG], app[CATALOG].folder)
     app[LIMITER].shared = store
-    async with running(app[LIMITER].keep_writing()):
+    async with in_background(app[LIMITER].keep_writing()):
         yield
     await asyncio.to_thread(app[LIMITER].write)
     if store is not None:
@@ -150,8 +151,11 @@ async def shared_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
-    """Load the models in use now, so that the first query does not wait. One that cannot be loaded is a warning:
-    other collections still serve, and those of this model answer with the reason."""
+    """Load the models in use now, so that the first query does not wait.
+
+    A model that cannot be loaded is only a warning: other collections still serve, and its own answer with the
+    reason.
+    """
     store = app[SHARED]
     shared = None if store is None else SharedVectors(store, ttl_s=ttl_s(app[CONFIG]))
     app[EMBEDDERS] = embedders = Embedders(app[CONFIG], app[METRICS].embedding_observer, shared)
@@ -176,7 +180,7 @@ async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def reranker_ctx(app: web.Application) -> AsyncIterator[None]:
-    """One that cannot be loaded is a warning: searches that do not ask for it still work."""
+    """Load the reranker. Failure is only a warning: searches that do not ask for it still work."""
     app[RERANKER] = None
     config = app[CONFIG]
     if config.rerank.model:
@@ -189,35 +193,36 @@ async def reranker_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def llm_ctx(app: web.Application) -> AsyncIterator[None]:
-    """It is asked when the first answer is wanted: a server that is down stops no start."""
+    """Prepare the language model. It is first called for the first answer, so a server that is down does not stop a
+    start."""
     app[LLM] = LanguageModel(app[CONFIG].llm)
     yield
     await app[LLM].close()
 
 
 async def query_log_ctx(app: web.Application) -> AsyncIterator[None]:
-    """Switched off, as by default, it reads and keeps nothing, and nothing runs for it."""
+    """Keep the query log. Disabled, as by default, it reads and stores nothing and has no background task."""
     catalog, settings = app[CATALOG], app[CONFIG].query_log
     app[QUERY_LOG] = log = QueryLog(settings, now=time.time)
     if not settings.enabled:
         yield
         return
     await asyncio.to_thread(log.load, list(catalog.collections.values()))
-    async with running(log.keep_writing(lambda: list(catalog.collections.values()))):
+    async with in_background(log.keep_writing(lambda: list(catalog.collections.values()))):
         yield
     await log.write(list(catalog.collections.values()))
 
 
 async def feedback_ctx(app: web.Application) -> AsyncIterator[None]:
     app[FEEDBACK] = feedback = Feedback(app[CONFIG].feedback, now=time.time)
-    async with running(feedback.keep_forgetting(lambda: list(app[CATALOG].collections.values()))):
+    async with in_background(feedback.keep_forgetting(lambda: list(app[CATALOG].collections.values()))):
         yield
     await asyncio.to_thread(feedback.close)
 
 
 async def uploads_ctx(app: web.Application) -> AsyncIterator[None]:
     app[UPLOADS] = uploads = Uploads(app[CATALOG].folder, app[CONFIG].files, now=time.time)
-    async with running(uploads.keep_forgetting()):
+    async with in_background(uploads.keep_forgetting()):
         yield
 
 
@@ -247,11 +252,11 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
         config,
         app[RERANKER],
         semantic,
-        # On a service without keys, all callers are one that has none.
+        # On a service without keys, all callers count as one caller without a key.
         lambda key: app[GATES].is_crowded("search", key or None),
     )
     app[METRICS].watch(partial(collectors.load, app[GATES], app[LIMITER], app[PIPELINE]))
-    # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
+    # A search's matrix products are small; BLAS would spread each over all cores and wait for all of them.
     with threadpool_limits(1, user_api="blas"):
         yield
     await asyncio.to_thread(app[PIPELINE].close)
@@ -264,41 +269,45 @@ async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
     app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS], partial(logged_queries, app))
     app[METRICS].watch(partial(collectors.jobs, tasks))
     after_s = app[CONFIG].index.erase_after_h * 3600
-    async with running(tasks.keep_up(lambda: app[CATALOG].collections, after_s)):
+    async with in_background(tasks.keep_up(lambda: app[CATALOG].collections, after_s)):
         yield
     await tasks.close()
 
 
 async def expiry_ctx(app: web.Application) -> AsyncIterator[None]:
-    """Delete documents, and OpenAI's stores, that have expired."""
+    """Delete expired documents and expired OpenAI vector stores."""
     every_s = app[CONFIG].index.expire_every_s
-    async with running(keep_deleting(lambda: app[CATALOG].collections, every_s)), running(keep_expiring(app)):
+    async with (
+        in_background(keep_deleting(lambda: app[CATALOG].collections, every_s)),
+        in_background(keep_expiring(app)),
+    ):
         yield
 
 
 async def logged_queries(app: web.Application, collection: Collection) -> Floats | None:
-    """Vectors of what users asked last; None for too few to measure with, or if they cannot be embedded."""
+    """Return vectors of recent user queries, or None if there are too few to measure with or they cannot be
+    embedded."""
     texts = app[QUERY_LOG].texts(collection, LOGGED_MAX)
     if len(texts) < LOGGED_MIN:
         return None
     try:
         return await (await app[EMBEDDERS].of(collection)).queries(texts)
     except NearlineError as error:
-        logger.warning("%s is measured with synthetic queries: %s", collection.name, error.message)
+        logger.warning("measuring %s with synthetic queries: %s", collection.name, error.message)
         return None
 
 
 async def warm_ctx(app: web.Application) -> AsyncIterator[None]:
-    """Search again what is asked often where caches begin anew. The service is ready meanwhile."""
+    """Repeat frequent searches whenever caches start empty. The service is ready while this runs."""
     app[FREQUENT] = frequent = Frequent(app[CONFIG].cache.warm_searches)
     app[METRICS].watch(partial(collectors.warm_ups, frequent))
     log, catalog = app[QUERY_LOG], app[CATALOG]
-    async with running(frequent.keep_warm(app[PIPELINE], lambda: catalog.collections, log.texts)):
+    async with in_background(frequent.keep_warm(app[PIPELINE], lambda: catalog.collections, log.texts)):
         yield
 
 
 async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:
-    """Measure, again and again, how late the event loop comes to what is due."""
+    """Measure continuously how late the event loop runs scheduled work."""
 
     async def watch() -> None:
         while True:
@@ -306,12 +315,12 @@ async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:
             await asyncio.sleep(LAG_EVERY_S)
             app[METRICS].loop_lag(max(0.0, time.perf_counter() - due))
 
-    async with running(watch()):
+    async with in_background(watch()):
         yield
 
 
 async def memory_ctx(app: web.Application) -> AsyncIterator[None]:
-    """Free memory while the process holds nearly as much as it may."""
+    """Free memory while the process is close to its limit."""
     ceiling = app[CEILING]
 
     async def watch() -> None:
@@ -323,20 +332,22 @@ async def memory_ctx(app: web.Application) -> AsyncIterator[None]:
                 await asyncio.to_thread(ceiling.relieve)
 
     app[METRICS].watch(partial(collectors.memory, ceiling))
-    async with running(watch()):
+    async with in_background(watch()):
         yield
 
 
 async def ready_ctx(app: web.Application) -> AsyncIterator[None]:
-    """Ready is a service that has answered a search with each of its models. Of each collection it would take too long,
-    and whether it is whole was seen when it was opened."""
+    """Become ready once a search has been answered with each model.
+
+    Searching every collection would take too long, and opening one has already checked that it is intact.
+    """
     tried = {one.settings.model: (name, one) for name, one in app[CATALOG].collections.items()}
     for done, (name, collection) in enumerate(tried.values()):
         app[START].at = StartBody("searches", done, len(tried), name)
         try:
             await app[PIPELINE].search(name, collection, SearchRequest(query="ready", k=1, cache=False))
         except NearlineError as error:
-            logger.warning("collection %s cannot answer a search of words: %s", name, error.message)
+            logger.warning("collection %s cannot answer a lexical search: %s", name, error.message)
     app[READY]["ready"] = True
     if refusing := app[CEILING].refusing():
         logger.warning(
@@ -347,12 +358,12 @@ async def ready_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 def ttl_s(config: Config) -> int:
-    """Of whatever is cached, in the whole seconds that stores count in."""
+    """Return the lifetime of cache entries, in whole seconds as the stores count it."""
     return max(1, int(config.cache.ttl_s))
 
 
 def shared_store(config: Config, data: Path) -> RedisStore | None:
-    """The Redis of `redis.url`, for those who hold the same secret."""
+    """Return the store in the Redis of `redis.url`, shared with services that have the same secret."""
     if not config.redis.url:
         return None
     from retrieval.cache.redis_store import RedisStore
@@ -374,7 +385,7 @@ def shared_secret(text: str) -> bytes:
 
 
 def own_secret(data: Path, name: str) -> bytes:
-    """A random one of this data directory and its copies, made when it is first needed."""
+    """Return the random secret of this data directory and its copies, created on first use."""
     path = data / name
     if not path.is_file():
         publish(path, secrets.token_bytes(SECRET_BYTES), mode=0o600)
@@ -382,7 +393,7 @@ def own_secret(data: Path, name: str) -> bytes:
 
 
 def options_of(config: Config, memory_bytes_max: int = 0) -> IndexOptions:
-    """`memory_bytes_max` is what the process may hold; one that does not say so keeps no files resident."""
+    """Return the index options. `memory_bytes_max` is the process's limit; with 0, no files are kept resident."""
     index = config.index
     resident_bytes = min(index.resident_bytes or memory_bytes_max // RESIDENT_SHARE, memory_bytes_max)
     return IndexOptions(

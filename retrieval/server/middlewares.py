@@ -1,4 +1,4 @@
-"""What every request passes through: an id and metrics, errors as JSON, a known caller, a key, its body, admission."""
+"""What every request passes through: an id and metrics, errors as JSON, caller checks, a key, its body, admission."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from indexes.base.errors import (
     StorageError,
     TooLarge,
 )
+from indexes.base.suggestions import suggestion
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.gates import Load
 from retrieval.admission.turns import PATIENT
@@ -35,6 +36,7 @@ from retrieval.handlers.state import (
     LIMITER,
     LOADS,
     METRICS,
+    PARAMETERS,
     READY,
     SCOPES,
     STOPPING,
@@ -42,6 +44,8 @@ from retrieval.handlers.state import (
 from retrieval.handlers.wire import form, in_callers_words
 from retrieval.observe.request_log import CLIENT_LEFT, GIVEN_ID, LOG, REQUEST_ID, log_request, new_request_id
 from retrieval.server.door import DOOR
+from retrieval.wire import errors
+from retrieval.wire.decoding import ALIKE, shorten
 from retrieval.wire.errors import (
     MalformedRequest,
     MethodNotAllowed,
@@ -52,16 +56,16 @@ from retrieval.wire.errors import (
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-PREFLIGHT_S = "7200"  # a browser asks again after this; Chromium's own most
-LAST_WORD_S = 1.0  # for an answer to leave
+PREFLIGHT_S = "7200"  # a browser repeats its preflight after this; Chromium's maximum
+LAST_WORD_S = 1.0  # for an answer to be sent before the connection closes
 
 
 @web.middleware
-async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count and time the request; echo the client's X-Request-Id or give one."""
+async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count and time the request; echo the client's X-Request-Id or assign one."""
     given = request.headers.get("X-Request-Id", "")
     request_id = given if GIVEN_ID.fullmatch(given) else new_request_id()
-    REQUEST_ID.set(request_id)  # aiohttp gives every request a task, and so a context, of its own
+    REQUEST_ID.set(request_id)  # each request has its own task in aiohttp, so its own context
     request[LOG] = request.app[CONFIG].log
     started = time.perf_counter()
     try:
@@ -71,7 +75,7 @@ async def observed(request: web.Request, handler: Handler) -> web.StreamResponse
         raise
     answer.headers["X-Request-Id"] = request_id
     if not request.app[READY]["ready"]:
-        answer.force_close()  # the service is stopping: tell clients that keep connections
+        answer.force_close()  # the service is stopping: tell keep-alive clients
     route = request.match_info.route.resource
     request.app[METRICS].request(
         request.method,
@@ -86,7 +90,7 @@ async def observed(request: web.Request, handler: Handler) -> web.StreamResponse
 async def cross_origin(request: web.Request, handler: Handler) -> web.StreamResponse:
     """CORS: let pages of the configured origins call from a browser, and read answers, errors and all headers.
 
-    Cookies are never asked for, so `*` may stand for all headers; only a preflight has to name them.
+    Credentials are never allowed, so `*` may stand for all headers; only a preflight has to name them.
     """
     allowed = request.app[CONFIG].server.cors_origins
     if not allowed:
@@ -96,9 +100,7 @@ async def cross_origin(request: web.Request, handler: Handler) -> web.StreamResp
     method = request.headers.get("Access-Control-Request-Method")
     if known and method is not None and request.method == "OPTIONS":
         answer: web.StreamResponse = web.Response(status=204)
-        answer.headers["Access-Control-Allow-Methods"] = (
-            method  # the request itself is told what it may not do
-        )
+        answer.headers["Access-Control-Allow-Methods"] = method  # the request itself is answered with 405
         answer.headers["Access-Control-Allow-Headers"] = request.headers.get(
             "Access-Control-Request-Headers", "*"
         )
@@ -111,12 +113,17 @@ async def cross_origin(request: web.Request, handler: Handler) -> web.StreamResp
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error leaves in the shape of its path's dialect. One nobody expected is logged whole, and told as little
-    as possible; one of the storage is logged with its path, and told without."""
+    """Answer every error in the shape of its path's dialect.
+
+    An unexpected error is logged with its traceback and answered without details; a storage error is logged with its
+    path and answered without it.
+    """
     try:
         return await handler(request)
     except NearlineError as error:
-        if isinstance(error, StorageError) and not isinstance(error, Quarantined):  # which was logged once
+        if isinstance(error, StorageError) and not isinstance(
+            error, Quarantined
+        ):  # quarantine was logged when it began
             logger.error("%s %s failed: %s", request.method, request.rel_url.raw_path, error.message)
         refusal = response(request.path, in_callers_words(request.app, error))
         if isinstance(error, RequestTimeout):
@@ -131,18 +138,18 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def within_grace(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """End what a stopping service cannot wait for."""
+    """End requests that a stopping service cannot wait for."""
     async with request.app[STOPPING].within_grace():
         return await handler(request)
 
 
 @web.middleware
-async def admitted(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let in a known caller whose key allows the request, once its body is here and its class has room for it.
+async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Admit a known caller whose key allows the request, once its body is here and its class has room for it.
 
-    In this order, so that nothing holds a place while it waits for its client. From here on `PRINCIPAL` says who the
-    caller is, and handlers tell `HELD` how much memory their answers take. What is not in the table of routes needs a
-    key too.
+    In this order, so that no request holds a slot while waiting for its client. From here on `PRINCIPAL` is the
+    caller, and handlers report to `HELD` how much memory their answers take. Paths missing from the routing table
+    need a key too.
     """
     app = request.app
     entry = app[DOOR].let_in(request.protocol)
@@ -152,6 +159,7 @@ async def admitted(request: web.Request, handler: Handler) -> web.StreamResponse
         require_known_caller(request)
         caller = app[KEYS].admit(request.headers, app[SCOPES].get(request.match_info.handler, "key"))
         PRINCIPAL.set(caller)
+        require_known_parameters(request)
         with app[LIMITER].under_way(caller.key, caller.limits):
             load = load_of(request)
             if load is None:
@@ -175,17 +183,29 @@ async def admitted(request: web.Request, handler: Handler) -> web.StreamResponse
     return answer
 
 
+def require_known_parameters(request: web.Request) -> None:
+    """Raises InvalidInput for a parameter of the query string that the service's own API does not have here."""
+    known = request.app[PARAMETERS].get(request.match_info.handler)
+    if known is None:
+        return
+    for name in request.query:
+        if name not in known:
+            shown = shorten(name)
+            wanted = suggestion(name, known, ALIKE) if known else "there are none here"
+            raise InvalidInput(f"unknown parameter {shown!r} in the query string; {wanted}", param=shown)
+
+
 def load_of(request: web.Request) -> Load | None:
     return request.app[LOADS].get(request.match_info.handler, "change" if request.body_exists else None)
 
 
 def announced_bytes(request: web.Request) -> int:
-    """How large the head says that the body is; 0 where it does not. Raises TooLarge, and UnsupportedEncoding for a
-    compressed one."""
+    """Return the body size announced in the head, or 0. Raises TooLarge, and UnsupportedEncoding for a compressed
+    body."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if request.body_exists and encoding.strip().lower() not in ("", "identity"):
         raise UnsupportedEncoding(
-            f"Content-Encoding {encoding[:40]!r} is not supported, send the body as it is"
+            f"Content-Encoding {encoding[:40]!r} is not supported, send the body uncompressed"
         )
     most, stated = request.app[CONFIG].server.body_bytes_max, request.content_length or 0
     if stated > most:
@@ -194,21 +214,21 @@ def announced_bytes(request: web.Request) -> int:
 
 
 async def receive(request: web.Request, key: str | None) -> None:
-    """Read the body whole and within the time limit: aiohttp itself would wait for a slow one for ever.
+    """Read the whole body within the time limit; aiohttp itself would wait for a slow one forever.
 
-    Its bytes count as they come. Raises TooLarge for a chunked one, and Overloaded for what the share of its key or the
-    memory has no room for.
+    Bytes are counted as they arrive. Raises TooLarge for a chunked body over the limit, and Overloaded if the share
+    of its key or the memory has no room.
     """
     app, content, held = request.app, request.content, request[HELD]
     most, limit_s = app[CONFIG].server.body_bytes_max, app[CONFIG].server.body_timeout_s
-    if content.is_eof():  # most come with their heads
+    if content.is_eof():  # most bodies arrive with their heads
         held.body(content.total_bytes)
         return
     try:
         with app[GATES].bodies.arriving(key) as grow:
             async with asyncio.timeout(limit_s):
                 if request.content_type == FORM:
-                    await form(request)  # aiohttp keeps large parts on the disk
+                    await form(request)  # aiohttp spools large parts to disk
                     held.body(content.total_bytes)
                     return
                 body = bytearray()
@@ -221,7 +241,7 @@ async def receive(request: web.Request, key: str | None) -> None:
                 request[BODY] = bytes(body)
     except TimeoutError:
         if request.transport is not None:
-            # Else aiohttp reads on for ten seconds, for clients that read only once they have sent everything.
+            # Otherwise aiohttp keeps reading for ten seconds, for clients that read only after sending everything.
             asyncio.get_running_loop().call_later(LAST_WORD_S, request.transport.close)
         raise RequestTimeout(f"the body did not arrive within {limit_s:g} seconds") from None
 
@@ -231,7 +251,7 @@ def body_too_large(most: int) -> TooLarge:
 
 
 def from_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
-    """aiohttp's own plain-text errors, in the shape of the path's dialect."""
+    """Convert aiohttp's plain-text errors to the shape of the path's dialect."""
     if error.status < 400:
         return error
     kinds: dict[int, NearlineError] = {
@@ -241,7 +261,11 @@ def from_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamRe
         409: Conflict(error.reason),
         413: body_too_large(request.app[CONFIG].server.body_bytes_max),
     }
-    answer = response(request.path, kinds.get(error.status, InvalidInput(error.reason)), status=error.status)
+    ours = kinds.get(error.status, InvalidInput(error.reason))
+    if request.path == "/" and error.status == 405:  # a dialect has only its POST
+        answer = errors.response(ours)
+    else:
+        answer = response(request.path, ours, status=error.status)
     if allowed := error.headers.get("Allow"):
         answer.headers["Allow"] = allowed
     return answer

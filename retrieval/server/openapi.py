@@ -1,6 +1,6 @@
-"""The OpenAPI 3.1 description, made from the routing table and the wire types: it cannot differ from them.
+"""The OpenAPI 3.1 description, generated from the routing table and the wire types, so it always matches them.
 
-Links say what can be done with what an operation has made or found: each one leads to every operation whose path can be
+Links describe what can be done with the result of an operation: each one leads to an operation whose path can be
 filled in from its request and answer.
 """
 
@@ -24,19 +24,19 @@ from retrieval.wire.errors import ErrorBody
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REFERENCE = "#/components/schemas/{name}"
-RENAMED = {"/v1/rerank": "/jina/rerank"}  # /rerank is another operation
+RENAMED = {"/v1/rerank": "/jina/rerank"}  # /rerank is a different operation
 PATTERN = re.compile(r":[^{}]+}")
 PARAMETER = re.compile(r"{(\w+)}")
 
 QUERY_PARAMETERS = {
-    "cursor": "Where the page begins: `next_cursor` of the page before",
+    "cursor": "Where the page begins: `next_cursor` of the previous page",
     "limit": "Documents on one page",
     "vectors": "Whether to list the passages with their vectors; a key needs the scope `vectors`",
-    "after": "Id that the page begins behind: the last one of the page before",
-    "before": "Id that the page ends before",
+    "after": "The page begins after this id: the last one of the previous page",
+    "before": "The page ends before this id",
     "order": "`asc` or `desc`",
-    "filter": "Only files of this status",
-    "purpose": "Only files of this purpose",
+    "filter": "Only files with this status",
+    "purpose": "Only files with this purpose",
 }
 QUERY_SCHEMAS: dict[str, dict[str, Any]] = {
     "cursor": {"type": "integer", "minimum": 0, "maximum": 2**62},
@@ -52,13 +52,14 @@ EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation. `request`, `answer` and `error` are the wire types of the bodies; None: there is none of ours.
+    """One operation. `request`, `answer` and `error` are the wire types of the bodies, or None for no body of ours.
 
-    `media` is the content type of an answer that is not JSON. `gives` names parameters in the paths of other operations
-    that are known once this one is done, with the OpenAPI runtime expression that finds each. `load` is the class whose
-    bounds apply to it (`admission`); None: that of writes if a request has a body, else none. `sent_as` is the content
-    type of the request's body, `limit_max` bounds the parameter `limit`. One that `streams` may answer with server-sent
-    events instead of its JSON. `scope` is what a key must have for it (`auth`); a route without one is not served.
+    `media` is the content type of an answer that is not JSON. `gives` maps parameters in the paths of other
+    operations to the OpenAPI runtime expressions that find their values in this operation's request or answer.
+    `load` is the admission class whose limits apply; None means that of writes if a request has a body, else none.
+    `sent_as` is the content type of the request's body, and `limit_max` bounds the parameter `limit`. A route that
+    `streams` may answer with server-sent events instead of JSON. `scope` is the key scope it requires (see `auth`);
+    a route without one is not served.
     """
 
     method: str
@@ -82,14 +83,14 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """`path` has values for parameters in paths, `bodies` named examples for each type of request."""
+    """`path` has values for path parameters, `bodies` named examples for each request type."""
 
     path: dict[str, str]
     bodies: dict[type[Any], dict[str, dict[str, Any]]]
 
 
 def describe(routes: Sequence[Route], examples: Examples) -> dict[str, Any]:
-    """The whole description, as JSON-ready values."""
+    """Return the whole description as JSON-ready values."""
     kinds = {
         kind for route in routes for kind in (route.request, route.answer, route.error) if kind is not None
     }
@@ -147,14 +148,14 @@ def operation(route: Route, schemas: dict[type[Any], dict[str, Any]], examples: 
     if route.request is not None:
         named = {name: {"value": body} for name, body in examples.bodies.get(route.request, {}).items()}
         content = {route.sent_as: {"schema": schemas[route.request], "examples": named}}
-        # A handler takes an absent body for an empty object.
+        # Handlers treat an absent body as an empty object.
         needed = any(one.required for one in msgspec.structs.fields(route.request))
         described["requestBody"] = {"required": needed, "content": content}
     return described
 
 
 def links_from(route: Route, routes: Sequence[Route]) -> dict[str, Any]:
-    """A link to each operation that needs something `route` gives, and nothing that is unknown after it."""
+    """Return a link to each operation that needs something `route` gives and nothing that is still unknown after it."""
     known = {name: f"$request.path.{name}" for name in PARAMETER.findall(path_of(route))} | dict(route.gives)
     links = {}
     for other in routes:
@@ -166,7 +167,7 @@ def links_from(route: Route, routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def path_of(route: Route) -> str:
-    """The path as OpenAPI writes it, without the patterns of its parameters."""
+    """Return the path as OpenAPI writes it, without the patterns of its parameters."""
     return PATTERN.sub("}", route.path)
 
 
@@ -188,7 +189,7 @@ def operation_id(method: str, path: str) -> str:
 
 
 def error_table() -> str:
-    """All types of errors with their status, in Markdown."""
+    """Return a Markdown table of all error types with their status."""
     rows = (
         f"| {status} | `{errors.type_name(kind)}` | {(kind.__doc__ or '').partition(chr(10))[0]} |"
         for kind, status in errors.STATUS.items()

@@ -1,6 +1,6 @@
 // Ingest: files that are dropped or chosen become documents; what fails is listed with its reason.
 
-import { get, names, of, post, prefer, preferred } from "./api.js";
+import { get, names, of, post, prefer, preferred, send } from "./api.js";
 import { announce, failure, field, h, number, plural, select, table } from "./dom.js";
 import { read } from "./reading.js";
 
@@ -141,13 +141,18 @@ async function patiently(work) {
   }
 }
 
-// The service decides whether it can read the file.
+// The service decides whether it can read the file. An upload that does not become a document is not left behind.
 async function upload(file, collection, one) {
   const form = new FormData();
   form.append("purpose", "assistants");
   form.append("file", file, file.name);
   const { id } = await post("v1/files", form);
-  await post(`v1/vector_stores/${encodeURIComponent(collection)}/files`, { file_id: id });
+  try {
+    await post(`v1/vector_stores/${encodeURIComponent(collection)}/files`, { file_id: id });
+  } catch (error) {
+    await send("DELETE", `v1/files/${id}`).catch(() => {});
+    throw error;
+  }
   one.read += 1;
   one.written += 1;
 }

@@ -1,4 +1,5 @@
-"""What does the service do besides answering?
+"""What does the service do in the background, and what does it keep about its use?
 
-Background tasks: rebuilds, expiry, healing, frequent queries; and the logs of queries and feedback.
+Jobs (rebuilds, tunings, erasures), deleting expired documents, ending quarantines, repeating frequent searches, and the
+files of queries and feedback. Not here: how a rebuild works (`indexes/rebuild`), or the request log (`observe`).
 """

@@ -1,4 +1,4 @@
-"""Deletes documents that have expired. From their instant on searches hide them; this makes it so on the disk."""
+"""Deletes expired documents. Searches hide a document from the moment it expires; this removes it from disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 async def keep_deleting(collections: Callable[[], Mapping[str, Collection]], every_s: float) -> None:
-    """Until cancelled. A collection whose deletion fails is tried again the next time."""
+    """Delete expired documents until cancelled. A collection whose deletion fails is retried in the next round."""
     while True:
         await asyncio.sleep(every_s)
         for name, collection in sorted(collections().items()):
@@ -21,14 +21,17 @@ async def keep_deleting(collections: Callable[[], Mapping[str, Collection]], eve
                 if deleted := await delete_expired(collection):
                     logger.info("deleted %d expired documents of %s", deleted, name)
             except NearlineError as error:
-                logger.warning("expired documents of %s are not deleted yet: %s", name, error.message)
+                logger.warning("cannot delete expired documents of %s yet: %s", name, error.message)
             except Exception:
-                logger.exception("expired documents of %s are not deleted yet", name)
+                logger.exception("cannot delete expired documents of %s yet", name)
 
 
 async def delete_expired(collection: Collection) -> int:
-    """How many documents it deleted, in commits of at most `commit_ops_max` passages and their documents. One that is
-    replaced or patched meanwhile has new passages and stays."""
+    """Delete expired documents and return how many.
+
+    Commits have at most `commit_ops_max` passages and their documents. A document that is replaced or patched before
+    its turn has new passages and stays.
+    """
     passages, most = collection.snapshot.expired, collection.options.commit_ops_max
     deleted = 0
     for at in range(0, len(passages), most):

@@ -1,18 +1,17 @@
-"""What users say about hits, kept for `nearline learn`: judgments, and documents they opened.
+"""User feedback about hits, kept for `nearline learn`: judgments, and documents that were opened.
 
     data/<collection>/feedback.jsonl      mode 0600
         {"version": 1, "uid": "9f..."}
         {"time_ms": 1772323200000, "query": "how do refunds work", "document_id": "refunds", "grade": 2}
         {"time_ms": 1772323260000, "query": "lost parcel", "document_id": "d4", "passed": ["d9", "d1"]}
 
-Without a grade the document was opened; `passed` are those shown above it. Nothing tells who sent it.
+Without a grade the document was opened; `passed` are the documents shown above it. The sender is not recorded.
 
-Durability: what `keep` was given is synced when it returns, and a crash in the middle of it leaves what was there
-before, and perhaps some whole lines more. Bounds: `file_bytes_max`, beyond which the older half goes, and `days`.
+Durability: entries are synced when `keep` returns. A crash during `keep` preserves everything before it, and perhaps
+some whole lines of the new entries. Bounds: `file_bytes_max`, beyond which the older half is dropped, and `days`.
 
-Privacy: texts of users are personal data wherever they are. As with the query log, the file is readable by the
-service's user only, is not part of a backup, is forgotten as it ages, and goes with its collection, or at once by
-`forget`.
+Privacy: users' texts are personal data wherever they are. As with the query log, only the service's user can read
+the file, backups leave it out, entries age out, and it is deleted with its collection, or at once by `forget`.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ class Header(msgspec.Struct, frozen=True):
     uid: str
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line. `grade` is from 0 to 3, None where the document was opened."""
+class FeedbackEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of the file. `grade` is from 0 to 3, or None if the document was opened."""
 
     time_ms: int
     query: str
@@ -65,28 +64,29 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 class Feedback:
     """The feedback about a service's collections.
 
-    What changes a file waits for the disk and takes turns: a service calls it with `on_thread`, whose one thread is
-    its own, so that slow syncs do not use up those that reads need. `close` ends it.
+    Methods that change a file wait for the disk and must run one at a time. A service calls them with `on_thread`,
+    whose single thread belongs to this object, so that slow syncs do not use up threads that reads need. `close`
+    stops it.
     """
 
     def __init__(self, settings: Settings, *, now: Callable[[], float]) -> None:
         self._settings = settings
         self._now = now
-        # Of files, as they were left whole.
+        # Size of each file after its last whole write.
         self._sizes: WeakKeyDictionary[Collection, int] = WeakKeyDictionary()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feedback")
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for work in progress."""
         self._thread.shutdown()
 
     async def on_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `work` returns, after all that was asked for before."""
+        """Run `work` after all earlier calls and return its result."""
         call = partial(copy_context().run, work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
-    def keep(self, collection: Collection, entries: Sequence[Entry]) -> None:
-        """Durable once this returns. Raises TooLarge for more than half of what may be kept."""
+    def keep(self, collection: Collection, entries: Sequence[FeedbackEntry]) -> None:
+        """Append entries durably. Raises TooLarge if they take more than half of the space allowed."""
         lines = b"".join(map(line, entries))
         if len(lines) > (half := self._settings.file_bytes_max // 2):
             raise TooLarge(f"{len(lines)} bytes of feedback at once, at most {half}", param="feedback")
@@ -100,7 +100,8 @@ class Feedback:
             self._replace(collection, newest(present, half) + lines)
 
     def _end(self, collection: Collection) -> int:
-        """Bytes of whole lines; 0 if there are none. Only a file that is not as it was left is read for that."""
+        """Return the size of the whole lines, 0 if there are none. Reads the file only if its size has changed
+        since."""
         path = collection.folder / FILE
         known = self._sizes.get(collection)
         with disk_errors(path):
@@ -113,33 +114,33 @@ class Feedback:
         publish(collection.folder / FILE, content, MODE)
         self._sizes[collection] = len(content)
 
-    def read(self, collection: Collection) -> list[Entry]:
-        """Oldest first, of the last `days`."""
-        kept = (decoded(one) for one in lines_of(collection.folder / FILE, collection.uid)[1:])
+    def read(self, collection: Collection) -> list[FeedbackEntry]:
+        """Return the entries of the last `days`, oldest first."""
+        kept = (decode_line(one) for one in lines_of(collection.folder / FILE, collection.uid)[1:])
         return [one for one in kept if one.time_ms >= self._first_ms()]
 
     def forget(self, collection: Collection) -> None:
-        """All of it, with the file, durably."""
+        """Delete the file and all entries, durably."""
         remove(collection.folder / FILE)
 
     def forget_old(self, collection: Collection) -> None:
-        """What is older than `days`, and what a kill left of a file that was being replaced."""
+        """Drop entries older than `days`, and drafts that a killed process left behind."""
         path = collection.folder / FILE
         with disk_errors(path):
             draft_of(path).unlink(missing_ok=True)
         present = lines_of(path, collection.uid)[1:]
-        kept = [one for one in present if decoded(one).time_ms >= self._first_ms()]
+        kept = [one for one in present if decode_line(one).time_ms >= self._first_ms()]
         if len(kept) < len(present):
             self._replace(collection, b"".join(kept))
 
     async def keep_forgetting(self, collections: Callable[[], Sequence[Collection]]) -> None:
-        """Forget what is old, at once and then every so often, for ever."""
+        """Forget old entries now and then periodically, forever."""
         while True:
             for collection in collections():
                 try:
                     await self.on_thread(self.forget_old, collection)
                 except NearlineError as error:
-                    logger.warning("old feedback of %s is not forgotten: %s", collection.name, error)
+                    logger.warning("cannot delete old feedback of %s: %s", collection.name, error)
             await asyncio.sleep(FORGET_EVERY_S)
 
     def _first_ms(self) -> float:
@@ -148,22 +149,24 @@ class Feedback:
 
 
 def lines_of(path: Path, uid: str) -> list[bytes]:
-    """The whole lines of a file, its header first; none if there is no file, or it is not of this collection."""
+    """Return the whole lines of a file, header first; none if it is missing or belongs to another collection."""
     with disk_errors(path):
         try:
             content = path.read_bytes()
         except FileNotFoundError:
             return []
-    lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)  # the last may be torn by a crash
+    lines = content[: content.rfind(b"\n") + 1].splitlines(
+        keepends=True
+    )  # a crash may have torn the last one
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
         if lines and msgspec.json.decode(lines[0], type=Header) == Header(VERSION, uid):
             return lines
-    logger.warning("%s is begun anew: it is of another collection or version", path)
+    logger.warning("starting %s over: it belongs to another collection or version", path)
     return []
 
 
 def newest(lines: Sequence[bytes], bytes_max: int) -> bytes:
-    """The last lines that fit."""
+    """Return the last lines that fit."""
     kept, left = len(lines), bytes_max
     while kept and (left := left - len(lines[kept - 1])) >= 0:
         kept -= 1
@@ -174,13 +177,13 @@ def header(uid: str) -> bytes:
     return msgspec.json.encode(Header(VERSION, uid)) + b"\n"
 
 
-def line(one: Entry) -> bytes:
+def line(one: FeedbackEntry) -> bytes:
     return msgspec.json.encode(one) + b"\n"
 
 
-def decoded(one: bytes) -> Entry:
-    """A line; one that is damaged is older than anything, and so left out and forgotten."""
+def decode_line(one: bytes) -> FeedbackEntry:
+    """Decode a line. A damaged line counts as infinitely old, so it is left out and later dropped."""
     try:
-        return msgspec.json.decode(one, type=Entry)
+        return msgspec.json.decode(one, type=FeedbackEntry)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return Entry(-1, "", "")
+        return FeedbackEntry(-1, "", "")

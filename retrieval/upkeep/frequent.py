@@ -1,9 +1,8 @@
-"""Searches that come again and again, made by the service itself where its cache begins anew: after a swap of indexes,
-which answers may depend on, and after a start.
+"""Repeats frequent searches when the cache starts empty: after an index swap, which may change answers, and at
+startup.
 
-Which those are is counted in memory: of each collection the most frequent of the last hours (Misra and Gries 1982),
-each with the rights of who asked. After a start nothing is known but the query log, where the operator has switched
-that on.
+The most frequent searches of the last hours are counted in memory for each collection (Misra and Gries 1982), each
+with the rights of its caller. At startup only the query log is known, if the operator has enabled it.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ logger = logging.getLogger(__name__)
 
 HALVED_EVERY_S = 3600.0
 LOOK_EVERY_S = 1.0
-WARM_S_MAX = 60.0  # of one collection: what is not warm by then comes by itself
+WARM_S_MAX = 60.0  # per collection; the rest is cached as users search
 GIVE_WAY_S = 0.02
-KEY_BYTES_MAX = 8192  # of a search with its filter: a few hundred of them are kept
+KEY_BYTES_MAX = 8192  # of a search with its filter; a few hundred are kept
 
 by_count = attrgetter("count")
 
 
 @dataclass(slots=True)
-class Asked:
-    """A search, who may make it, and how often it came lately."""
+class FrequentSearch:
+    """A search, the caller whose rights it has, and how often it was made recently."""
 
     key: bytes
     request: SearchRequest
@@ -47,17 +46,17 @@ class Asked:
 
 
 class Frequent:
-    """The `most` most frequent searches of each collection; 0 keeps none. For one event loop."""
+    """Tracks the `most` most frequent searches of each collection; 0 tracks none. Use it on one event loop."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._clock = clock
-        self._asked: dict[bytes, dict[bytes, Asked]] = {}  # by the opened collection
+        self._asked: dict[bytes, dict[bytes, FrequentSearch]] = {}  # by the collection's opening id
         self._halved_s = clock()
-        self.made = 0  # searches for which nobody waited
+        self.made = 0  # searches made by the service itself
 
     def note(self, collection: Collection, request: SearchRequest) -> None:
-        """Count a search, if its answer is cached and its first page. Takes a few microseconds."""
+        """Count a search if its answer is cacheable and on the first page. Takes a few microseconds."""
         cached = request.cache and not request.exact and not request.offset
         if not self._most or not cached or request.query is None or not is_absent(request.vector):
             return
@@ -72,26 +71,26 @@ class Frequent:
             return
         if len(known) >= 2 * self._most:
             self._purge(known)
-        # A copy of the filter: it would keep the whole body in memory that it came in.
+        # Copy the filter: the original would keep the whole request body in memory.
         own = msgspec.structs.replace(request, filter=request.filter.copy())
-        known[key] = Asked(key, own, caller, 1.0)
+        known[key] = FrequentSearch(key, own, caller, 1.0)
 
-    def _purge(self, known: dict[bytes, Asked]) -> None:
-        """Of twice as many as are kept, take away the rarer half, and from the others as much as the largest of it: so
-        who came more often than the share of one stays."""
+    def _purge(self, known: dict[bytes, FrequentSearch]) -> None:
+        """Drop the rarer half and subtract its largest count from the rest, as in Misra and Gries: a search that is
+        more frequent than its share stays."""
         rarest = sorted(known.values(), key=by_count)[: self._most]
         for asked in list(known.values()):
             asked.count -= rarest[-1].count
             if asked.count <= 0:
                 del known[asked.key]
 
-    def of(self, collection: Collection) -> list[Asked]:
-        """The most frequent first."""
+    def of(self, collection: Collection) -> list[FrequentSearch]:
+        """Return the searches of a collection, most frequent first."""
         found = sorted(self._asked.get(collection.opening, {}).values(), key=by_count, reverse=True)
         return found[: self._most]
 
     def tidy(self, collections: Sequence[Collection]) -> None:
-        """Forget collections that are closed, and what is hours ago by and by."""
+        """Forget closed collections, and halve the counts every hour."""
         live = {one.opening for one in collections}
         for gone in self._asked.keys() - live:
             del self._asked[gone]
@@ -107,7 +106,8 @@ class Frequent:
         collections: Callable[[], Mapping[str, Collection]],
         logged: Callable[[Collection, int], list[str]],
     ) -> None:
-        """Search again, for ever, where indexes or settings were swapped, and once for what the log has."""
+        """Warm collections forever: after each swap of indexes or settings, and once with searches from the query
+        log."""
         seen: dict[bytes, tuple[int, int]] = {}
         while True:
             present = dict(collections())
@@ -119,17 +119,17 @@ class Frequent:
                 if before == state:
                     continue
                 texts = logged(collection, self._most) if before is None else []
-                found = [Asked(b"", SearchRequest(query=text), Principal(), 1) for text in texts]
+                found = [FrequentSearch(b"", SearchRequest(query=text), Principal(), 1) for text in texts]
                 try:
                     await self.warm(pipeline, name, collection, [*self.of(collection), *found])
                 except Exception:
-                    logger.exception("the frequent searches of %s were not made again", name)
+                    logger.exception("cannot repeat the frequent searches of %s", name)
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def warm(
-        self, pipeline: Pipeline, name: str, collection: Collection, searches: Sequence[Asked]
+        self, pipeline: Pipeline, name: str, collection: Collection, searches: Sequence[FrequentSearch]
     ) -> None:
-        """One by one, when nobody else searches; nobody is told of errors."""
+        """Make these searches one by one while the pipeline is idle, ignoring errors."""
         begun, made, waiting = time.monotonic(), 0, list(reversed(searches))
         while waiting and time.monotonic() - begun < WARM_S_MAX:
             if pipeline.under_way:
@@ -146,4 +146,4 @@ class Frequent:
         self.made += made
         if made:
             took_s = time.monotonic() - begun
-            logger.info("%s: %d frequent searches made again in %.1f s", name, made, took_s)
+            logger.info("%s: repeated %d frequent searches in %.1f s", name, made, took_s)

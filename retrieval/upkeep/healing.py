@@ -1,4 +1,4 @@
-"""Quarantined collections are opened again once their files read well: an error of a disk or a network may pass."""
+"""Reopens quarantined collections once their files are readable: disk and network errors may be temporary."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from indexes.directory.catalog import Catalog
 
 logger = logging.getLogger(__name__)
 
-# A retry reads the whole log, so it comes ever more rarely.
+# A retry reads the whole log, so retries back off.
 FIRST_S: Final = 1.0
 LONGEST_S: Final = 600.0
 
 
 async def keep_healing(catalog: Catalog, asked: asyncio.Event) -> None:
-    """Until cancelled. Each collection is tried again after a second, then after twice as long each time, up to ten
-    minutes; all of them at once when `asked` is set."""
-    waits: dict[str, tuple[float, float]] = {}  # by name: how long it waits, and until when
+    """Retry quarantined collections until cancelled.
+
+    Each is retried after a second, then after twice as long each time, up to ten minutes; all at once when `asked`
+    is set.
+    """
+    waits: dict[str, tuple[float, float]] = {}  # by name: the delay, and when it ends
     while True:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asked.wait(), FIRST_S)
@@ -32,6 +35,6 @@ async def keep_healing(catalog: Catalog, asked: asyncio.Event) -> None:
             if now < due and not at_once:
                 continue
             if await asyncio.to_thread(catalog.retry, name):
-                logger.warning("collection %s reads well again and serves", name)
+                logger.warning("collection %s is readable and serving again", name)
             longer_s = min(2 * wait_s, LONGEST_S)
             waits[name] = longer_s, time.monotonic() + longer_s

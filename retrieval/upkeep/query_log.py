@@ -1,20 +1,20 @@
-"""A bounded sample of what users ask, kept for `nearline evaluate`. Off unless the operator switches it on.
+"""A bounded sample of users' queries, kept for `nearline evaluate`. Off unless the operator enables it.
 
     data/<collection>/queries.jsonl      mode 0600
         {"version": 1, "uid": "9f...", "seen": {"2026-03-01": 48211, "2026-03-02": 310}}
         {"time_ms": 1772323200000, "query": "how do refunds work", "k": 10, "mode": null, "filter": null}
 
-What is kept of a query: its text, collection (by the file it is in), k, mode, filter and time. Nothing tells who
-asked. Left out are searches without a text, exact ones, those with `"cache": false`, which measure rather than ask,
-and any that would take more than 8 KiB. A query is one of at most `queries_per_day_max` of its day, each as likely as
-any other (reservoir sampling: Vitter 1985, algorithm R). Days are those of UTC.
+A query's text, k, mode, filter and time are kept, and its collection by the file's location; not who made it.
+Searches without a text, exact searches, those with `"cache": false` (measurements rather than questions), and any
+larger than 8 KiB are left out. Each day has a uniform sample of at most `queries_per_day_max` queries (reservoir
+sampling: Vitter 1985, algorithm R). Days are UTC.
 
-Privacy: texts of users are personal data wherever they are. The file is readable by the service's user only, is not
-part of a backup, is forgotten day by day, and goes with its collection, or at once by `nearline erase`. Switching the
-log off stops it growing; what was kept stays until the file is deleted.
+Privacy: users' texts are personal data wherever they are. Only the service's user can read the file, backups leave
+it out, days age out, and it is deleted with its collection, or at once by `nearline erase`. Disabling the log stops
+its growth; the file stays until it is deleted.
 
-The log is a convenience: noting takes no lock and no disk, and no trouble with the disk reaches a search. The file is
-replaced whole and never synced, so a crash loses at most what came since it was last written.
+The log is best effort: noting a query takes no lock and no disk access, and disk errors never affect a search. The
+file is replaced as a whole and never synced, so a crash loses at most what was added since the last write.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MODE = 0o600
 
 
 class LoggedQuery(msgspec.Struct, frozen=True):
-    """One query as it was asked; what the request left open is None."""
+    """One query as it was asked; parameters the request did not set are None."""
 
     time_ms: int
     query: str
@@ -55,7 +55,7 @@ class LoggedQuery(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """`seen`: how many queries came on each day, of which the file holds a sample."""
+    """`seen` is the number of queries on each day, of which the file holds a sample."""
 
     version: int
     uid: str
@@ -70,14 +70,14 @@ class Day:
 
 @dataclass(slots=True)
 class Sample:
-    """What is kept of one collection, by day. `unwritten`: the file does not have all of it yet."""
+    """The sample of one collection, by day. `unwritten` is true if the file lacks some of it."""
 
     days: dict[str, Day] = field(default_factory=dict)
     unwritten: bool = False
 
 
 class QueryLog:
-    """The samples of a service's collections. `note` belongs to the event loop; files are written on a thread."""
+    """The samples of a service's collections. Call `note` on the event loop; files are written on a thread."""
 
     def __init__(
         self, settings: Settings, *, now: Callable[[], float], rng: random.Random | None = None
@@ -85,12 +85,12 @@ class QueryLog:
         self._settings = settings
         self._now = now
         self._rng = rng or random.Random()
-        self._samples: dict[str, Sample] = {}  # by the uid of the collection: names may be used again
+        self._samples: dict[str, Sample] = {}  # by the collection's uid, because names may be reused
         self._in_trouble = False
-        self._writing = asyncio.Lock()  # or a forgotten file could be written again from a copy made before
+        self._writing = asyncio.Lock()  # otherwise a forgotten file could be rewritten from an older copy
 
     def load(self, collections: Sequence[Collection]) -> None:
-        """Take up what was kept before. A file that cannot be read is begun anew."""
+        """Load the stored samples. A file that cannot be read is started over."""
         for collection in collections if self._settings.enabled else ():
             try:
                 header, queries = read(collection.folder / FILE)
@@ -100,21 +100,21 @@ class QueryLog:
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, OverflowError, msgspec.MsgspecError) as error:
-                logger.warning("%s is begun anew: %s", collection.folder / FILE, error)
+                logger.warning("starting %s over: %s", collection.folder / FILE, error)
                 continue
             if header.uid != collection.uid:
-                continue  # of a collection that had this name before
+                continue  # it belongs to an earlier collection of this name
             self._samples[collection.uid] = sample = Sample(days)
             for day in days.values():
-                if len(day.kept) > (most := self._settings.queries_per_day_max):  # it was lowered
+                if len(day.kept) > (most := self._settings.queries_per_day_max):  # the limit was lowered
                     day.kept, sample.unwritten = self._rng.sample(day.kept, most), True
 
     def note(self, collection: Collection, search: SearchRequest) -> None:
-        """Take a query into the day's sample, perhaps. Never raises, never waits."""
+        """Offer a query to the day's sample. Never raises, never waits."""
         if not self._settings.enabled or search.query is None or search.exact or not search.cache:
             return
         if search.offset:
-            return  # the query was noted with its first page
+            return  # noted with its first page
         time_ms = int(self._now() * 1000)
         sample = self._samples.setdefault(collection.uid, Sample())
         day = sample.days.setdefault(day_of(time_ms), Day())
@@ -126,25 +126,24 @@ class QueryLog:
             condition = msgspec.json.decode(search.filter)
             one = LoggedQuery(time_ms, search.query, search.k, search.mode, condition)
             if len(line(one)) <= ENTRY_BYTES_MAX:
-                # At the end where fewer are left: the file is bounded too.
+                # Appends if there are fewer: the file size is limited too.
                 day.kept[place : place + 1] = [one]
 
     def texts(self, collection: Collection, most: int) -> list[str]:
-        """Different queries of a collection, the newest ones."""
+        """Return the newest distinct queries of a collection."""
         sample = self._samples.get(collection.uid, Sample())
         kept = [one for day in sample.days.values() for one in day.kept]
         kept.sort(key=lambda one: -one.time_ms)
         return list(dict.fromkeys(one.query for one in kept))[:most]
 
     async def keep_writing(self, collections: Callable[[], Sequence[Collection]]) -> None:
-        """Write what is new every so often, for ever."""
+        """Write new queries periodically, forever."""
         while True:
             await asyncio.sleep(self._settings.write_every_s)
             await self.write(collections())
 
     async def write(self, collections: Sequence[Collection]) -> None:
-        """Write the files of these collections where there is something new; forget old days, and collections that are
-        gone."""
+        """Write the files of collections with new queries; drop old days and collections that are gone."""
         async with self._writing:
             await self._write_all(collections)
 
@@ -166,18 +165,18 @@ class QueryLog:
                 self._in_trouble = False
             except StorageError as error:
                 sample.unwritten = True
-                if not self._in_trouble:  # once, not every minute
-                    logger.warning("the query log of %s is not written: %s", collection.folder.name, error)
+                if not self._in_trouble:  # log once, not every minute
+                    logger.warning("cannot write the query log of %s: %s", collection.folder.name, error)
                 self._in_trouble = True
 
     async def forget(self, collection: Collection) -> None:
-        """Drop what was kept of a collection, its file too."""
+        """Delete the sample of a collection and its file."""
         async with self._writing:
             self._samples.pop(collection.uid, None)
             await asyncio.to_thread((collection.folder / FILE).unlink, missing_ok=True)
 
     def _forget(self, sample: Sample) -> None:
-        """Days that are too old."""
+        """Drop days that are too old."""
         today = datetime.fromtimestamp(self._now(), UTC).date()
         first = (today - timedelta(days=self._settings.days - 1)).isoformat()
         for day in [day for day in sample.days if day < first]:
@@ -185,12 +184,13 @@ class QueryLog:
             sample.unwritten = True
 
     def _write(self, collection: Collection, days: dict[str, Day]) -> None:
-        content = encoded(collection.uid, days, self._settings.file_bytes_max)
+        content = encode_file(collection.uid, days, self._settings.file_bytes_max)
         replace_unsynced(collection.folder / FILE, content, MODE)
 
 
 def read(path: Path) -> tuple[Header, list[LoggedQuery]]:
-    """What a file holds, oldest first. Raises OSError, or ValueError or MsgspecError if it is not such a file."""
+    """Return the contents of a file, oldest first. Raises OSError, and ValueError or MsgspecError for another
+    format."""
     first, *others = path.read_bytes().splitlines() or [b""]
     header = msgspec.json.decode(first, type=Header)
     if header.version != VERSION:
@@ -198,8 +198,8 @@ def read(path: Path) -> tuple[Header, list[LoggedQuery]]:
     return header, [msgspec.json.decode(one, type=LoggedQuery) for one in others]
 
 
-def encoded(uid: str, days: dict[str, Day], bytes_max: int) -> bytes:
-    """The file: the newest queries that fit into it, oldest first."""
+def encode_file(uid: str, days: dict[str, Day], bytes_max: int) -> bytes:
+    """Encode a file with the newest queries that fit, oldest first."""
     seen = {name: day.seen for name, day in sorted(days.items())}
     first = msgspec.json.encode(Header(VERSION, uid, seen)) + b"\n"
     queries = sorted((one for day in days.values() for one in day.kept), key=lambda one: one.time_ms)

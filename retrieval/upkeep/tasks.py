@@ -1,4 +1,4 @@
-"""Jobs beside the serving, one at a time: rebuilds, tunings, erasures. Their progress and outcome are kept."""
+"""Background jobs, one at a time: rebuilds, tunings, erasures. Keeps their progress and outcome."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ T = TypeVar("T")
 
 JOBS_KEPT = 1000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
-LOOK_EVERY_S = 2.0  # for what is due while nobody writes
+LOOK_EVERY_S = 2.0  # for jobs that become due without a write
 Finished = Callable[[JobBody], None]
-Work = Callable[[JobBody], Awaitable[None]]  # puts what it made into the job's result
+Work = Callable[[JobBody], Awaitable[None]]  # sets the job's result
 Queries = Callable[[], Awaitable[Floats]]
-Asked = Callable[[Collection], Awaitable[Floats | None]]
+LoggedVectors = Callable[[Collection], Awaitable[Floats | None]]
 Forget = Callable[[], Awaitable[object]]
 
 
 class Child(Protocol):
-    """What a job waits for and a closing service ends: a process of its own, or texts being embedded."""
+    """Work that a job waits for and a closing service cancels: a child process, or texts being embedded."""
 
     def cancel(self) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed rebuild, the last of so many in a row, and how long none starts by itself. `until_s` is monotonic."""
+    """How many rebuilds in a row have failed, and until when none starts automatically. `until_s` is monotonic."""
 
     job: JobBody
     attempts: int
@@ -59,23 +59,23 @@ class Failure:
 
 
 def unknown_job(job_id: str) -> NotFound:
-    """Also for a job that the caller may not see: both are told in the same words."""
-    return NotFound(f"no job {job_id!r}; the last {JOBS_KEPT} since the start are known", param="job")
+    """Return the error for an unknown job. A job that the caller may not see gets the same message."""
+    return NotFound(f"no job {job_id!r}; only the last {JOBS_KEPT} since startup are kept", param="job")
 
 
 class Tasks:
-    """Starts jobs and remembers the last JOBS_KEPT. For the event loop; `close` ends what still runs."""
+    """Starts jobs and remembers the last JOBS_KEPT. Use it on the event loop; `close` cancels running work."""
 
     def __init__(
-        self, on_finish: Finished, folders: tuple[Path, ...] = (), asked: Asked | None = None
+        self, on_finish: Finished, folders: tuple[Path, ...] = (), asked: LoggedVectors | None = None
     ) -> None:
-        """`folders` are told to clients by their last names. `asked` gives vectors of a collection's logged queries for
-        its rebuilds to measure with; None for too few."""
+        """`folders` are shown to clients by their last name only. `asked` returns vectors of a collection's logged
+        queries for rebuilds to measure with, or None for too few."""
         self._jobs: OrderedDict[str, JobBody] = OrderedDict()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._children: dict[str, Child] = {}
         self._building = asyncio.Lock()
-        # Jobs wait for hours; on the threads that everybody shares they would leave fewer for reads.
+        # Jobs wait for hours; on shared threads they would leave fewer for reads.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="job")
         self._failures: dict[str, Failure] = {}
         self._folders = folders
@@ -90,11 +90,11 @@ class Tasks:
         return job
 
     def all(self) -> list[JobBody]:
-        """Newest first."""
+        """Return all jobs, newest first."""
         return list(reversed(self._jobs.values()))
 
     def reindex(self, name: str, collection: Collection, hot_capacity: int | None = None) -> JobBody:
-        """Queue a rebuild. Raises Conflict while a job of the same collection is queued or running."""
+        """Queue a rebuild. Raises Conflict while a job of this collection is queued or running."""
         return self._start("reindex", name, lambda job: self._rebuild(job, collection, hot_capacity))
 
     def tune(
@@ -106,7 +106,7 @@ class Tasks:
         *,
         apply: bool = True,
     ) -> JobBody:
-        """Queue a choice of search settings, by these queries or by made-up ones; `apply` puts them to use.
+        """Queue a tuning of search settings with these queries or synthetic ones; `apply` activates the result.
 
         Raises Conflict as `reindex` does, or if there is no generation; InvalidInput for a target below the floor.
         """
@@ -116,41 +116,41 @@ class Tasks:
         )
 
     def erase(self, name: str, collection: Collection, forget: Forget | None = None) -> JobBody:
-        """Queue the erasure of what was deleted or overwritten; `forget` does what is left to do elsewhere.
+        """Queue the erasure of deleted and overwritten data; `forget` erases it elsewhere.
 
-        It waits behind a rebuild or tuning that is under way. Raises Conflict while another erasure is.
+        It waits for a rebuild or tuning in progress. Raises Conflict while another erasure is queued or running.
         """
         return self._start("erase", name, lambda job: self._erase(job, collection, forget))
 
     def erase_if_due(self, name: str, collection: Collection, after_s: float) -> None:
-        """Start an erasure if the oldest of what is owed went so long ago. Cheap."""
+        """Start an erasure if the oldest data to erase was deleted at least `after_s` ago. Cheap."""
         since_ms = collection.log.owed.since_ms
         if since_ms is None or now_ms() < since_ms + 1000 * after_s or self._must_wait(name):
             return
-        logger.info("erasing by itself what was deleted from %s", name)
+        logger.info("erasing deleted data of %s automatically", name)
         self.erase(name, collection)
 
     def reindex_if_due(self, name: str, collection: Collection) -> None:
-        """Start a rebuild by the collection's own rules. Cheap: called after every write."""
+        """Start a rebuild if the collection's own rules call for one. Cheap: called after every write."""
         if self._must_wait(name):
             return
         reason = collection.wants_rebuild()
         if reason is not None:
-            logger.info("rebuilding %s by itself: %s", name, reason)
+            logger.info("rebuilding %s automatically: %s", name, reason)
             self.reindex(name, collection)
 
     def _must_wait(self, name: str) -> bool:
-        """Whether nothing starts by itself now: something is under way, or failed not long ago."""
+        """Whether nothing may start automatically now, because a job is running or failed recently."""
         failure = self._failures.get(name)
         return self.busy(name) or (failure is not None and time.monotonic() < failure.until_s)
 
     async def keep_up(
         self, collections: Callable[[], Mapping[str, Collection]], erase_after_s: float
     ) -> None:
-        """Start rebuilds that are due without a write, above all after an upgrade, and erasures of what is old enough.
+        """Start rebuilds that are due without a write, mainly after an upgrade, and due erasures, until cancelled.
 
-        Until cancelled, one after the other. The next is not even queued while a job runs: a queued one would keep its
-        collection from being renamed or deleted.
+        One at a time: the next is not queued while a job runs, because a queued job prevents renaming and deleting
+        its collection.
         """
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -161,7 +161,7 @@ class Tasks:
                 self.erase_if_due(name, collection, erase_after_s)
 
     def rebuild_due(self, name: str, collection: Collection) -> RebuildDue | None:
-        """What a listing says of a rebuild that starts by itself, or has started."""
+        """Return what a listing shows about a rebuild that will start, or has started, automatically."""
         reason = collection.wants_rebuild()
         if reason is None:
             return None
@@ -173,7 +173,7 @@ class Tasks:
         return RebuildDue(reason, failure.attempts, failure.job.error, next_ms)
 
     def forget(self, name: str) -> None:
-        """No collection has this name any more."""
+        """Forget a collection name that no longer exists."""
         self._failures.pop(name, None)
 
     def busy(self, name: str) -> bool:
@@ -185,12 +185,12 @@ class Tasks:
             raise under_way(jobs[0])
 
     def _running_jobs(self, name: str) -> list[JobBody]:
-        """What is queued or running for a collection."""
+        """Return the jobs that are queued or running for a collection."""
         jobs = (self._jobs[job_id] for job_id in self._running if job_id in self._jobs)
         return [job for job in jobs if job.collection == name]
 
     def _start(self, kind: Literal["reindex", "tune", "erase"], name: str, work: Work) -> JobBody:
-        # Jobs run one at a time. Who wants something erased must not have to ask again after a rebuild.
+        # Jobs run one at a time. An erasure queues behind a rebuild, so that its caller need not ask again.
         others = [one for one in self._running_jobs(name) if kind != "erase" or one.kind == "erase"]
         if others:
             raise under_way(others[0])
@@ -237,7 +237,7 @@ class Tasks:
             self._on_finish(job)
 
     def _note(self, job: JobBody) -> None:
-        """After a failure, wait ever longer before anything starts by itself again: it costs as much each time."""
+        """After a failure, back off before anything starts automatically again: every attempt costs as much."""
         if job.status == "succeeded":
             self._failures.pop(job.collection, None)
             return
@@ -249,18 +249,20 @@ class Tasks:
 
     async def _rebuild(self, job: JobBody, collection: Collection, hot_capacity: int | None) -> None:
         try:
-            await self._rebuilt(job, collection, hot_capacity)
+            await self._rebuild_and_adopt(job, collection, hot_capacity)
         except BaseException:
-            with contextlib.suppress(NearlineError):  # why the rebuild failed is what matters
+            with contextlib.suppress(NearlineError):  # report why the rebuild failed, not this
                 await self._waiting(collection.rebuild_failed)
             raise
 
-    async def _rebuilt(self, job: JobBody, collection: Collection, hot_capacity: int | None) -> None:
+    async def _rebuild_and_adopt(
+        self, job: JobBody, collection: Collection, hot_capacity: int | None
+    ) -> None:
         progress = progress_of(job)
         self._require_open()
         request = await self._waiting(collection.begin_build, hot_capacity)
         self._require_open()
-        queries = await self._embedded(job, partial(self._asked, collection)) if self._asked else None
+        queries = await self._embed(job, partial(self._asked, collection)) if self._asked else None
         self._require_open()
         rebuild = Rebuild(request, timeout_s=collection.options.build_timeout_s, queries=queries)
         self._children[job.id] = rebuild
@@ -307,12 +309,12 @@ class Tasks:
         self._require_open()
         progress = progress_of(job)
         progress("embed", 0, 1)
-        vectors = None if queries is None else await self._embedded(job, queries)
+        vectors = None if queries is None else await self._embed(job, queries)
         self._require_open()
         tuner = TuneRun(collection, recall_target, vectors)
         self._children[job.id] = tuner
         tuned = await self._waiting(tuner.run, progress)
-        # What the cold policy does is its own to learn: reported, so that the times can be judged.
+        # The cold policy learns by itself; its state is reported so that the times can be judged.
         cold = (await self._waiting(collection.info)).cold
         job.result = {**msgspec.to_builtins(tuned), "cold_policy": cold, "applied": False}
         if not tuned.met:
@@ -321,7 +323,7 @@ class Tasks:
             await self._waiting(collection.set_search, tuned.chosen())
             job.result["applied"] = True
 
-    async def _embedded(self, job: JobBody, queries: Callable[[], Awaitable[T]]) -> T:
+    async def _embed(self, job: JobBody, queries: Callable[[], Awaitable[T]]) -> T:
         embedding = asyncio.ensure_future(queries())
         self._children[job.id] = embedding
         try:
@@ -331,7 +333,7 @@ class Tasks:
             raise
 
     async def close(self) -> None:
-        """End what is being built; let a generation that is being adopted take its place."""
+        """Cancel builds in progress; let a generation that is being adopted finish."""
         self._closing = True
         for child in list(self._children.values()):
             child.cancel()
@@ -339,7 +341,7 @@ class Tasks:
         self._thread.shutdown()
 
     async def _waiting(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `work` returns, on the thread of the job that runs."""
+        """Run `work` on the job thread and return its result."""
         call = partial(copy_context().run, work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 

@@ -1,5 +1,5 @@
 """What do requests and answers look like as JSON?
 
-All request and answer types of the REST API, how bodies are decoded, and the errors with their statuses. It knows
-nothing of HTTP handlers.
+Their types, how a body is decoded, and the one table from errors to statuses. Not here: what is done with a request
+(`handlers`), the types of access keys (`access`), or other servers' types (`dialects`).
 """

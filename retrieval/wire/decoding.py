@@ -1,12 +1,14 @@
 """Request bodies as wire types; what does not fit becomes one error that names the field.
 
-Some parts of a request stay JSON until their bytes are counted: decoded, a megabyte takes up to 30 MB, and blocks every
-other thread for up to 100 ms. `decode_part` reads them.
+Decoding blocks every other thread, so that a large body is decoded only once its values are counted (`value_budget`).
+Some parts of a request stay JSON until their bytes are counted, too: decoded, a megabyte takes up to 30 MB.
+`decode_part` reads them.
 """
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -15,8 +17,11 @@ from msgspec import Meta, inspect
 from indexes.base.errors import InvalidInput
 from indexes.base.suggestions import suggestion
 from retrieval.wire.errors import MalformedRequest
+from retrieval.wire.value_budget import check_values
 
 T = TypeVar("T")
+INLINE_BYTES = 1 << 18  # of JSON: decoded within 15 ms, whatever it holds
+DEPTH_MAX = 1 << 20  # more than msgspec decodes
 
 FilterJson = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
 VectorJson = Annotated[
@@ -96,6 +101,7 @@ ALIKE = (
 _PLACE = re.compile(r"(?:key in )?\$(?P<path>(?:\.\w+|\[[^\[\]]*\])*)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
+_NOT_ALLOWED = re.compile(r"Invalid enum value ")
 _TYPES = re.compile(r"(?:Expected|got) `[^`]*`")
 NAME_CHARS_SHOWN = 100  # of a field's name that a request made up
 JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}  # for Python's
@@ -103,7 +109,10 @@ _STEP = re.compile(r"\[[^\[\]]*\]|[^.\[\]]+")
 
 
 def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """A request body as `kind`. Raises MalformedRequest if it is not JSON, InvalidInput naming the field otherwise."""
+    """A request body as `kind`. Raises MalformedRequest if it is not JSON, InvalidInput naming the field otherwise,
+    and TooLarge for far too many values. For a thread, if it is longer than INLINE_BYTES."""
+    if len(body) > INLINE_BYTES:
+        check_values(body, decoded_depth(kind))  # type: ignore[arg-type]  # mypy: a type[T] is not hashable
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -121,7 +130,7 @@ def decode_part(part: bytes | msgspec.Raw, kind: type[T], where: str) -> T:
     except InvalidInput as error:
         inside = error.param or ""
         place = where + (inside if inside.startswith("[") or not inside else f".{inside}")
-        raise InvalidInput(f"{place}: {error.message.removeprefix(f'{inside}: ')}", param=place) from None
+        raise type(error)(f"{place}: {error.message.removeprefix(f'{inside}: ')}", param=place) from None
 
 
 def invalid(error: msgspec.ValidationError, kind: type) -> InvalidInput:
@@ -129,6 +138,8 @@ def invalid(error: msgspec.ValidationError, kind: type) -> InvalidInput:
     likely one."""
     message, path = split_place(_TYPES.sub(in_json_words, str(error)))
     unknown = _UNKNOWN.fullmatch(message)
+    if _NOT_ALLOWED.match(message) and (allowed := values_at(kind, path)):
+        message = f"{shorten(message)}; allowed: {', '.join(map(repr, allowed))}"
     named = unknown or _MISSING.fullmatch(message)
     name = shorten(named["name"]) if named else ""
     if unknown:
@@ -156,16 +167,27 @@ def in_json_words(types: re.Match[str]) -> str:
 
 def fields_at(kind: type, path: str) -> list[str]:
     """The fields that an object at this path may have."""
+    structs = [one for one in types_at(kind, path) if isinstance(one, inspect.StructType)]
+    return [field.encode_name for one in structs for field in one.fields]
+
+
+def values_at(kind: type, path: str) -> list[object]:
+    """The values that a field at this path may have, where it may have only some."""
+    found: list[object] = []
+    for one in types_at(kind, path):
+        if isinstance(one, inspect.LiteralType):
+            found += one.values
+        elif isinstance(one, inspect.EnumType):
+            found += [member.value for member in one.cls]
+    return found
+
+
+def types_at(kind: type, path: str) -> list[inspect.Type]:
+    """Every type that a value at this path may have."""
     here = [inspect.type_info(kind)]
     for step in _STEP.findall(path):
         here = [inner for one in here for inner in inside(one, step)]
-    return [
-        field.encode_name
-        for one in here
-        for inner in alternatives(one)
-        if isinstance(inner, inspect.StructType)
-        for field in inner.fields
-    ]
+    return [inner for one in here for inner in alternatives(one)]
 
 
 def inside(one: inspect.Type, step: str) -> list[inspect.Type]:
@@ -174,9 +196,32 @@ def inside(one: inspect.Type, step: str) -> list[inspect.Type]:
     for inner in alternatives(one):
         if isinstance(inner, inspect.ListType) and step.startswith("["):
             found.append(inner.item_type)
+        elif isinstance(inner, inspect.DictType) and step.startswith("["):
+            found.append(inner.value_type)
         elif isinstance(inner, inspect.StructType):
             found += [field.type for field in inner.fields if field.encode_name == step]
     return found
+
+
+@cache
+def decoded_depth(kind: type) -> int:
+    """How many lists and objects inside one another decoding makes; what is left as JSON does not count."""
+    return depth_of(inspect.type_info(kind))
+
+
+def depth_of(one: inspect.Type) -> int:
+    depth = 0
+    for each in alternatives(one):
+        match each:
+            case inspect.AnyType():
+                return DEPTH_MAX
+            case inspect.CollectionType():
+                depth = max(depth, 1 + depth_of(each.item_type))
+            case inspect.DictType():
+                depth = max(depth, 1 + depth_of(each.value_type))
+            case inspect.StructType():
+                depth = max([depth, *(1 + depth_of(field.type) for field in each.fields)])
+    return depth
 
 
 def alternatives(one: inspect.Type) -> list[inspect.Type]:

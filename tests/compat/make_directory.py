@@ -174,7 +174,7 @@ def make(folder: Path) -> None:
     made.create("empty", settings(dimensions=16))
     made.set_alias("live", "docs")
     day = query_log.Day(1, [query_log.LoggedQuery(1_790_000_000_000, "word1", 10, None, None)])
-    kept = query_log.encoded(docs.uid, {"2026-09-21": day}, 10_000)
+    kept = query_log.encode_file(docs.uid, {"2026-09-21": day}, 10_000)
     (docs.folder / query_log.FILE).write_bytes(kept)
     collections = {name: expected_of(one, deleted.get(name, [])) for name, one in made.collections.items()}
     expected = Expected(present_formats(), made.aliases, collections)

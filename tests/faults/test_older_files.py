@@ -6,6 +6,8 @@ import itertools
 import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from indexes.base.errors import Conflict
 from indexes.base.model import Delete, IndexOptions
 from indexes.collection.collection import Collection
 from indexes.directory.backup import verifying
-from indexes.directory.backup.restoring import accept
+from indexes.directory.backup.restoring import accept, survey
 from indexes.directory.backup.verifying import LoadRequest, load_and_compare, verify_data
 from indexes.directory.catalog import Catalog
 from indexes.log.mark import seq_alone
@@ -192,6 +194,41 @@ def test_the_files_of_the_log(life: list[Moment], tmp_path: Path) -> None:
             shutil.rmtree(tmp_path / f"{pair}-{at}")
 
 
+def test_a_generation_that_knows_better_is_not_to_be_deleted(life: list[Moment], tmp_path: Path) -> None:
+    """Where the log is whole but older, the advice for the generation is a restore, or to accept the loss."""
+    now = next(one for one in life[1:] if any(name.startswith("generations/") for name in one.files))
+    compose(
+        now,
+        life[0],
+        (("log.db-wal", "older"), ("log.db", "older"), ("log.mark", "older")),
+        data := tmp_path / "data",
+    )
+    wrong = [one for one in verify_data(data, (), lambda *_: None) if not one.ok and "generation" in one.name]
+    assert wrong
+    for one in wrong:
+        assert "delete" not in one.advice.replace("then delete this one", ""), one
+        assert f"nearline accept --data {data} -c {NAME}" in one.advice
+
+
+def accepting(data: Path, answer: str) -> subprocess.CompletedProcess[str]:
+    """The command, with an answer typed on a terminal if there is one."""
+    typed, terminal = os.openpty()
+    os.write(typed, answer.encode())
+    command = [sys.executable, "-m", "jobs.cli", "accept", "--data", str(data), "-c", NAME]
+    try:
+        return subprocess.run(
+            command,
+            stdin=terminal if answer else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(typed)
+        os.close(terminal)
+
+
 def test_what_is_left_can_be_accepted(life: list[Moment], tmp_path: Path) -> None:
     """On request: a log without its last writes is served as it is, without the generation that knew better. A
     log of which nothing is missing is refused, and stays as it is."""
@@ -202,7 +239,14 @@ def test_what_is_left_can_be_accepted(life: list[Moment], tmp_path: Path) -> Non
         (("log.db-wal", "gone"), ("log.db", "older"), ("log.mark", "gone")),
         data := tmp_path / "data",
     )
-    accept(data, NAME)
+    checks = {one.name: one.advice for one in verify_data(data, (), lambda *_: None) if not one.ok}
+    assert f"nearline accept --data {data} -c {NAME}" in checks["log"] + checks.get("generation 1", "")
+    left = survey(data, NAME)
+    for answer, said in (("", "--yes does it"), ("n\n", "nothing was changed"), ("y\n", "")):
+        ended = accepting(data, answer)
+        assert (left.reason in ended.stdout, "is given up" in ended.stdout) == (True, True), ended.stdout
+        assert said in ended.stdout
+        assert ended.returncode == (1 if said else 0)
     whole = (data / NAME / "log.db").read_bytes()
     with pytest.raises(Conflict, match="nothing of it is known to be missing"):
         accept(data, NAME)

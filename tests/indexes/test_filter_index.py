@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -65,9 +66,44 @@ def satisfies(metadata: Metadata, condition: Filter) -> bool:
         return not satisfies(metadata, opposite)
     holds = HOLDS["eq" if condition.type == "in" else condition.type]
     wanted = condition.value if isinstance(condition.value, list) else [condition.value]
-    if condition.type in ("gt", "gte", "lt", "lte") and (bound := date(condition.value)):
-        return any((have := date(value)) is not None and holds(have, bound) for value in values)
-    return any(kind_of(have) == kind_of(want) and holds(have, want) for have in values for want in wanted)
+    return any(
+        compares(condition.type, have, want, holds)
+        for have in values
+        for want in wanted
+        if kind_of(have) == kind_of(want)
+    )
+
+
+def compares(operation: str, have: Scalar, want: Scalar, holds: Callable[[Any, Any], bool]) -> bool:
+    """One value against one value of its kind: by spans where both are dates, literally otherwise."""
+    inside, at = span(want), date(have)
+    forms = (normalize("NFC", want), normalize("NFD", want)) if isinstance(want, str) else ()
+    if operation in ("eq", "in") and have in forms:
+        return True
+    if operation == "prefix" or inside is None:
+        return holds(have, want)
+    if at is None:
+        literal = operation in ("eq", "in") or re.fullmatch(r"[0-9]{4}(-[0-9]{2})?", str(want))
+        return bool(literal) and holds(have, want)
+    begin, end = inside
+    if operation in ("eq", "in"):
+        return begin <= at[0] < end
+    return {"gt": at[0] >= end, "gte": at[0] >= begin, "lt": at[0] < begin, "lte": at[0] < end}[operation]
+
+
+def span(value: object) -> tuple[timedelta, timedelta] | None:
+    """The instants that a text in a filter means: from the first, before the second."""
+    if not isinstance(value, str):
+        return None
+    if at := date(value):
+        return at[0], at[0] + (timedelta(days=1) if len(value) == 10 else timedelta(microseconds=1))
+    if not re.fullmatch(r"[0-9]{4}(-[0-9]{2})?", value):
+        return None
+    first = date(f"{value}-01" if "-" in value else f"{value}-01-01")
+    if first is None:
+        return None
+    days = [date(f"{value}-{day}") for day in (31, 30, 29, 28)] if "-" in value else [date(f"{value}-12-31")]
+    return first[0], next(day for day in days if day)[0] + timedelta(days=1)
 
 
 def date(value: object) -> tuple[timedelta] | None:
@@ -133,7 +169,18 @@ def merged(rows: Sequence[Metadata], kept: Sequence[bool], cut: int) -> SealedFi
 KEYS = ["a", "b", "with/../dots", "ключ"]
 DATES = ["2026-01-05", "2026-01-05T00:00:00Z", "2026-01-05T01:30:00+02:00", "2026-01-04 23:30:00"]
 DATES += ["1969-12-31T20:00:00-05:00", "0001-01-01T00:00:00+02:00", "9999-12-31T23:59:59-02:00"]
-NO_DATES = ["2026-02-30", "2026-01", "2026-01-05x", "2026-01-05T", "20260105", "２０２６-01-05"]
+NO_DATES = [
+    "2026-02-30",
+    "2026-01",
+    "2026",
+    "9999-12",
+    "9999",
+    "2026-00",
+    "2026-01-05x",
+    "2026-01-05T",
+    "20260105",
+    "２０２６-01-05",
+]
 TEXTS = st.sampled_from(
     [
         "",

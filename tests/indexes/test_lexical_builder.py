@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from indexes.base.courtesy import GoOn
 from indexes.base.errors import DiskFull, InvalidInput, NotReady
 from indexes.base.model import Bm25
+from indexes.base.work import OnStep
 from indexes.lexical.bm25 import Statistics, weigh
 from indexes.lexical.building import LexicalBuilder, merge_sealed
 from indexes.lexical.postings import SLICE_POSTINGS, TF_MAX, GrowingLexical, SealedLexical
@@ -247,10 +247,10 @@ def test_sealing_and_merging_can_be_ended(work: str) -> None:
         growing.add(text)
     sealed = growing.seal(len(texts))
 
-    def run(go_on: GoOn) -> object:
+    def run(on_step: OnStep) -> object:
         if work == "seal":
-            return growing.seal(len(texts), go_on)
-        return merge_sealed([(sealed, np.ones(len(texts), bool))] * 2, go_on)
+            return growing.seal(len(texts), on_step)
+        return merge_sealed([(sealed, np.ones(len(texts), bool))] * 2, on_step)
 
     asked = count_calls(run)
     assert asked >= 4000 // SEALED_AT_ONCE
@@ -259,17 +259,17 @@ def test_sealing_and_merging_can_be_ended(work: str) -> None:
             run(ending_at(last))
 
 
-def count_calls(run: Callable[[GoOn], object]) -> int:
+def count_calls(run: Callable[[OnStep], object]) -> int:
     calls: list[None] = []
     run(lambda: calls.append(None))
     return len(calls)
 
 
-def ending_at(call: int) -> GoOn:
+def ending_at(call: int) -> OnStep:
     calls = iter(range(1, call))
 
-    def go_on() -> None:
+    def on_step() -> None:
         if next(calls, None) is None:
             raise NotReady("enough")
 
-    return go_on
+    return on_step

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexes.base.courtesy import GoOn
 from indexes.base.errors import NotReady
 from indexes.base.masks import pack_flags
 from indexes.base.model import Floats, IndexOptions
+from indexes.base.work import OnStep
 from indexes.collection.collection import Collection
 from indexes.dense.codes import Codes, rescored_for
 from indexes.dense.vectors import StoredVectors
@@ -239,15 +239,15 @@ def test_closing_ends_a_merge(
     merged = Segment.merged
     begun, ended, given_up = threading.Event(), threading.Event(), threading.Event()
 
-    def of_blocks_without_end(sources: Sequence[Visible], *, go_on: GoOn) -> Segment:
+    def of_blocks_without_end(sources: Sequence[Visible], *, on_step: OnStep) -> Segment:
         def block_after_block() -> None:
             begun.set()
             while not given_up.is_set():
-                go_on()
+                on_step()
                 time.sleep(0.001)
 
         try:
-            return merged(sources, go_on=block_after_block)
+            return merged(sources, on_step=block_after_block)
         except NotReady:
             ended.set()
             raise

@@ -104,14 +104,14 @@ def test_a_live_directory(data: Path) -> None:
     docs = catalog.get("docs")
     steps: list[str] = []
 
-    def go_on(stage: str, done: int, total: int) -> None:
+    def on_step(stage: str, done: int, total: int) -> None:
         steps.append(stage)
         fill(docs, WORLD, range(1000 + len(steps), 1001 + len(steps)))
         delete(docs, range(100 + len(steps), 101 + len(steps)))
         if stage.startswith("generation") and len(steps) < 12:
             rebuild(docs)
 
-    checks = list(verify_data(data, ["live"], go_on))
+    checks = list(verify_data(data, ["live"], on_step))
     assert wrong(checks) == []
     assert docs.snapshot.generation > 2
     assert any(check.name.startswith("generation") for check in checks)

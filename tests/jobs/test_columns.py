@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from jobs.serving.process import ServerProcess
 from jobs.sources import SourceOptions
 from tests.jobs.test_commands import nearline
 from tests.jobs.test_sources import put, read
+from tests.support.files import xlsx
 from tests.support.http import Http
 
 WIDE = [f"c{at}" for at in range(598)]
@@ -65,9 +67,33 @@ def test_a_table_that_is_too_wide_is_one_failure(tmp_path: Path) -> None:
     )
     assert "--skip-columns" in failed.reason
     assert ": id, text, c0, c1" in failed.reason
+    assert failed.reason.endswith(", c17 and 580 more")
     for options in [SourceOptions(columns=("c1", "c2")), SourceOptions(metadata_keys_max=598)]:
         documents, report = read(path, options=options)
         assert (len(documents), report.failures) == (50, 0)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "a.xlsx"])
+def test_no_message_lists_hundreds_of_columns(tmp_path: Path, name: str) -> None:
+    """A table of 600 columns is named by the first of them, whatever is wrong with it."""
+    columns = [f"column {at} {'x' * 100}" for at in range(600)]
+    table = pa.table({column: ["1"] for column in columns})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    content: dict[str, str | bytes] = {
+        "a.csv": ",".join(columns) + "\n" + ",".join("1" * 600) + "\n",
+        "a.jsonl": json.dumps(dict.fromkeys(columns, 1)) + "\n",
+        "a.parquet": bytes(sink.getvalue()),
+        "a.xlsx": xlsx(A=[["text", *columns, *columns], ["1"] * 1201]),
+    }
+    _, report = read(put(tmp_path, name, content[name]))
+    assert report.failures == 1
+    assert "580 more" in report.failed[0].reason
+    assert len(report.failed[0].reason) < 2000
+    wide = SourceOptions(text_fields=(columns[0],), metadata_keys_max=1000)
+    if name == "a.csv":
+        _, report = read(tmp_path / name, options=wide)
+        assert len(report.summary()[1]) < 2000
 
 
 def test_rows_that_are_too_wide_among_others_are_one_failure(tmp_path: Path) -> None:
@@ -87,7 +113,7 @@ def test_rows_that_are_too_wide_among_others_are_one_failure(tmp_path: Path) -> 
 
 
 def test_the_command_chooses_columns(http: Http, service: ServerProcess, tmp_path: Path) -> None:
-    """The service's limit counts; a column that is nowhere is noted."""
+    """The service's limit counts; a column that is nowhere is a failure, with similar ones."""
     put(tmp_path, "wide.csv", wide_table(3))
     name = http.new_collection()
     arguments = ["ingest", tmp_path / "wide.csv", "--url", service.url, "-c", name]
@@ -95,8 +121,15 @@ def test_the_command_chooses_columns(http: Http, service: ServerProcess, tmp_pat
     assert ended.returncode == 1
     assert "1 failed:" in ended.stderr
     assert "--columns" in ended.stderr
-    ended = nearline(*arguments, "--columns", "c1,c2", "--columns", "c3,no such")
+    ended = nearline(*arguments, "--columns", "c1,c2", "--columns", "c3,col597")
+    assert ended.returncode == 1
+    assert "has a column, field or key 'col597' of metadata; there are c597, " in ended.stderr
+    assert "and 578 more" in ended.stderr
+    assert len(ended.stderr) < 1000
+    ended = nearline(
+        *arguments, "--skip-columns", "c1", "--columns", "c1,c2", "--columns", "c3", "--types", "c2=string"
+    )
     assert ended.returncode == 0, ended.stderr
-    assert "nothing that was read has a column or field 'no such'" in ended.stderr
+    ended = nearline(*arguments, "--columns", "c1,c2,c3")
     (one, *_) = http.ok("POST", f"/v1/collections/{name}/documents/scroll", {})["documents"]
     assert one["metadata"] == {"c1": 1, "c2": 1, "c3": 1}

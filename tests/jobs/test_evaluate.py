@@ -29,7 +29,7 @@ from jobs.evaluation.sections import show
 from jobs.evaluation.survey import Survey
 from jobs.evaluation.verdict import below_floors, fallen, keep, load_history, parse_floors
 from jobs.ingestion.pace import Pace
-from retrieval.upkeep.query_log import Day, LoggedQuery, encoded
+from retrieval.upkeep.query_log import Day, LoggedQuery, encode_file
 
 
 def hit(name: str, score: float, tier: str = "hot") -> dict[str, Any]:
@@ -154,7 +154,7 @@ def test_queries_come_from_the_log_with_their_filters(tmp_path: Path) -> None:
     filters = [None, rare, often, often]
     kept = [LoggedQuery(at, f"q{at}", None, None, one) for at, one in enumerate(filters)]
     path = tmp_path / "queries.jsonl"
-    path.write_bytes(encoded("0" * 32, {"2026-01-01": Day(4, kept)}, 10_000))
+    path.write_bytes(encode_file("0" * 32, {"2026-01-01": Day(4, kept)}, 10_000))
     queries = from_log(path, 10, seed=0)
     assert {one.text for one in queries.chosen} == {"q0", "q1", "q2", "q3"}
     assert [condition for condition, _ in queries.filtered] == [often, rare]

@@ -317,8 +317,8 @@ def test_options_reach_the_manifest(decoder: Path, tmp_path: Path) -> None:
     assert changed.fingerprint != plain.fingerprint
     encoder = Encoder(load_model(tmp_path / "changed"), threads=1)
     tokenizer = Tokenizer.from_file(str(decoder / TOKENIZER))
-    assert encoder.tokenise(["x"], "document")[0].ids == tokenizer.encode("passage: x").ids
-    assert encoder.tokenise(["x"], "query")[0].ids == tokenizer.encode("query: x").ids
+    assert encoder.tokenize(["x"], "document")[0].ids == tokenizer.encode("passage: x").ids
+    assert encoder.tokenize(["x"], "query")[0].ids == tokenizer.encode("query: x").ids
     mean = export(tmp_path / "mean", options=Options(only="fp32", pooling="mean"))
     assert mean.pooling == "mean"
 

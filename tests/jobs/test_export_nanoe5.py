@@ -265,8 +265,8 @@ def test_export_by_name(index: Path, tmp_path: Path) -> None:
     encoder = Encoder(load_model(out), threads=1)
     query, document = (encoder.encode(["the cats"], kind)[0] for kind in ("query", "document"))
     assert np.abs(query - document).max() > 0.01
-    assert encoder.tokenise(["the cats"], "query")[0].ids == [0, 4, 6, 11, 9, 2]
-    assert encoder.tokenise(["the cats"], "document")[0].ids == [0, 5, 6, 11, 9, 2]
+    assert encoder.tokenize(["the cats"], "query")[0].ids == [0, 4, 6, 11, 9, 2]
+    assert encoder.tokenize(["the cats"], "document")[0].ids == [0, 5, 6, 11, 9, 2]
 
 
 def test_other_weights(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,16 +89,43 @@ def test_toml_becomes_metadata(tmp_path: Path) -> None:
         ("---\nkey: " + "[" * 5000 + "\n---\nText.", "nested too deeply"),
         ("---\nkey: " + "x" * BLOCK_CHARS_MAX + "\n---\nText.", "longer than"),
         ("+++\nkey = nothing\n+++\nText.", "Invalid value"),
+        ("---\n{title: [}\n---\nText.", "line 2"),
+        ("---\ntitle: Refunds\n\nText.\n", "no line --- ends it"),
+        ("+++\ntitle = 'Refunds'\n...\nText.\n", "no line +++ ends it"),
+        ("---\ntitle: Refunds", "no line --- ends it"),
     ],
 )
 def test_what_cannot_be_read_stays_and_is_said(tmp_path: Path, text: str, problem: str) -> None:
     """The block stays in the text, and a note has the file and the reason."""
     path = put(tmp_path, "a.md", text)
     ((one,), report) = read(path)
-    assert (one.text, one.metadata) == (text, {})
+    assert (one.text, one.title, one.metadata) == (text, "a.md", {})
     (note,) = report.notes
     assert note.startswith(f"{path}: front matter that cannot be read stays in the text: ")
     assert problem in note
+
+
+def test_the_heading_below_what_cannot_be_read_is_the_title(tmp_path: Path) -> None:
+    """The line that ends the block does not make a heading of its last key."""
+    ((one,), _) = read(put(tmp_path, "a.md", "---\ntitle: a: b\ntags: x\n---\n\nIntro.\n\n# Refunds\n"))
+    assert one.title == "Refunds"
+
+
+@pytest.mark.parametrize(
+    ("text", "title", "rest"),
+    [
+        ("---\ntitle: Refunds\n...\nText.", "Refunds", "Text."),
+        ("---\n{title: Refunds}\n---\nText.", "Refunds", "Text."),
+        ("---\n---\nText.", "a.md", "Text."),
+        ("---\nA sentence.\n---\nText.", "A sentence.", "---\nA sentence.\n---\nText."),
+        ("---\n\nText.", "a.md", "---\n\nText."),
+        ("---\n[a](b)", "a.md", "---\n[a](b)"),
+    ],
+)
+def test_other_blocks(tmp_path: Path, text: str, title: str, rest: str) -> None:
+    """Dots end YAML too; what is no front matter is text, without a note."""
+    ((one,), report) = read(put(tmp_path, "a.md", text))
+    assert (one.title, one.text, report.notes) == (title, rest, [])
 
 
 @pytest.mark.parametrize(

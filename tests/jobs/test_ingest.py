@@ -231,11 +231,27 @@ def test_ingest_waits_for_the_collection_that_it_creates(tmp_path: Path) -> None
     (tmp_path / "a.txt").write_text("A line.")
     made = Reply({"limits": LIMITS}, 201)
     written = Reply({"seq": 1, "documents": 1, "passages": 1, "took_ms": 1})
-    with Stub(busy, none, busy, busy, made, busy, made, made, busy, written) as stub:
+    with Stub(busy, none, busy, busy, made, busy, made, busy, written) as stub:
         ended = nearline("ingest", tmp_path / "a.txt", "--url", stub.url, "-c", "new", "--create")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("1 document written to new")
-    assert [method for method, *_ in stub.seen] == [*["GET"] * 2, *["POST"] * 3, *["GET"] * 3, *["POST"] * 2]
+    assert [method for method, *_ in stub.seen] == [*["GET"] * 2, *["POST"] * 3, *["GET"] * 2, *["POST"] * 2]
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_the_collection_is_asked_for_its_limits_once(tmp_path: Path, sync: bool) -> None:
+    """Not again for each of its requests."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/a.csv").write_text("text\n" + "A line.\n" * 1001)
+    body = {"name": "docs", "tenant": "", "limits": {**LIMITS, "documents_per_request": 1000}}
+    shown, written = Reply(body), Reply({"seq": 1, "documents": 200, "passages": 1, "took_ms": 1})
+    none = [Reply({"documents": [], "cursor": None})] if sync else []
+    options = ["--sync", "--state", tmp_path / "state"] if sync else []
+    with Stub(shown, *none, written) as stub:
+        ended = nearline("ingest", tmp_path / "docs", "--url", stub.url, "-c", "docs", *options)
+    assert ended.returncode == 0, ended.stderr
+    assert [method for method, *_ in stub.seen].count("GET") == 1
+    assert len(stub.seen) > 5
 
 
 @pytest.mark.parametrize(
@@ -369,13 +385,60 @@ def test_many_failures_are_shown_in_part(http: Http, service: ServerProcess, tmp
     assert len(json.loads(nearline(*arguments, "--json").stdout)["failed"]) == 50
 
 
-def test_a_type_for_no_column_is_noted(http: Http, service: ServerProcess, tmp_path: Path) -> None:
+def test_a_language_and_an_expiry_from_rows(http: Http, service: ServerProcess, tmp_path: Path) -> None:
+    """Reach the documents; values that the service refuses are failures of their lines."""
+    lines = tmp_path / "a.jsonl"
+    rows = [("en", "2099-01-31"), ("klingon tongue", "2099-01-31"), ("de", "in June")]
+    lines.write_text(
+        "".join(
+            json.dumps({"id": at, "text": "x", "language": language, "expires_at": expires}) + "\n"
+            for at, (language, expires) in enumerate(rows)
+        )
+    )
+    name = http.new_collection()
+    fields = ["--language-field", "language", "--expires-field", "expires_at"]
+    ended = nearline("ingest", lines, "--url", service.url, "-c", name, *fields)
+    assert ended.returncode == 1
+    assert f"{lines}:2: language" in ended.stderr
+    assert f"{lines}:3: expires_at" in ended.stderr
+    (one,) = http.ok("POST", f"/v1/collections/{name}/documents/scroll", {})["documents"]
+    assert (one["language"], one["expires_at"][:10]) == ("en", "2099-01-31")
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_nothing_to_read_is_said(http: Http, service: ServerProcess, tmp_path: Path, sync: bool) -> None:
+    """What was looked for, and what was skipped; the exit code is 1, since nothing was done."""
+    folder, name = tmp_path / "docs", http.new_collection()
+    folder.mkdir()
+    options = ["--sync", "--state", tmp_path / "state"] if sync else []
+    arguments = ["ingest", folder, "--url", service.url, "-c", name, *options]
+
+    def said(*more: object) -> str:
+        ended = nearline(*arguments, *more)
+        assert ended.returncode == 1, ended.stdout
+        return ended.stdout + ended.stderr
+
+    assert f"nothing to read in {folder}: it is empty" in said()
+    (folder / "a.png").write_bytes(b"x")
+    (folder / ".hidden.md").write_text("x")
+    text = said()
+    assert f"nothing to read in {folder}: all that is there was skipped" in text
+    assert ".md" in text
+    assert "1 files of other kinds (1 .png)" in text
+    assert "nothing to read" in said("--json")
+    assert nearline(*arguments, "--lenient").returncode == 0
+    (folder / "a.md").write_text("Text.")
+    assert nearline(*arguments).returncode == 0
+
+
+def test_a_type_for_no_column_is_a_failure(http: Http, service: ServerProcess, tmp_path: Path) -> None:
     """A slip in the name would otherwise go unseen; one in the type is refused."""
     (tmp_path / "a.csv").write_text("id,text,price\n1,x,2\n")
     arguments = ["ingest", tmp_path, "--url", service.url, "-c", http.new_collection()]
     ended = nearline(*arguments, "--types", "prise=number")
-    assert ended.returncode == 0
-    assert "no table has a column 'prise'" in ended.stderr
+    assert ended.returncode == 1
+    assert "--types: nothing that was read has a column, field or key 'prise'" in ended.stderr
+    assert "there are price" in ended.stderr
     ended = nearline(*arguments, "--types", "price=money")
     assert (ended.returncode, "expected COLUMN=TYPE" in ended.stderr) == (1, True)
 

@@ -604,13 +604,18 @@ def test_missing_paths_are_refused_before_anything_is_read(tmp_path: Path) -> No
 
 
 def test_duplicate_ids_are_reported(tmp_path: Path) -> None:
-    """Both documents are yielded, since the last one counts; the report counts and names the second."""
+    """The first is yielded; the report counts the others and names the first of each file."""
     first = put(tmp_path, "one/a.txt", "first")
     second = put(tmp_path, "two/a.txt", "second")
-    documents, report = read(first, second)
-    assert [d.text for d in documents] == ["first", "second"]
-    assert report.duplicates == 1
-    assert report.notes == [f"{second}: the id 'a.txt' came before; the last one counts"]
+    table = put(tmp_path, "rows.csv", "id,text\n1,one\n1,again\n2,two\n2,again\n")
+    documents, report = read(first, second, table)
+    assert [d.text for d in documents] == ["first", "one", "two"]
+    assert report.duplicates == 3
+    assert [note.partition(";")[0] for note in report.notes] == [
+        f"{second}: the id 'a.txt' came before",
+        f"{table}:3: the id '1' came before",
+    ]
+    assert "--prefix-ids" in report.notes[0]
 
 
 def test_a_name_of_arbitrary_bytes_is_refused_legibly(tmp_path: Path) -> None:
@@ -657,3 +662,26 @@ def test_a_field_may_say_when_documents_expire(tmp_path: Path) -> None:
     assert not any("until" in one.metadata for one in documents)
     lines.write_text('{"id": 1, "text": "a", "until": true}\n')
     assert "field 'until': expected a date, or milliseconds" in refusal(lines, options=options)
+
+
+def test_fields_that_the_api_has_too(tmp_path: Path) -> None:
+    """Are metadata with a note, once for each file, unless an option names them or leaves them out."""
+    row = '{"id": %d, "text": "a", "language": "English", "expires_at": "2030-01-31"}\n'
+    lines = put(tmp_path, "a.jsonl", row % 1 + row % 2)
+    table = put(tmp_path, "b.csv", "id,text,language,expires_at\n3,c,,\n4,d,no,2030-01-31\n")
+    documents, report = read(lines, table)
+    assert documents[0].metadata == {"language": "English", "expires_at": "2030-01-31"}
+    assert [note.partition(";")[0] for note in report.notes] == [
+        f"{lines}:1: the field 'expires_at' becomes metadata",
+        f"{lines}:1: the field 'language' becomes metadata",
+        f"{table}:3: the field 'expires_at' becomes metadata",
+        f"{table}:3: the field 'language' becomes metadata",
+    ]
+    options = SourceOptions(language_field="language", expires_field="expires_at")
+    documents, report = read(lines, table, options=options)
+    assert [one.language for one in documents] == ["English", "English", "", "no"]
+    assert [*map(str, (one.metadata for one in documents)), *report.notes] == ["{}"] * 4
+    for chosen in [SourceOptions(columns=("x",)), SourceOptions(skip_columns=("language", "expires_at"))]:
+        assert read(lines, options=chosen)[1].notes == []
+    put(tmp_path, "a.jsonl", '{"id": 1, "text": "a", "language": 5}\n')
+    assert "a.jsonl:1: field 'language': expected a string" in refusal(lines, options=options)

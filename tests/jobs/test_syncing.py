@@ -22,7 +22,7 @@ from tests.jobs.test_commands import ROOT, nearline
 from tests.jobs.test_ingest import started, wait_for
 from tests.jobs.test_sources import put
 from tests.support.doorway import Doorway
-from tests.support.files import docx, pdf
+from tests.support.files import docx, pdf, xlsx
 from tests.support.http import Http
 
 pytestmark = pytest.mark.model
@@ -198,6 +198,35 @@ def test_folders_of_one_name_are_told_apart(folder: Folder) -> None:
     assert len(notes) == 1  # type: ignore[arg-type]
     assert str(folder.path) in str(notes)
     assert folder.texts()["a.txt"] == "Apricots."
+
+
+def test_ids_that_several_files_have(folder: Folder) -> None:
+    """The first file's documents are written and stay; a note names the others. Each takes over once the one before
+    lacks the id. Nothing is written twice."""
+    put(folder.path, "sub/more.csv", "id,text\nr1,More one.\nr9,Nine.\n")
+    put(
+        folder.path, "sub/book.xlsx", xlsx(A=[["id", "text"], ["r9", "A."]], B=[["id", "text"], ["r9", "B."]])
+    )
+    done = folder.sync()
+    assert (done["documents"], done["duplicates"]) == (7, 3)
+    assert len(cast("list[str]", done["notes"])) == 3
+    assert (folder.texts()["r1"], folder.texts()["r9"]) == ("More one.", "A.")
+    assert counts(folder.sync()) == (0, 0, 0, 0)
+    put(folder.path, "sub/rows.csv", "id,text\nr1,Other one.\nr2,Two.\nr3,Three!\n")
+    done = folder.sync()
+    assert (done["documents"], done["duplicates"]) == (1, 1)
+    assert "sub/more.csv" in str(done["notes"])
+    assert folder.texts()["r1"] == "More one."
+    put(folder.path, "sub/more.csv", "id,text\nr9,Nine.\n")
+    folder.sync("--yes")
+    assert folder.texts()["r1"] == "Other one."
+    (folder.path / "sub/book.xlsx").unlink()
+    folder.sync("--yes")
+    assert folder.texts()["r9"] == "Nine."
+    assert counts(folder.sync()) == (0, 0, 0, 0)
+    for run in range(2):
+        ended = nearline(*folder.arguments("--json"))
+        assert json.loads(ended.stdout)["documents"] == 0, run
 
 
 def test_an_id_that_moves_to_another_file(folder: Folder) -> None:

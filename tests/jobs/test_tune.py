@@ -21,7 +21,7 @@ from indexes.base.errors import Locked, NotADataDirectory
 from jobs.commands.tune import command
 from jobs.serving.process import ServerProcess, serving
 from nearline import ServiceError
-from retrieval.upkeep.query_log import Day, LoggedQuery, encoded
+from retrieval.upkeep.query_log import Day, LoggedQuery, encode_file
 from tests.support.http import Http
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +131,7 @@ def test_users_own_queries_tune(service: ServerProcess, collection: str, tmp_pat
     """The log of queries that a service kept serves as well as a file of queries."""
     log = tmp_path / "queries.jsonl"
     kept = [LoggedQuery(1_700_000_000_000, query(number), None, None, None) for number in range(80)]
-    log.write_bytes(encoded("uid", {"2023-11-14": Day(80, kept)}, 1 << 20))
+    log.write_bytes(encode_file("uid", {"2023-11-14": Day(80, kept)}, 1 << 20))
     arguments = ["--url", service.url, "-c", collection, "--recall-target", "0.95", "--dry-run", "--json"]
     ended = tune(*arguments, "--query-log", log)
     assert ended.exit_code == 0, ended.output

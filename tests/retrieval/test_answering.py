@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.serving.process import log_of, serving
-from retrieval.context.answering import CITED, Citations, checked_sentences, declines, messages_for
+from retrieval.context.answering import CITED, Citations, check_sentences, declines, messages_for
 from retrieval.wire.answer import AnswerRequest
 from retrieval.wire.search import ContextAnswer, Receipt, Timings
 from tests.support.http import Http
@@ -137,7 +137,7 @@ def test_pieces_do_not_matter(parts: list[str], sizes: list[int]) -> None:
 def test_words_of_sentences_are_compared_with_what_they_cite() -> None:
     """A citation after the full stop belongs to the sentence before it; words the passage lacks lower the share."""
     passages = {1: ("Refunds are paid within 14 days.", "en"), 2: ("We ship on weekdays.", "en")}
-    checked = checked_sentences(
+    checked = check_sentences(
         "Refunds are paid within 14 days. [1] We ship on weekdays [1]. Elephants are paid too.", passages
     )
     assert [(one.citations, one.words_found) for one in checked] == [([1], 1.0), ([1], 0.0), ([], 0.5)]

@@ -9,7 +9,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from indexes.base.errors import InvalidInput
 from jobs.serving.process import serving
+from retrieval.access.key_file import check
+from retrieval.handlers.error_shapes import dialect_of
+from retrieval.server.openapi import path_of
+from retrieval.server.routes import ROUTES
+from tests.support.guarded import key
 from tests.support.http import Http
 
 
@@ -281,6 +287,56 @@ def test_bad_collection_names(http: Http, bad: str) -> None:
     reply = http.call("POST", "/v1/collections", {"name": bad})
     assert (reply.status, reply.body["error"]["param"]) == (422, "name")
     assert "a-z" in reply.body["error"]["message"]
+
+
+def test_every_bad_name_is_told_the_rule_and_the_field(http: Http, name: str) -> None:
+    """Collections, their new names, aliases, tenants and the collections of keys."""
+    for method, path, body, param in (
+        ("POST", "/v1/collections", {"name": "A B"}, "name"),
+        ("POST", f"/v1/collections/{name}/rename", {"name": "A B"}, "name"),
+        ("PUT", "/v1/aliases/A%20B", {"collection": name}, "alias"),
+    ):
+        reply = http.call(method, path, body)
+        assert (reply.status, reply.body["error"]["param"]) == (422, param), reply
+        assert "expected 1 to 63 of a-z, 0-9, '-' and '_'" in reply.body["error"]["message"]
+    for wrong in (key("search", tenant="A B"), key("search", collections=["A B"])):
+        with pytest.raises(InvalidInput, match="expected 1 to 63 of a-z, 0-9, '-' and '_'") as refused:
+            check(wrong)
+        assert refused.value.param in ("tenant", "collections")
+
+
+def test_unknown_parameters_are_refused(http: Http) -> None:
+    """Every path of our own API names the parameter and those there are; other servers' clients may send any."""
+    name = http.new_collection()
+    http.write(name, GOOD)
+    for route in ROUTES:
+        if not route.path.startswith("/v1/"):
+            continue
+        path = path_of(route).format(
+            collection=name, id="x", alias="x", job="x", key="x", model="x", file="x", batch="x"
+        )
+        reply = http.call(route.method, f"{path}?limmit=5", {})
+        unknown = "limmit" in json.dumps(reply.body)
+        assert unknown == (dialect_of(path) is None), (route.method, path, reply)
+        if unknown:
+            assert (reply.status, reply.body["error"]["param"]) == (422, "limmit")
+    name = http.new_collection()  # the first one is deleted by now
+    for path, words in (
+        (f"/v1/collections/{name}/documents?limmit=5", "did you mean 'limit'?"),
+        (f"/v1/collections/{name}/documents?zzz=5", "known names: cursor, limit, vectors"),
+        (f"/v1/collections/{name}?zzz=5", "there are none here"),
+    ):
+        assert words in http.call("GET", path).body["error"]["message"]
+    assert http.call("GET", "/healthz?probe=1").status == 200
+
+
+@pytest.mark.parametrize("method", ["TRACE", "OPTIONS", "PUT", "PROPFIND", "DELETE"])
+def test_a_method_without_a_route(http: Http, method: str) -> None:
+    """405 in the service's own shape on its own paths, and with the methods there are."""
+    for path in ("/", "/v1/collections", "/healthz", "/metrics", "/ui"):
+        reply = http.call(method, path)
+        assert (reply.status, reply.body["error"]["type"]) == (405, "method_not_allowed"), (path, reply)
+        assert "GET" in reply.headers["Allow"]
 
 
 def test_answers_name_no_folder(http: Http, model_folder: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from indexes.filters.index import GrowingFilters
 from jobs.serving.process import ServerProcess
-from retrieval.search.boosting import boosted_scores, sort_keys
+from retrieval.search.boosting import boost_scores, sort_keys
 from retrieval.search.option_checks import boosts_at
 from retrieval.wire.options import Boost, Decay
 from tests.support.http import Http
@@ -165,7 +165,7 @@ def test_the_hour_is_part_of_the_request() -> None:
 def test_a_larger_factor_never_harms(scores: list[float], data: st.DataObject) -> None:
     """A score grows with its factor, below 0 too."""
     factors = data.draw(st.lists(st.floats(0.01, 10), min_size=len(scores), max_size=len(scores)))
-    one, more = (boosted_scores(np.array(scores), np.array(factors) * by) for by in (1, 2))
+    one, more = (boost_scores(np.array(scores), np.array(factors) * by) for by in (1, 2))
     assert (more >= one).all()
 
 

@@ -376,7 +376,7 @@ def test_what_has_begun_ends_at_its_next_step(service: Service, query: Query, en
     with pytest.raises(ends):
         executor.prepare(query, watch).search()
     with pytest.raises(ends):
-        count_facets(service.collection, executor.snapshot, None, [FacetQuery("serials")], watch.go_on)
+        count_facets(service.collection, executor.snapshot, None, [FacetQuery("serials")], watch.on_step)
 
 
 def test_an_answer_says_what_its_budget_left_out(service: Service) -> None:

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from indexes.base.courtesy import GoOn
 from indexes.base.errors import DeadlineExceeded
+from indexes.base.work import OnStep
 from retrieval.base.cancellation import abandonable
 
 
@@ -18,11 +18,11 @@ class Steps:
     def __init__(self) -> None:
         self.begun, self.ended = threading.Event(), threading.Event()
 
-    def __call__(self, go_on: GoOn) -> None:
+    def __call__(self, on_step: OnStep) -> None:
         try:
             while True:
                 self.begun.set()
-                go_on()
+                on_step()
                 threading.Event().wait(0.001)
         finally:
             self.ended.set()
@@ -58,9 +58,9 @@ def test_work_ends_at_the_deadline() -> None:
 def test_results_and_errors_come_through() -> None:
     """As from any thread."""
 
-    def fail(go_on: GoOn) -> None:
+    def fail(on_step: OnStep) -> None:
         raise ValueError("ours")
 
-    assert asyncio.run(abandonable(lambda go_on: 7)) == 7
+    assert asyncio.run(abandonable(lambda on_step: 7)) == 7
     with pytest.raises(ValueError, match="ours"):
         asyncio.run(abandonable(fail))

@@ -167,9 +167,9 @@ def test_a_line_of_spaces_takes_time_that_grows_with_it() -> None:
 
 def test_headings_without_end() -> None:
     """A text of nothing but headings is cut in time that grows with its length."""
-    text = "## a heading\n\nand a word\n\n" * 60_000
+    text = "## a heading\n\nand a word\n\n" * 15_000
     spans = split(text, words, tokens_max=24, overlap_tokens=4)
-    assert len(spans) > 10_000
+    assert len(spans) > 2_500
     assert {span.heading for span in spans} <= {"", "a heading"}
 
 

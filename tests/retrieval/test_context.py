@@ -16,7 +16,7 @@ from retrieval.context.building import build_context, check_context
 from retrieval.context.encodings import PARTED_BY, WORD_BYTES_MAX, encoding
 from retrieval.context.framing import fence_for
 from retrieval.context.joining import without_repetition
-from retrieval.context.packing import Asked, excerpt
+from retrieval.context.packing import QueryTerms, excerpt
 from retrieval.wire.search import (
     ContextAnswer,
     ContextRequest,
@@ -170,7 +170,7 @@ def test_an_excerpt_is_a_piece_of_its_passage(text: str, more: int, data: st.Dat
     text += "a " * more
     passage = hit("a", text, start=5)
     tokens_max = data.draw(st.integers(1, len(words(text))))
-    piece = excerpt(passage, Asked("asked", "en"), tokens_max, words)
+    piece = excerpt(passage, QueryTerms("asked", "en"), tokens_max, words)
     assert piece.text == passage.text[piece.start - 5 : piece.end - 5]
     assert piece.tokens - 1 == len(words(piece.text)) <= tokens_max
 
@@ -233,7 +233,7 @@ def test_attributes_are_escaped() -> None:
 )
 def test_words_of_the_query_are_found_in_any_form(query: str, text: str) -> None:
     """Inflected, in identifiers, and in texts that are not ASCII."""
-    [(at, found)] = Asked(query, "de" if "Ü" in query else "en").places(text)
+    [(at, found)] = QueryTerms(query, "de" if "Ü" in query else "en").places(text)
     assert found
     assert at == 0 or text[at - 1] == " "
 

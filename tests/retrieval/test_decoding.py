@@ -6,9 +6,11 @@ import json
 import time
 
 import pytest
+from msgspec import inspect
 
 from indexes.base.errors import InvalidInput
-from retrieval.wire.decoding import decode, decode_part
+from retrieval.server.routes import ROUTES
+from retrieval.wire.decoding import alternatives, decode, decode_part
 from retrieval.wire.documents import ScrollDocuments, WriteDocuments
 from retrieval.wire.search import ContextRequest, SearchRequest
 
@@ -40,6 +42,46 @@ def test_an_unknown_field_names_the_likely_one(body: str, kind: type, param: str
     assert refused.value.param == param
     assert refused.value.message.startswith(f"{param}: Object contains unknown field")
     assert words in refused.value.message
+
+
+def structs_in(one: inspect.Type, found: dict[type, inspect.StructType]) -> None:
+    for inner in alternatives(one):
+        if isinstance(inner, inspect.ListType):
+            structs_in(inner.item_type, found)
+        elif isinstance(inner, inspect.StructType) and inner.cls not in found:
+            found[inner.cls] = inner
+            for field in inner.fields:
+                structs_in(field.type, found)
+
+
+def test_a_value_that_is_not_allowed_is_told_those_that_are() -> None:
+    """In every request there is, for every field that has only some values."""
+    found: dict[type, inspect.StructType] = {}
+    for route in ROUTES:
+        if route.request is not None:
+            structs_in(inspect.type_info(route.request), found)
+    tried = 0
+    for kind, struct in found.items():
+        for field in struct.fields:
+            types = alternatives(field.type)
+            lists = [
+                each
+                for inner in types
+                if isinstance(inner, inspect.ListType)
+                for each in alternatives(inner.item_type)
+            ]
+            for choices, value in ((types, "no such"), (lists, ["no such"])):
+                literals = [one for one in choices if isinstance(one, inspect.LiteralType)]
+                if not literals or any(isinstance(one, inspect.StrType) for one in choices):
+                    continue
+                with pytest.raises(InvalidInput) as refused:
+                    decode(json.dumps({field.encode_name: value}).encode(), kind)
+                assert str(refused.value.param).startswith(field.encode_name)
+                assert all(
+                    repr(one) in refused.value.message for literal in literals for one in literal.values
+                )
+                tried += 1
+    assert tried > 10
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from retrieval.base.settings import Config, Models
 from retrieval.dialects.tei import health
+from retrieval.dialects.token_ids import IDS_READ_MAX
 from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.results import Observer
 from retrieval.handlers.state import CONFIG, EMBEDDERS, FOLDERS, READY
@@ -49,6 +50,14 @@ def test_token_ids(http: Http, model_folder: Path) -> None:
     assert vectors(http, ids[0]) == pytest.approx(expected[:1], abs=1e-6)
     assert vectors(http, ids) == pytest.approx(expected, abs=1e-6)
     assert vectors(http, [texts[0], ids[1]]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_text_of_too_many_token_ids(http: Http) -> None:
+    """Is read as far as the window reaches: its tokenizer would hold the interpreter while it decodes the rest."""
+    long, longer = [2000] * 1000, [2000] * (IDS_READ_MAX + 1)
+    assert vectors(http, [longer], truncate=True) == pytest.approx(
+        vectors(http, [long], truncate=True), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(

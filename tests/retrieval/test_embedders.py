@@ -88,7 +88,7 @@ def test_closing_leaves_no_thread(model_folder: Path) -> None:
 
     with_embedders(model_folder, story)
     left = {one.name for one in set(threading.enumerate()) - before}
-    assert not {name for name in left if name.startswith(("embed-", "tokenise"))}
+    assert not {name for name in left if name.startswith(("embed-", "tokenize"))}
 
 
 def test_what_is_not_there_can_come_later(model_folder: Path, tmp_path: Path) -> None:
@@ -113,12 +113,12 @@ def test_languages(model_folder: Path, tmp_path: Path) -> None:
     variation(model_folder, tmp_path / "none", languages=None)
 
     async def story(embedders: Embedders, loads: list[str]) -> None:
-        some, none = embedders.described("some"), embedders.described("none")
+        some, none = embedders.try_manifest("some"), embedders.try_manifest("none")
         assert some is not None
         assert some.languages == ["en", "pt-BR"]
         assert none is not None
         assert none.languages is None
-        assert embedders.described("absent") is None
+        assert embedders.try_manifest("absent") is None
 
     with_embedders(tmp_path / "some", story)
 
@@ -171,9 +171,9 @@ def test_what_uses_another_core_begins_when_the_model_runs(model_folder: Path) -
             begun.append(threading.current_thread().name)
 
         for at in range(2 * LOOKOUT_EVERY):  # some take the threads
-            await embedder.query(f"query {at}", meanwhile=began)
+            await embedder.query(f"query {at}", on_start=began)
             assert begun == [threading.main_thread().name] * (at + 1)
-        await embedder.query("query 0", meanwhile=began)
+        await embedder.query("query 0", on_start=began)
         assert len(begun) == 2 * LOOKOUT_EVERY
 
     with_embedders(model_folder, story)

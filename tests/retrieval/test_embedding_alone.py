@@ -100,7 +100,7 @@ class FakeEncoder:
 
     dimensions = 2
     tokens_max = 32
-    normalises = False
+    normalizes = False
 
     def __init__(self) -> None:
         self.loops = threading.get_ident()
@@ -109,7 +109,7 @@ class FakeEncoder:
         self.run_s = 0.0
         self.runs: list[tuple[str, list[int]]] = []  # where, and the tokens of each text
 
-    def tokenise(self, texts: Sequence[str], kind: Kind) -> list[Tokens]:
+    def tokenize(self, texts: Sequence[str], kind: Kind) -> list[Tokens]:
         if "untokenisable" in texts:
             raise ValueError("no tokens")
         counts = [len(text.split()) for text in texts]
@@ -119,7 +119,7 @@ class FakeEncoder:
         ]
 
     def windows(self, text: str, kind: Kind) -> Iterator[Tokens]:
-        return iter(self.tokenise([text], kind))
+        return iter(self.tokenize([text], kind))
 
     def run(self, batch: Sequence[Tokens]) -> Floats:
         here = threading.get_ident() == self.loops
@@ -146,9 +146,9 @@ class Recorder(Observer):
     def __init__(self) -> None:
         self.told: list[object] = []
 
-    def tokenised(self, lane: Lane, texts: int, seconds: float) -> None:
+    def tokenized(self, lane: Lane, texts: int, seconds: float) -> None:
         assert seconds >= 0
-        self.told.append(("tokenised", lane, texts))
+        self.told.append(("tokenized", lane, texts))
 
     def ran(
         self, lane: Lane, *, texts: int, tokens: int, padded_tokens: int, wait_s: float, run_s: float
@@ -248,13 +248,13 @@ def test_more_tokens_than_guessed() -> None:
     read: list[int] = []
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder, clock: Clock) -> None:
-        tokenise = encoder.tokenise
+        tokenize = encoder.tokenize
 
         def counted(texts: Sequence[str], kind: Kind) -> list[Tokens]:
             read.append(threading.get_ident())
-            return tokenise(texts, kind)
+            return tokenize(texts, kind)
 
-        encoder.tokenise = counted  # type: ignore[method-assign]
+        encoder.tokenize = counted  # type: ignore[method-assign]
         assert (await query(batcher, "a " * 11)).tokens == [11]
 
     encoder = with_batcher(scenario)
@@ -399,7 +399,7 @@ def test_metrics_are_those_of_the_threads() -> None:
             encoder.run_s = 0.002
             embedded = await query(batcher, "w w w")
             assert embedded.run_s >= 0.002
-            assert embedded.tokenise_s >= 0
+            assert embedded.tokenize_s >= 0
             assert embedded.queue_s >= 0
             await asyncio.sleep(0.01)
 
@@ -411,7 +411,7 @@ def test_metrics_are_those_of_the_threads() -> None:
     assert on_loop == told(Costs(runs=0))
     assert on_loop == [
         ("queued", "query", 3),
-        ("tokenised", "query", 1),
+        ("tokenized", "query", 1),
         ("queued", "query", 0),
         ("ran", "query", 1, 3, 3),
     ]

@@ -15,7 +15,7 @@ from indexes.base.model import Floats
 from retrieval.embedding import lanes
 from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
-from retrieval.embedding.lanes import Job, fits
+from retrieval.embedding.lanes import EmbedJob, fits
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Embedded, Lane, Observer, TooLong
 from retrieval.embedding.tokens import Tokens
@@ -29,7 +29,7 @@ class FakeEncoder:
 
     dimensions = 2
     tokens_max = 32
-    normalises = False
+    normalizes = False
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -39,7 +39,7 @@ class FakeEncoder:
         self.runs: list[list[int]] = []
         self.read: list[str] = []  # in windows
 
-    def tokenise(self, texts: Sequence[str], kind: Kind) -> list[Tokens]:
+    def tokenize(self, texts: Sequence[str], kind: Kind) -> list[Tokens]:
         if "untokenisable" in texts:
             raise ValueError("no tokens")
         return [self._tokens(text) for text in texts]
@@ -54,7 +54,7 @@ class FakeEncoder:
         self.read.append(text)
         assert self.reading.wait(10)
         words = text.split()
-        yield from self.tokenise([" ".join(words[at : at + 32]) for at in range(0, len(words), 32)], kind)
+        yield from self.tokenize([" ".join(words[at : at + 32]) for at in range(0, len(words), 32)], kind)
 
     def run(self, batch: Sequence[Tokens]) -> Floats:
         self.runs.append([len(tokens) for tokens in batch])
@@ -690,13 +690,13 @@ def test_windows_are_averaged_by_tokens() -> None:
 def test_only_windows_are_joined_and_not_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Means of thousands of windows hold up nobody; texts of one piece, a query above all, wait for no thread."""
     threads: list[threading.Thread] = []
-    result = Job.result
+    result = EmbedJob.result
 
-    def watched(job: Job) -> Embedded:
+    def watched(job: EmbedJob) -> Embedded:
         threads.append(threading.current_thread())
         return result(job)
 
-    monkeypatch.setattr(Job, "result", watched)
+    monkeypatch.setattr(EmbedJob, "result", watched)
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         here = threading.current_thread()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from retrieval.embedding.costs import RUNS_TOGETHER, SURPRISE_MAX, CostModel, Load
+from retrieval.embedding.costs import RUNS_TOGETHER, SURPRISE_MAX, CostModel, TextLoad
 
 SHAPES = [(texts, longest) for texts in (1, 2, 4, 16) for longest in (8, 20, 60, 128, 256)]
 
@@ -84,10 +84,10 @@ def test_never_negative() -> None:
 
 def test_load_is_the_sum_of_its_texts() -> None:
     """What waits costs what its texts would cost one by one; taking texts out again leaves nothing."""
-    model, load = taught(), Load()
+    model, load = taught(), TextLoad()
     for length in (5, 12, 200):
         load.add(length)
     assert model.seconds_of(load) == pytest.approx(sum(model.seconds(1, length) for length in (5, 12, 200)))
     for length in (200, 5, 12):
         load.add(length, -1)
-    assert load == Load()
+    assert load == TextLoad()

@@ -16,7 +16,7 @@ from retrieval.base.cgroups import cgroup_cores
 from retrieval.embedding.counting import TokenCounter
 from retrieval.embedding.encoder import Encoder, by_length
 from retrieval.embedding.models import KnownAnswer, Model, load_model
-from retrieval.embedding.results import joined, shortened
+from retrieval.embedding.results import join_windows, shorten
 from retrieval.embedding.tokens import TokenizerPool, segments
 
 QUESTION = "how do I reset my password"
@@ -42,8 +42,8 @@ TEXTS = st.text(max_size=60) | st.sampled_from(
 @given(text=TEXTS, neighbours=st.lists(TEXTS, min_size=1, max_size=5))
 def test_neighbours_do_not_matter(encoder: Encoder, text: str, neighbours: list[str]) -> None:
     """A text has the same vector alone and padded among others: cosine at least .9999."""
-    (alone,) = encoder.run(encoder.tokenise([text], "document"))
-    among = encoder.run(encoder.tokenise([*neighbours, text], "document"))[-1]
+    (alone,) = encoder.run(encoder.tokenize([text], "document"))
+    among = encoder.run(encoder.tokenize([*neighbours, text], "document"))[-1]
     assert float(alone @ among) >= 0.9999
 
 
@@ -86,14 +86,14 @@ def test_meaning_survives(encoder: Encoder) -> None:
 def test_long_texts_are_cut(encoder: Encoder) -> None:
     """A text beyond the window is cut and says so, also behind a lot of white space; its end has no influence. Nothing
     is looked for behind ten megabytes of it."""
-    short, long, spaced = encoder.tokenise(["hello", "word " * 500_000, " " * 200_000 + "hello"], "document")
+    short, long, spaced = encoder.tokenize(["hello", "word " * 500_000, " " * 200_000 + "hello"], "document")
     assert (short.truncated, long.truncated, spaced.truncated) == (False, True, False)
     assert len(long) == encoder.tokens_max
     assert short.ids == spaced.ids
-    cut = encoder.tokenise(["word " * 400 + "end"], "document")[0]
+    cut = encoder.tokenize(["word " * 400 + "end"], "document")[0]
     assert cut.ids == long.ids
-    (empty,) = encoder.tokenise([" " * 10_000_000 + "hello"], "document")
-    assert (empty.truncated, empty.ids) == (True, encoder.tokenise([""], "document")[0].ids)
+    (empty,) = encoder.tokenize([" " * 10_000_000 + "hello"], "document")
+    assert (empty.truncated, empty.ids) == (True, encoder.tokenize([""], "document")[0].ids)
 
 
 @pytest.mark.model
@@ -106,7 +106,7 @@ def test_the_beginning_of_a_long_text_is_read_as_all_of_it(encoder: Encoder, tex
     text = text * (60_000 // len(text) + 1)
     with encoder.tokenizers.borrow() as tokenizer:
         whole = tokenizer.encode(text).ids
-    (cut,) = encoder.tokenise([text], "document")
+    (cut,) = encoder.tokenize([text], "document")
     room = encoder.tokens_max - 1
     assert (cut.ids, cut.truncated) == ([*whole[:room], whole[-1]], True)
 
@@ -118,12 +118,12 @@ def test_windows_hold_all_of_a_text(encoder: Encoder, counter: TokenCounter) -> 
     pieces = list(encoder.windows(text, "document"))
     assert len(pieces) > 1
     assert all(len(piece) <= encoder.tokens_max and not piece.truncated for piece in pieces)
-    cut = encoder.tokenise([text], "document")[0]
+    cut = encoder.tokenize([text], "document")[0]
     assert pieces[0].ids == cut.ids
     frame = 2
     assert sum(len(piece) - frame for piece in pieces) == len(counter.starts(text))
-    assert list(encoder.windows("short", "document")) == encoder.tokenise(["short"], "document")
-    assert encoder.tokenise([text], "document")[0] == cut, "the tokenizer must truncate again afterwards"
+    assert list(encoder.windows("short", "document")) == encoder.tokenize(["short"], "document")
+    assert encoder.tokenize([text], "document")[0] == cut, "the tokenizer must truncate again afterwards"
 
 
 @pytest.mark.model
@@ -132,7 +132,7 @@ def test_windows_repeat_the_prefix(model_folder: Path) -> None:
     model = load_model(model_folder)
     manifest = msgspec.structs.replace(model.manifest, document_prefix="passage: ", known_answers=[])
     encoder = Encoder(Model(model.folder, manifest), threads=1)
-    prefix = encoder.tokenise([""], "document")[0].ids[:-1]
+    prefix = encoder.tokenize([""], "document")[0].ids[:-1]
     pieces = list(encoder.windows("word " * 600, "document"))
     assert len(pieces) == 3
     assert all(piece.ids[: len(prefix)] == prefix for piece in pieces)
@@ -146,7 +146,7 @@ def test_windows_of_one_topic_keep_its_meaning(encoder: Encoder) -> None:
     text = sentence * 60
     pieces = list(encoder.windows(text, "document"))
     vectors = encoder.run(pieces)
-    (mean,) = joined(vectors, [len(piece) for piece in pieces], [len(pieces)], normalise=True)
+    (mean,) = join_windows(vectors, [len(piece) for piece in pieces], [len(pieces)], normalize=True)
     about, other = encoder.encode(["honey bees and flowers", "reset a password"], "query")
     (once,) = encoder.encode([sentence], "document")
     assert np.linalg.norm(mean) == pytest.approx(1, abs=1e-4)
@@ -161,8 +161,8 @@ def test_prefix_by_kind(model_folder: Path) -> None:
     model = load_model(model_folder)
     prefixed = Model(model.folder, msgspec.structs.replace(model.manifest, query_prefix="query: "))
     encoder = Encoder(prefixed, threads=1)
-    plain, query = encoder.tokenise(["query: hat"], "document")[0], encoder.tokenise(["hat"], "query")[0]
-    assert plain.ids == query.ids != encoder.tokenise(["hat"], "document")[0].ids
+    plain, query = encoder.tokenize(["query: hat"], "document")[0], encoder.tokenize(["hat"], "query")[0]
+    assert plain.ids == query.ids != encoder.tokenize(["hat"], "document")[0].ids
 
 
 @pytest.mark.model
@@ -228,7 +228,7 @@ def test_cgroup_cores(tmp_path: Path, files: dict[str, str], membership: str, co
 @pytest.mark.model
 def test_counter(encoder: Encoder, counter: TokenCounter) -> None:
     """Tokens are counted without special ones and without truncation, and begin where the starts say."""
-    assert len(counter.starts(QUESTION)) == len(encoder.tokenise([QUESTION], "document")[0]) - 2
+    assert len(counter.starts(QUESTION)) == len(encoder.tokenize([QUESTION], "document")[0]) - 2
     assert len(counter.starts("word " * 5000)) == 5000
     assert len(counter.starts("")) == 0
     text = "Zwölf Boxkämpfer\njagen 検索."
@@ -245,6 +245,6 @@ def test_segments(text: str, chars_max: int) -> None:
 
 def test_shortened_vectors_have_length_1() -> None:
     """Cutting dimensions keeps the first ones, in proportion, and brings the vector to length 1 again."""
-    short = shortened(np.array([[3, 4, 12], [0, 0, 5]], np.float32), 2)
+    short = shorten(np.array([[3, 4, 12], [0, 0, 5]], np.float32), 2)
     assert short.tolist() == [[pytest.approx(0.6), pytest.approx(0.8)], [0, 0]]
     assert short.dtype == np.float32

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from retrieval.embedding.lanes import Job, Lanes
+from retrieval.embedding.lanes import EmbedJob, Lanes
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Lane
 from retrieval.embedding.tokens import Tokens
@@ -21,7 +21,7 @@ class Words:
 
     tokens_max = 32
 
-    def tokenise(self, texts: Sequence[str], kind: Kind) -> list[Tokens]:
+    def tokenize(self, texts: Sequence[str], kind: Kind) -> list[Tokens]:
         return [Tokens([1] * len(text.split()), False) for text in texts]
 
 
@@ -33,18 +33,18 @@ class Clock:
         return self.now
 
 
-def job(lane: Lane, text: str = "w") -> Job:
-    made = Job(
+def job(lane: Lane, text: str = "w") -> EmbedJob:
+    made = EmbedJob(
         [text],
         "document",
         lane,
         "cut",
         asyncio.get_running_loop().create_future(),
         [len(text.split())],
-        normalise=False,
+        normalize=False,
     )
     if lane == "bulk":
-        made.pieces = Words().tokenise([text], "document")
+        made.pieces = Words().tokenize([text], "document")
         made.plan.append([0])
     return made
 
@@ -74,7 +74,7 @@ async def turns(clock: Clock, *, at: Sequence[float], bulk: int) -> list[Lane]:
         lanes.add_query(job("query"))
         batch = lanes.next_batch()
         assert batch is not None
-        lanes.ended(batch)
+        lanes.end_batch(batch)
         found.append(batch.lane)
     return found
 
@@ -90,7 +90,7 @@ async def beside_a_run(*texts: str) -> list[tuple[Lane, int]]:
         lanes.add_query(job("query", text))
     lanes.add_bulk(job("bulk"))
     other = lanes.next_batch()
-    lanes.ended(first)
+    lanes.end_batch(first)
     then = lanes.next_batch()
     assert other is not None
     assert then is not None
@@ -115,10 +115,10 @@ def test_no_query_is_left_behind() -> None:
     def work() -> None:
         while (batch := lanes.next_batch()) is not None:
             time.sleep(chance.choice((0, 0.0002, 0.001)))
-            lanes.ended(batch)
+            lanes.end_batch(batch)
             ran.extend(batch.lane for _ in batch.members)
 
-    async def ask() -> list[Job]:
+    async def ask() -> list[EmbedJob]:
         return [
             job(chance.choice(("query", "query", "bulk")), "w " * chance.randint(1, 4)) for _ in range(1500)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
@@ -12,9 +13,12 @@ import pytest
 from indexes.base import errors as tree
 from indexes.base.errors import NearlineError
 from jobs.serving.process import serving
+from retrieval.handlers.error_shapes import response as shaped
 from retrieval.wire.errors import STATUS, response, status_of, type_name, without_folders
 from tests.retrieval.test_examples import bodies_of, filled
 from tests.support.http import Http
+
+ROOT = Path(__file__).parents[2]
 
 
 def subclasses(kind: type[NearlineError]) -> set[type[NearlineError]]:
@@ -56,6 +60,39 @@ def test_the_tree_is_drawn_in_full() -> None:
 def test_statuses(error: NearlineError, status: int) -> None:
     """The documented ones."""
     assert status_of(error) == status
+
+
+PLACES = ["/v1/collections", "/v1/embeddings", "/api/embed", "/embed", "/v2/embed", "/v1/rerank"]
+
+
+@pytest.mark.parametrize("path", PLACES)
+def test_what_is_over_soon_says_when(path: str) -> None:
+    """Every 429, and every 503 but that of a collection that is out of service, has Retry-After in every dialect."""
+    kinds = {
+        kind for kind in subclasses(NearlineError) if kind.__module__.startswith(("indexes", "retrieval"))
+    }
+    soon = [kind for kind in kinds if STATUS.get(kind) in (429, 503) and kind is not tree.Quarantined]
+    assert len(soon) > 4
+    for kind in soon:
+        answer = shaped(path, kind("x"))
+        assert answer.status in (429, 503)
+        assert int(answer.headers["Retry-After"]) >= 1
+        assert int(answer.headers["Retry-After-Ms"]) >= 1
+    assert "Retry-After" not in shaped(path, tree.Quarantined("x")).headers
+
+
+def test_no_answer_is_busy_without_saying_until_when() -> None:
+    """A status of 429 or 503 that a handler writes by itself stands beside Retry-After."""
+    places = 0
+    for source in (ROOT / "retrieval").rglob("*.py"):
+        for call in ast.walk(ast.parse(source.read_text())):
+            if isinstance(call, ast.Call) and any(
+                one.arg == "status" and isinstance(one.value, ast.Constant) and one.value.value in (429, 503)
+                for one in call.keywords
+            ):
+                places += 1
+                assert "Retry-After" in ast.unparse(call), f"{source}:{call.lineno}"
+    assert places
 
 
 def test_folders_are_not_told(tmp_path: Path) -> None:

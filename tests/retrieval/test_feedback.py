@@ -18,7 +18,7 @@ from indexes.collection.collection import Collection
 from jobs.serving.process import ServerProcess, serving
 from retrieval.base.settings import Feedback as Settings
 from retrieval.handlers.feedback import chars_of
-from retrieval.upkeep.feedback import DAY_MS, FILE, Entry, Feedback
+from retrieval.upkeep.feedback import DAY_MS, FILE, Feedback, FeedbackEntry
 from tests.support.http import Http
 from tests.support.vectors import make_collection
 
@@ -36,13 +36,13 @@ def store(**settings: int) -> Feedback:
     return Feedback(Settings(**settings), now=lambda: NOW_MS / 1000)
 
 
-def entry(number: int, days_ago: float = 0) -> Entry:
-    return Entry(NOW_MS - int(days_ago * DAY_MS), f"query {number}", f"d{number}", number % 4)
+def entry(number: int, days_ago: float = 0) -> FeedbackEntry:
+    return FeedbackEntry(NOW_MS - int(days_ago * DAY_MS), f"query {number}", f"d{number}", number % 4)
 
 
 def test_what_is_kept_is_read(collection: Collection) -> None:
     """In the order of arrival, by another process too; the file is readable by its owner alone."""
-    sent = [entry(1), Entry(NOW_MS, "lost\r\nparcel", "d2", None, ["d9", "d1"])]
+    sent = [entry(1), FeedbackEntry(NOW_MS, "lost\r\nparcel", "d2", None, ["d9", "d1"])]
     store().keep(collection, sent)
     store().keep(collection, [entry(3)])
     assert store().read(collection) == [*sent, entry(3)]
@@ -174,7 +174,7 @@ def test_old_feedback_is_forgotten_at_the_start(collection: Collection) -> None:
 
 def test_what_was_passed_over_counts_as_memory() -> None:
     """An entry with a hundred ids is foretold to take what they take."""
-    assert chars_of(Entry(NOW_MS, "query", "d1", None, ["x" * 512] * 100)) == 51_207
+    assert chars_of(FeedbackEntry(NOW_MS, "query", "d1", None, ["x" * 512] * 100)) == 51_207
 
 
 def test_feedback_survives_a_kill(tmp_path: Path, model_folder: Path) -> None:

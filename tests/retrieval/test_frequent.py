@@ -100,7 +100,7 @@ def test_a_swap_begins_warm(tmp_path: Path, model_folder: Path) -> None:
             caller.search("docs", query="lighthouse on a rock")
         admin.reindex("docs")
         deadline = time.monotonic() + 30
-        while "2 frequent searches made again" not in log_of(guarded.data).read_text():
+        while "repeated 2 frequent searches" not in log_of(guarded.data).read_text():
             assert time.monotonic() < deadline
             time.sleep(0.1)
         for caller in (admin, reader):

@@ -89,23 +89,23 @@ def test_words_are_begun_beside_the_model_by_lone_searches_alone(
     with closing(collection), closing(Pipeline(cast(Embedders, embedder), results, config)) as pipeline:
         pipeline.under_way = others
         asyncio.run(pipeline.search("c", collection, SearchRequest(query=World().text(3), **options)))
-    assert [one is not None for one in embedder.meanwhile] == [begins]
+    assert [one is not None for one in embedder.on_start] == [begins]
 
 
 class Recorder:
     """In place of a model: the same vector for every text. Begins what may begin."""
 
     def __init__(self, vector: Floats) -> None:
-        self.vector, self.meanwhile = vector, list[Any]()
+        self.vector, self.on_start = vector, list[Any]()
         self.manifest = SimpleNamespace(similarity_floor=0.1)
 
     async def of(self, collection: object) -> Recorder:
         return self
 
-    async def query(self, text: str, deadline: float | None, *, cached: bool, meanwhile: Any) -> Floats:
-        self.meanwhile.append(meanwhile)
-        if meanwhile:
-            meanwhile()
+    async def query(self, text: str, deadline: float | None, *, cached: bool, on_start: Any) -> Floats:
+        self.on_start.append(on_start)
+        if on_start:
+            on_start()
         return self.vector
 
     def share_read(self, text: str, language: str | None, held: object) -> float:

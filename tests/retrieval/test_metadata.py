@@ -18,7 +18,7 @@ from indexes.base.model import IndexOptions
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import parse_filter
 from nearline import AsyncClient, ServiceError
-from retrieval.documents.metadata import DEPTH_MAX, check_metadata, patched
+from retrieval.documents.metadata import DEPTH_MAX, apply_patch, check_metadata
 from tests.support.http import Http
 from tests.support.vectors import World, make_collection
 
@@ -137,7 +137,7 @@ def test_options_of_a_search_reach_into_objects_and_lists(http: Http, orders: st
         ({"facets": ["items.nothing"]}, "facets[0]"),
         ({"sort": [{"key": "customer"}]}, "sort[0].key"),
         ({"boosts": [{"key": "items", "weight": 1}]}, "boosts[0].key"),
-        ({"filter": {"type": "exists", "key": "customer.address"}}, "filter"),
+        ({"filter": {"type": "eq", "key": "customer.address", "value": "Ulm"}}, "filter"),
     ):
         reply = http.call("POST", f"/v1/collections/{orders}/search", {"query": "x", **option})
         assert reply.status == 422, option
@@ -239,7 +239,16 @@ def papers(service: object) -> str:
     ("condition", "found"),
     [
         ({"type": "gte", "key": "day", "value": "2026-01-05"}, "p0 p1 p2"),
-        ({"type": "gt", "key": "day", "value": "2026-01-05"}, "p1 p2"),
+        ({"type": "gt", "key": "day", "value": "2026-01-05"}, "p2"),
+        ({"type": "lte", "key": "day", "value": "2026-01-05"}, "p0 p1"),
+        ({"type": "eq", "key": "day", "value": "2026-01-05"}, "p0 p1"),
+        ({"type": "ne", "key": "day", "value": "2026-01-05"}, "p2 p3 p4"),
+        ({"type": "eq", "key": "day", "value": "2026-01"}, "p0 p1 p2"),
+        ({"type": "eq", "key": "day", "value": "2026"}, "p0 p1 p2"),
+        ({"type": "in", "key": "day", "value": ["2026-01-06", "soon"]}, "p2 p3"),
+        ({"type": "nin", "key": "day", "value": ["2026-01-06", "2026-01-05"]}, "p3 p4"),
+        ({"type": "eq", "key": "day", "value": "2026-01-05T08:00:00.000Z"}, "p1"),
+        ({"type": "eq", "key": "day", "value": "later"}, ""),
         ({"type": "lt", "key": "day", "value": "2026-01-05T09:00:00Z"}, "p0 p1"),
         ({"type": "lte", "key": "day", "value": "2026-01-05T08:00:00"}, "p0 p1"),
         ({"type": "gte", "key": "day", "value": "2026-01"}, "p0 p1 p2 p3"),
@@ -249,7 +258,7 @@ def papers(service: object) -> str:
         ({"type": "lte", "key": "day", "value": "2026"}, "p0 p1 p2"),
         ({"type": "gt", "key": "day", "value": "2025"}, "p0 p1 p2 p3"),
         ({"type": "gte", "key": "year", "value": "2023"}, "p4"),
-        ({"type": "eq", "key": "day", "value": "2026-01-05T00:00:00Z"}, ""),
+        ({"type": "eq", "key": "day", "value": "2026-01-05T00:00:00Z"}, "p0"),
         ({"type": "prefix", "key": "day", "value": "2026-01-05"}, "p0 p1"),
         ({"type": "exists", "key": "day"}, "p0 p1 p2 p3"),
         ({"type": "exists", "key": "day", "value": False}, "p4"),
@@ -340,7 +349,7 @@ def test_a_patch_merges_as_rfc_7396_says(
 ) -> None:
     """With keys that have dots, as older versions stored all that was nested, read as objects in objects."""
     before = json.dumps(stored)
-    assert json.dumps(patched(stored, patch), sort_keys=True) == json.dumps(after, sort_keys=True)
+    assert json.dumps(apply_patch(stored, patch), sort_keys=True) == json.dumps(after, sort_keys=True)
     assert json.dumps(stored) == before
 
 
@@ -401,16 +410,133 @@ def test_the_client_patches(http: Http) -> None:
 
 
 @pytest.mark.model
-def test_a_bound_that_was_meant_as_a_date(http: Http) -> None:
+def test_a_value_that_was_meant_as_a_date(http: Http) -> None:
     """Where a key holds dates, one written otherwise is refused instead of compared by its characters."""
     name = http.new_collection()
     http.write(name, {"id": "a", "text": "x", "metadata": {"at": "2026-01-05"}})
     for bound in ("2026-1-5", "2026-13-45", "05/01/2000", "June 2024", "yesterday", "2024-13", "2024Q2", ""):
-        search = {"query": "x", "filter": {"type": "gte", "key": "at", "value": bound}}
-        reply = http.call("POST", f"/v1/collections/{name}/search", search)
-        assert reply.status == 422
-        assert "filter: 'at' holds dates" in reply.body["error"]["message"]
-        assert "write 2026-01-05, 2026-01-05T10:00:00Z, 2026-01 or 2026" in reply.body["error"]["message"]
+        for kind in ("gte", "lt", "eq", "ne", "in", "nin"):
+            value = [bound] if kind in ("in", "nin") else bound
+            search = {"query": "x", "filter": {"type": kind, "key": "at", "value": value}}
+            reply = http.call("POST", f"/v1/collections/{name}/search", search)
+            assert reply.status == 422, (kind, bound)
+            assert "filter: 'at' holds dates" in reply.body["error"]["message"]
+            assert "write 2026-01-05, 2026-01-05T10:00:00Z, 2026-01 or 2026" in reply.body["error"]["message"]
+
+
+def test_dates_beside_other_strings(http: Http) -> None:
+    """A string that a document has is found as it is written; what only looks like a date is refused."""
+    name = http.new_collection()
+    http.write(
+        name,
+        {"id": "a", "text": "x", "metadata": {"at": "2026-01-05"}},
+        {"id": "b", "text": "x", "metadata": {"at": "5/1/2026"}},
+        {"id": "c", "text": "x", "metadata": {"at": "2026-01"}},
+    )
+    path = f"/v1/collections/{name}/documents/scroll"
+    for value, ids in (("5/1/2026", ["b"]), ("2026-01", ["a", "c"]), ("2026-01-05", ["a"]), ("soon", [])):
+        answer = http.ok("POST", path, {"filter": {"type": "eq", "key": "at", "value": value}})
+        assert [document["id"] for document in answer["documents"]] == ids
+    reply = http.call("POST", path, {"filter": {"type": "eq", "key": "at", "value": "6/1/2026"}})
+    assert (reply.status, "holds dates" in reply.body["error"]["message"]) == (422, True)
+
+
+def test_a_key_that_holds_objects(http: Http) -> None:
+    """It exists where the object has a value. To filter, sort or count by it is refused with the paths there are."""
+    name = http.new_collection()
+    http.write(
+        name,
+        {"id": "a", "text": "x", "metadata": {"customer": {"name": "Ada", "at": {"city": "Ulm"}}}},
+        {"id": "b", "text": "x", "metadata": {"customer": [{"name": "Bob"}]}},
+        {"id": "c", "text": "x", "metadata": {"customer": {}, "customers": 3}},
+    )
+    path = f"/v1/collections/{name}/documents/scroll"
+    for key, ids in (("customer", ["a", "b"]), ("customer.at", ["a"]), ("customer.at.city", ["a"])):
+        for value in (True, False):
+            answer = http.ok("POST", path, {"filter": {"type": "exists", "key": key, "value": value}})
+            found = [document["id"] for document in answer["documents"]]
+            assert found == (ids if value else [one for one in "abc" if one not in ids])
+    words = (
+        "'customer' holds objects; name what is in them by a dotted path: 'customer.at.city', 'customer.name'"
+    )
+    for asked in (
+        {"filter": {"type": "eq", "key": "customer", "value": "Ada"}},
+        {"filter": {"type": "ne", "key": "customer", "value": "Ada"}},
+        {"sort": [{"key": "customer"}]},
+        {"facets": ["customer"]},
+        {"boosts": [{"key": "customer"}]},
+    ):
+        reply = http.call("POST", f"/v1/collections/{name}/search", {"query": "x", **asked})
+        assert (reply.status, words in reply.body["error"]["message"]) == (422, True), reply
+
+
+def test_a_key_with_a_dot_is_the_path(http: Http) -> None:
+    """Both spellings are one key, and a document with both has both values."""
+    name = http.new_collection()
+    http.write(
+        name,
+        {"id": "a", "text": "x", "metadata": {"a.b": 1}},
+        {"id": "b", "text": "x", "metadata": {"a": {"b": 2}}},
+        {"id": "c", "text": "x", "metadata": {"a.b": 1, "a": {"b": 2}}},
+    )
+    for value, ids in ((1, {"a", "c"}), (2, {"b", "c"})):
+        assert set(http.found(name, query="x", filter={"type": "eq", "key": "a.b", "value": value})) == ids
+
+
+def test_what_cannot_count_is_refused(http: Http) -> None:
+    """Ranges of numbers or dates, and boosts, where the key has none of what they read."""
+    name = http.new_collection()
+    http.write(
+        name,
+        {"id": "a", "text": "x", "metadata": {"word": "b", "number": 5, "day": "2026-01-05", "ok": True}},
+    )
+    ages = {"decay": {"half_life_days": 3}}
+    for asked, place, missing in (
+        ({"facets": [{"key": "word", "ranges": [1, 2]}]}, "facets[0]", "no number is among them"),
+        ({"facets": [{"key": "number", "ranges": ["2025", "2026"]}]}, "facets[0]", "no date (2026-01-05"),
+        ({"facets": [{"key": "word", "ranges": ["2025"]}]}, "facets[0]", "no date (2026-01-05"),
+        ({"boosts": [{"key": "word"}]}, "boosts[0].key", "no number is among them"),
+        ({"boosts": [{"key": "day"}]}, "boosts[0].key", "no number is among them"),
+        ({"boosts": [{"key": "word", **ages}]}, "boosts[0].key", "no number or date (2026-01-05"),
+    ):
+        reply = http.call("POST", f"/v1/collections/{name}/search", {"query": "x", **asked})
+        assert (reply.status, reply.body["error"]["param"]) == (422, place), (asked, reply)
+        assert missing in reply.body["error"]["message"]
+    for fine in (
+        {"boosts": [{"key": "ok"}, {"key": "number"}, {"key": "day", **ages}, {"key": "number", **ages}]},
+        {"facets": [{"key": "day", "ranges": ["2026"]}, {"key": "number", "ranges": [1]}]},
+    ):
+        assert http.found(name, query="x", **fine) == ["a"]
+
+
+def test_letters_composed_or_not(http: Http) -> None:
+    """A string is equal to itself in Unicode's other form; case and everything else count."""
+    name = http.new_collection()
+    http.write(
+        name,
+        {"id": "composed", "text": "x", "metadata": {"size": "Gr\u00f6\u00dfe"}},
+        {"id": "decomposed", "text": "x", "metadata": {"size": "Gro\u0308\u00dfe"}},
+        {"id": "lower", "text": "x", "metadata": {"size": "gr\u00f6\u00dfe"}},
+    )
+    for value in ("Gr\u00f6\u00dfe", "Gro\u0308\u00dfe"):
+        for condition in ({"type": "eq", "value": value}, {"type": "in", "value": [value]}):
+            found = http.found(name, query="x", filter={**condition, "key": "size"})
+            assert set(found) == {"composed", "decomposed"}
+
+
+def test_ranges_of_months_and_years(http: Http) -> None:
+    """The bounds of a facet's ranges have the forms that filters read."""
+    name = http.new_collection()
+    http.write(
+        name,
+        *(
+            {"id": day, "text": "x", "metadata": {"at": day}}
+            for day in ("2023-12-31", "2024-05-31", "2024-06-01")
+        ),
+    )
+    facet = {"key": "at", "ranges": ["2024", "2024-06", "2024-06-02"]}
+    (found,) = http.search(name, query="x", facets=[facet])["facets"]
+    assert [one["count"] for one in found["ranges"]] == [1, 1, 1, 0]
 
 
 @pytest.mark.model

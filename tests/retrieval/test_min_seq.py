@@ -9,7 +9,7 @@ import pytest
 
 from indexes.base.errors import DeadlineExceeded
 from retrieval.search import pipeline
-from retrieval.search.pipeline import reached
+from retrieval.search.pipeline import wait_for_seq
 from tests.support.vectors import World, fill, make_collection
 
 WORLD = World()
@@ -20,7 +20,7 @@ def test_a_commit_wakes_those_who_wait_for_it(tmp_path: Path) -> None:
     collection = make_collection(tmp_path / "c")
 
     async def story() -> None:
-        first, second = (asyncio.create_task(reached(collection, seq)) for seq in (1, 5))
+        first, second = (asyncio.create_task(wait_for_seq(collection, seq)) for seq in (1, 5))
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         timers = [one.when() for one in loop._scheduled]  # type: ignore[attr-defined]
@@ -30,7 +30,7 @@ def test_a_commit_wakes_those_who_wait_for_it(tmp_path: Path) -> None:
         assert not second.done()
         await asyncio.to_thread(fill, collection, WORLD, range(3, 5))
         assert (await second).seq == 5
-        assert (await reached(collection, 5)).seq == 5
+        assert (await wait_for_seq(collection, 5)).seq == 5
 
     asyncio.run(story())
     collection.close()
@@ -42,14 +42,14 @@ def test_those_who_leave_are_forgotten(tmp_path: Path, monkeypatch: pytest.Monke
     collection = make_collection(tmp_path / "c")
 
     async def story() -> None:
-        waiting = asyncio.create_task(reached(collection, 7))
+        waiting = asyncio.create_task(wait_for_seq(collection, 7))
         await asyncio.sleep(0)
         assert len(collection.arrivals._waiting) == 1
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         with pytest.raises(DeadlineExceeded, match="the log is at seq 0, before min_seq=8"):
-            await reached(collection, 8)
+            await wait_for_seq(collection, 8)
 
     asyncio.run(story())
     assert not collection.arrivals._waiting

@@ -16,7 +16,7 @@ from indexes.lexical.bm25 import Statistics, best_of, weigh
 from indexes.lexical.operators import phrase_terms, plain_words, prefix_groups, rows_with
 from indexes.lexical.postings import GrowingLexical
 from jobs.serving.process import ServerProcess
-from retrieval.search.operators import operators_in
+from retrieval.search.operators import parse_operators
 from tests.support.http import Http
 
 WORDS = [
@@ -175,7 +175,7 @@ def test_postings_leave_out_no_row_that_holds_it(rows: list[list[str]], data: st
 
 def test_operators_are_read_from_a_query() -> None:
     """Words for BM25 without the prefixes, text for the model without the marks."""
-    found = operators_in('find "red fish" or inst* in 2*3')
+    found = parse_operators('find "red fish" or inst* in 2*3')
     assert (found.phrases, found.prefixes) == (("red fish",), ("inst",))
     assert found.words.split() == ["find", "or", "in", "2*3", "red", "fish"]
     assert found.text.split() == ["find", "red", "fish", "or", "inst", "in", "2*3"]

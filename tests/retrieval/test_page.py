@@ -406,6 +406,7 @@ FILES = {
     "book.pdf": b"%PDF-1.7\x00\xff",
     "letter.docx": docx("To the harbor", "The berth by the lighthouse is mine."),
     "prices.xlsx": xlsx(Berths=[["berth", "euros"], ["north", 20]]),
+    "image.png": b"\x89PNG\xff\x00",
     "notes.unknown": b"a chart of the sea",
 }
 
@@ -427,13 +428,15 @@ def test_files_become_documents(open_page: Opener, place: Place) -> None:
         "not JSON",
         "no text in the field text",
         "book.pdf",
+        "image.png",
+        "neither text in UTF-8",
     ):
         assert words in failed
     found = place.http.ok("POST", "/v1/collections/harbor/documents/scroll", {})["documents"]
     documents = {one["id"]: one for one in found if not one["id"].startswith("file-")}
     uploaded = {one["text"] for one in found if one["id"].startswith("file-")}
     assert sorted(documents) == ["1", "guide.md", "page.html", "x"]
-    assert len(uploaded) == 3
+    assert len(uploaded) == len(place.http.ok("GET", "/v1/files")["data"]) == 3
     for words in ("chart of the sea", "berth by the lighthouse", "north"):
         assert any(words in text for text in uploaded)
     assert documents["1"]["metadata"] == {"price": 2.5, "paid": True}

@@ -14,7 +14,7 @@ from indexes.base.errors import InvalidInput
 from jobs.serving.process import serving
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model
-from retrieval.search.reranking import PAIRS_A_RUN, Reranker, mixed, sigmoid
+from retrieval.search.reranking import PAIRS_A_RUN, Reranker, blend_scores, sigmoid
 from tests.support.http import Http
 
 SUBJECTS = ["iron", "copper", "gold", "silver", "tin", "lead", "zinc", "nickel", "cobalt", "titanium"]
@@ -322,9 +322,9 @@ def test_the_known_scores_are_checked(rerank_environ: dict[str, str]) -> None:
 def test_mixed_scores_are_shares(fused: list[float]) -> None:
     """Both parts count from 0 to 1, whatever fusion gave; a passage that was not read counts as one that is wrong."""
     scores = np.full(len(fused), np.nan)
-    found = mixed(np.array(fused), scores, 0.25)
+    found = blend_scores(np.array(fused), scores, 0.25)
     assert (found >= 0).all()
     assert (found <= 0.75).all()
     assert np.argsort(-found, kind="stable").tolist() == np.argsort(-np.array(fused), kind="stable").tolist()
     scores[:1] = 100.0
-    assert mixed(np.array(fused), scores, 0.25)[:1] == pytest.approx(found[:1] + 0.25)
+    assert blend_scores(np.array(fused), scores, 0.25)[:1] == pytest.approx(found[:1] + 0.25)

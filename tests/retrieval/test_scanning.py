@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.model import Floats
+from indexes.base.work import OnStep, do_nothing
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter, parse_filter
 from retrieval.base.cancellation import Abandoned
@@ -34,7 +34,7 @@ class CountingCollection(Collection):
     count = threading.Lock()
 
     def exact(
-        self, queries: Floats, k: int, condition: Filter | None = None, go_on: GoOn = nobody_waits
+        self, queries: Floats, k: int, condition: Filter | None = None, on_step: OnStep = do_nothing
     ) -> Any:
         kind = type(self)
         with self.count:
@@ -43,7 +43,7 @@ class CountingCollection(Collection):
             self.at_once.append(self.under_way)
         try:
             assert self.gate.wait(20)
-            return super().exact(queries, k, condition, go_on)
+            return super().exact(queries, k, condition, on_step)
         except Abandoned:
             kind.ended += 1
             raise

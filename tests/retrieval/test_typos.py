@@ -83,6 +83,29 @@ def test_a_context_forgives_too(http: Http, notes: str) -> None:
     assert answer["receipt"]["corrected"] == {"kubrenetes": "Kubernetes"}
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("aples", "appl"),
+        ("aplications", "applic"),
+        ("runing", "run"),
+        ("boxs", None),
+        ("aps", None),
+        ("darkness", None),
+    ],
+)
+def test_a_word_is_as_long_as_it_is_written(word: str, meant: str | None) -> None:
+    """A stem of three letters is completed, never swapped for another short one; much of a short stem stays."""
+    texts = ["apples", "applications", "run", "api api api", "box", "ape", "dock", "barks"]
+    growing = GrowingLexical()
+    for text in texts:
+        growing.add(text, "en")
+    for part in (growing.view(len(texts)), growing.seal(len(texts))):
+        corrections = Corrections([part])
+        corrections.look_up(word, "en", {})
+        assert [term for _, term in corrections.found.values()] == ([] if meant is None else [meant])
+
+
 WORDS = st.text("abcdr", min_size=3, max_size=10)
 
 

@@ -32,7 +32,7 @@ from retrieval.documents.uploads import BLOCK_BYTES, DAY_S, FOLDER, Uploads, tex
 from retrieval.handlers.state import CATALOG, METRICS, TASKS, USED
 from retrieval.observe.metrics import Metrics
 from retrieval.upkeep.tasks import Tasks
-from tests.support.files import docx, pdf
+from tests.support.files import docx, pdf, xlsx
 from tests.support.http import Http
 
 REFUNDS = b"# Refunds\n\nYou get your money back within fourteen days.\n"
@@ -303,6 +303,40 @@ def test_a_bad_file_of_a_batch(client: OpenAI, store: str) -> None:
     assert caught.value.param == "attributes.acl"
 
 
+UNREADABLE = {
+    "image.png": (b"\x89PNG\xff\xfe\x00", "neither text in UTF-8"),
+    "nul.txt": (b"a\0b", "neither text in UTF-8"),
+    "blank.txt": (b" \n", "is empty"),
+    "empty.txt": (b"", "is empty"),
+    "latin.txt": ("größer".encode("latin-1"), "neither text in UTF-8"),
+    "broken.pdf": (b"%PDF-1.7 and no more \xff", "cannot be read as pdf"),
+    "empty.xlsx": (b"", "is empty"),
+    "cut.xlsx": (xlsx(A=[["a", "b"], [1, 2]])[:3000], "damaged or cut short"),
+    "locked.pptx": (b"\xd0\xcf\x11\xe0" + bytes(600), "encrypted"),
+}
+
+
+def test_unreadable_files_do_not_end_an_upload_of_many(client: OpenAI) -> None:
+    """Each is accepted, and is listed as failed with its name and reason; the others of the batch are written."""
+    store = client.vector_stores.create().id
+    files = [("bats.txt", b"Bats listen."), *((name, content) for name, (content, _) in UNREADABLE.items())]
+    batch = client.vector_stores.file_batches.upload_and_poll(store, files=files)
+    counts = batch.file_counts
+    assert (batch.status, counts.completed, counts.failed) == ("completed", 1, len(UNREADABLE))
+    listed = client.vector_stores.file_batches.list_files(batch.id, vector_store_id=store, filter="failed")
+    errors = {client.files.retrieve(one.id).filename: one.last_error for one in listed}
+    assert errors.keys() == UNREADABLE.keys()
+    for name, (_, reason) in UNREADABLE.items():
+        error = errors[name]
+        assert error is not None
+        assert error.code == "unsupported_file"
+        assert name in error.message
+        assert reason in error.message
+    for one in listed:
+        with pytest.raises(BadRequestError, match="the file"):
+            client.vector_stores.files.create(store, file_id=one.id)
+
+
 def test_the_latest_batches_are_kept(tmp_path: Path) -> None:
     """The oldest is forgotten for a new one."""
     collection = SimpleNamespace(folder=tmp_path)
@@ -385,13 +419,12 @@ def pdf_of(stream: bytes) -> bytes:
 
 
 def test_files_that_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Are refused at the upload where it is missing, with its name."""
+    """Fail where it is missing, with its name."""
     found = extraction.extract(b"", "A.PDF", 1000)
     assert found is not None
-    found.check()
     monkeypatch.setattr(extraction, "find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"\.\[files\]"):
-        found.check()
+        found.run()
     assert extraction.extract(b"", "a.txt", 1000) is None
 
 
@@ -492,13 +525,10 @@ def test_attributes_are_replaced(client: OpenAI, store: str, http: Http) -> None
 @pytest.mark.parametrize(
     ("name", "content", "match"),
     [
-        ("image.png", b"\x89PNG\xff\xfe\x00", "neither text in UTF-8"),
-        ("nul.txt", b"a\0b", "neither text in UTF-8"),
-        ("empty.txt", b" \n", "is empty"),
         ("long.txt", b"x" * (16_777_216 + 1), "at most 16777216"),
         ("x" * 256, b"text", "1 to 255 printable characters"),
     ],
-    ids=["image", "nul", "empty", "long", "name"],
+    ids=["long", "name"],
 )
 def test_files_that_are_refused(client: OpenAI, name: str, content: bytes, match: str) -> None:
     """At the upload, naming the field."""
@@ -674,7 +704,7 @@ def test_uploads_expire_and_are_bounded(tmp_path: Path) -> None:
     second = uploads.keep("b.txt", b"b" * BLOCK_BYTES, "assistants")
     with pytest.raises(TooLarge, match=r"files\.bytes_max"):
         uploads.keep("c.txt", b"c", "assistants")
-    assert [one.id for one in uploads.listed()] == sorted([first.id, second.id])
+    assert [one.id for one in uploads.all()] == sorted([first.id, second.id])
     (tmp_path / FOLDER / f".{first.id}.draft").write_bytes(b"half")
     now += 3600
     with pytest.raises(NotFound):

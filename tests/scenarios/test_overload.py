@@ -1,7 +1,7 @@
 """More requests than the service can answer: it goes on answering, and refuses the rest at once.
 
 The short form is part of `make test`. `nearline bench load` measures the same for searches, and `make torture` for
-documents; docs/benchmarks.md has both.
+documents; docs/benchmarks/load.md has both.
 """
 
 from __future__ import annotations

@@ -91,11 +91,24 @@ def pptx(*slides: tuple[str, str]) -> bytes:
     )
 
 
-def xlsx(**sheets: Sequence[Sequence[object]]) -> bytes:
+def hiding(presentation: bytes, *names: str) -> bytes:
+    """A presentation with these slides hidden."""
+    with zipfile.ZipFile(io.BytesIO(presentation)) as archive:
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    for name in names:
+        files[f"ppt/slides/{name}.xml"] = files[f"ppt/slides/{name}.xml"].replace(
+            "<p:sld ", '<p:sld show="0" '
+        )
+    return zipped(files)
+
+
+def xlsx(hidden: Mapping[str, str] | None = None, **sheets: Sequence[Sequence[object]]) -> bytes:
+    """`hidden`: the state of sheets that are not visible."""
     book, content = openpyxl.Workbook(), io.BytesIO()
     book.remove(book.active)
     for name, rows in sheets.items():
         sheet = book.create_sheet(name)
+        sheet.sheet_state = (hidden or {}).get(name, "visible")
         for row in rows:
             sheet.append(row)
     book.save(content)

@@ -1,1 +1,4 @@
-"""How is a collection backed up, restored and verified while the service runs?"""
+"""How is a collection backed up, restored and verified while the service runs?
+
+Not here: erasing deleted content (`upkeep`), or recovery when a collection opens (`collection`).
+"""

@@ -34,7 +34,8 @@ from indexes.directory.marker import (
     write_aliases,
 )
 from indexes.log.log import Log, make_mark
-from indexes.log.reader import require_format
+from indexes.log.pinned import PinnedLog, begin
+from indexes.log.reader import LogPosition, require_format
 from indexes.log.sqlite import checkpoint, connect, sqlite_errors
 from indexes.parts.shelf import Shelf
 
@@ -162,49 +163,69 @@ def place(source: Path, one: CollectionBackup, target: Path, progress: Progress)
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """The log of a collection as it was found, and generations that were removed because they were ahead of it."""
+class Remains:
+    """What is left of a collection: why its log is known to lack writes, the last operation that it has, and the
+    generations that are ahead of it."""
 
+    reason: str
     seq: int
     documents: int
     removed: list[int]
 
 
-def accept(data: Path, name: str) -> Accepted:
+def survey(data: Path, name: str) -> Remains:
+    """What `accept` would leave. No service may use `data`. Raises Damaged if the log is not well-formed, and Conflict
+    if nothing is known to be missing."""
+    require_collection(data, name)
+    with contextlib.closing(FolderLock(data / "LOCK")):
+        return remains(data / name / "log.db")
+
+
+def accept(data: Path, name: str) -> Remains:
     """Take the log of a collection for all there is, whatever is known to be missing. No service may use `data`.
 
-    It gets a new uid: what others remember of it may never have been, for this log. Raises Damaged if the log is not
-    well-formed, and Conflict if nothing is known to be missing.
+    Generations that are ahead of it are removed. It gets a new uid: what others remember of it may never have been, for
+    this log. Raises as `survey` does.
     """
-    if name not in collections_in(data):
-        raise NotFound(f"no collection {name!r}", param="collection")
+    require_collection(data, name)
     with contextlib.closing(FolderLock(data / "LOCK")):
         path = data / name / "log.db"
-        if not is_lacking(path):
-            raise Conflict(f"{name} is whole: nothing of it is known to be missing", param="collection")
-        db = connect(path)
-        try:
-            with sqlite_errors(path, db):
-                if (found := str(db.execute("PRAGMA integrity_check(1)").get)) != "ok":
-                    raise Damaged(f"{name}/log.db is damaged: {found}")
-        finally:
-            db.close()
+        found = remains(path)
         renew_uid(path)
         with contextlib.closing(Log(path)) as log:
-            end, documents = log.position(), log.document_count()
-        ahead = Shelf(data / name).ahead(end)
+            ahead = Shelf(data / name).ahead(log.position())
         for generation in ahead:
             shutil.rmtree(generation)
-        return Accepted(end.seq, documents, [one.number for one in ahead.values()])
+        return found
 
 
-def is_lacking(path: Path) -> bool:
-    """Whether its service would quarantine a collection for its log."""
+def require_collection(data: Path, name: str) -> None:
+    if name not in collections_in(data):
+        raise NotFound(f"no collection {name!r}", param="collection")
+
+
+def remains(path: Path) -> Remains:
+    reason = lacking(path)
+    if not reason:
+        raise Conflict(
+            f"{path.parent.name} is whole: nothing of it is known to be missing", param="collection"
+        )
+    with sqlite_errors(path), contextlib.closing(begin(path)) as db:
+        if (found := str(db.execute("PRAGMA integrity_check(1)").get)) != "ok":
+            raise Damaged(f"{path.parent.name}/log.db is damaged: {found}")
+        state = PinnedLog(path, db).state()
+    ahead = Shelf(path.parent).ahead(LogPosition(state.seq, state.last_passage))
+    return Remains(reason, state.seq, state.documents, [one.number for one in ahead.values()])
+
+
+def lacking(path: Path) -> str:
+    """Why the service would quarantine a collection for its log; "" if it would not."""
     try:
         with contextlib.closing(Log(path)) as log:
-            return bool(Shelf(path.parent).ahead(log.position()))
-    except Damaged:
-        return True
+            Shelf(path.parent).require_none_ahead(log.position())
+    except Damaged as error:
+        return error.message
+    return ""
 
 
 def renew_uid(path: Path) -> str:

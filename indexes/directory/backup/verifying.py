@@ -12,10 +12,12 @@ Read-only; nothing is repaired. Generations that a live service deletes during t
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +36,9 @@ from indexes.directory.backup.backup import (
 )
 from indexes.directory.marker import MARKER, MARKER_COPY, decoded
 from indexes.lexical import analysis
-from indexes.log.checks import Check, check_log
+from indexes.log.checks import LOG, RESTORE, Check, check_log
 from indexes.log.pinned import pin
+from indexes.log.reader import LogPosition
 from indexes.parts.generation import Generation
 from indexes.parts.learned import FILE as RANKING
 from indexes.parts.learned import read_ranking
@@ -110,7 +113,8 @@ def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iter
     log_whole = True
     for check in check_log(folder.name, folder / "log.db", frozen=frozen, progress=progress):
         log_whole = log_whole and check.ok
-        yield check
+        lost = check.name == LOG and not check.ok and not frozen
+        yield replace(check, advice=f"{check.advice}; {accepting(folder)}") if lost else check
     shelf = Shelf(folder)
     whole: dict[int, bool] = {}
     for number in shelf.numbers():
@@ -156,8 +160,24 @@ def check_generation(collection: Path, number: int, *, frozen: bool, log_whole: 
         if goes_away(Shelf(collection), number):
             return None
         message = error.message if isinstance(error, NearlineError) else f"{folder}: {error}"
-        return Check(collection.name, f"generation {number}", False, message, advice_for(folder, log_whole))
+        advice = advice_for(folder, log_whole)
+        if not frozen and folder in ahead_of_log(collection):
+            advice = f"it knows of writes that the log has lost: {RESTORE}; {accepting(collection)}"
+        return Check(collection.name, f"generation {number}", False, message, advice)
     return Check(collection.name, f"generation {number}", True, detail)
+
+
+def accepting(collection: Path) -> str:
+    data, name = shlex.quote(str(collection.parent)), collection.name
+    return f"without a backup, nearline accept --data {data} -c {name} says what is left, and serves it"
+
+
+def ahead_of_log(collection: Path) -> set[Path]:
+    """The generations that know of more than the log does; none where the log cannot be read."""
+    with contextlib.suppress(NearlineError), pin(collection / "log.db") as log:
+        state = log.state()
+        return {*Shelf(collection).ahead(LogPosition(state.seq, state.last_passage))}
+    return set()
 
 
 def goes_away(shelf: Shelf, number: int) -> bool:

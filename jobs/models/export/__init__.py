@@ -1,4 +1,8 @@
-"""Exports an encoder from any source to a folder that can be served. Start reading at `exporting`."""
+"""How does an encoder become a folder that can be served?
+
+Its source is found, its graph built in several precisions and measured, and the fastest accurate one published. Start
+reading at `exporting`. Not here: loading and running the result (`retrieval/embedding`).
+"""
 
 from __future__ import annotations
 

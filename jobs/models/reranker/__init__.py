@@ -1,1 +1,4 @@
-"""Trains a small cross-encoder on a collection's own judgements. Start reading at `mining`, then `training`."""
+"""How is a small cross-encoder trained on a collection's own judgments?
+
+Start reading at `mining`, then `training`. Not here: rereading hits with it during a search (`retrieval/search`).
+"""

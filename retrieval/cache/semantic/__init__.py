@@ -1,12 +1,12 @@
-"""Questions asked before in other words, whose cached answers serve again.
+"""Was the same question asked before in other words?
 
     wording.py     what two texts have to share to ask the same
     questions.py   the questions of each scope by their vectors, in this process
     shared.py      the same in Redis, in vector sets
     cache.py       finds them, checks a share of what it found, and switches itself off
 
-It holds questions and no answers: those are looked up in the result cache, as the earlier question's own. So an answer
-is never staler here than there, and a caller gets none that was not computed with the same rights.
+It holds questions and no answers. Answers are looked up in the result cache as those of the earlier question, so they
+are never staler here than there, and callers get none that was not computed with their rights.
 """
 
 from __future__ import annotations

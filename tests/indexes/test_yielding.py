@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from indexes.base import courtesy
-from indexes.base.courtesy import give_way, searching
+from indexes.base import yielding
 from indexes.base.model import IndexOptions, Ranking
+from indexes.base.yielding import as_search, yield_to_searches
 from indexes.collection.collection import Collection
 from indexes.log import log
 from indexes.parts import assembly, sealing
@@ -33,7 +33,7 @@ class Search:
         self._thread.start()
         assert self._begun.wait(LONG_S)
 
-    @searching
+    @as_search
     def _search(self) -> None:
         self._begun.set()
         self._end.wait(LONG_S)
@@ -54,7 +54,7 @@ class Writer:
     """Gives way once, on a thread of its own."""
 
     def __init__(self, at_most_s: float = LONG_S) -> None:
-        self._thread = threading.Thread(target=give_way, args=(at_most_s,), daemon=True)
+        self._thread = threading.Thread(target=yield_to_searches, args=(at_most_s,), daemon=True)
         self._thread.start()
 
     def waits(self) -> bool:
@@ -87,13 +87,13 @@ def test_a_writer_waits_for_all_searches(search: Search) -> None:
 def test_a_search_without_end_does_not_stop_a_writer(search: Search) -> None:
     """It goes on while the search is still under way, and leaves nothing for the search to open."""
     assert Writer(0.001).goes_on()
-    assert not courtesy._gates
+    assert not yielding._gates
 
 
 def test_a_search_that_fails_is_over() -> None:
     """Nobody waits for it, and the error reaches whoever searched."""
 
-    @searching
+    @as_search
     def fail() -> None:
         raise ValueError("no such thing")
 
@@ -108,7 +108,7 @@ def test_searches_of_a_collection_are_seen(tmp_path: Path, monkeypatch: pytest.M
     seen: list[bool] = []
 
     def looked(rankings: list[Ranking], depth: int) -> Ranking:
-        seen.append(threading.get_ident() in courtesy._under_way)
+        seen.append(threading.get_ident() in yielding._searching)
         return merge(rankings, depth)
 
     merge = Ranking.merge
@@ -116,15 +116,15 @@ def test_searches_of_a_collection_are_seen(tmp_path: Path, monkeypatch: pytest.M
     collection.snapshot.dense(WORLD.vector(1), 3)
     collection.snapshot.lexical(WORLD.text(1, 0), 3)
     assert seen == [True, True]
-    assert not courtesy._under_way
+    assert not yielding._searching
     collection.close()
 
 
-def test_writing_and_sealing_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_and_sealing_yield(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each document gives way before it goes to the log and to the delta, and so does the sealing of a segment."""
     waits: Counter[str] = Counter()
     for module in (log, assembly, sealing):
-        monkeypatch.setattr(module, "give_way", lambda name=module.__name__: waits.update([name]))
+        monkeypatch.setattr(module, "yield_to_searches", lambda name=module.__name__: waits.update([name]))
     collection = filled(tmp_path, documents=8, options=IndexOptions(delta_passages_max=4))
     collection._sealing.wait()
     passages = sum(collection.info().passages.values())
@@ -145,8 +145,8 @@ def test_turns_get_short() -> None:
     """The process switches threads sooner, and what is there now is left out of garbage collection."""
     before, frozen = sys.getswitchinterval(), gc.get_freeze_count()
     try:
-        courtesy.keep_turns_short()
-        assert sys.getswitchinterval() == pytest.approx(courtesy.TURN_S)
+        yielding.tune_interpreter()
+        assert sys.getswitchinterval() == pytest.approx(yielding.SWITCH_INTERVAL_S)
         assert gc.get_freeze_count() > frozen
     finally:
         sys.setswitchinterval(before)

@@ -1,0 +1,47 @@
+"""What the author of an office file has hidden: sheets of a workbook, slides of a presentation. They are not read."""
+
+from __future__ import annotations
+
+import io
+import re
+from xml.etree import ElementTree as ET
+from zipfile import ZipFile
+
+from jobs.sources.model import Skip
+
+HIDDEN_SHEET, HIDDEN_SLIDE = Skip("hidden sheets"), Skip("hidden slides")
+SLIDE = re.compile(r"ppt/slides/([^/]+)\.xml", re.IGNORECASE)
+SLIDE_START_BYTES = 4096
+HIDES = re.compile(rb"""<(?:\w+:)?sld\s[^>]*?\bshow\s*=\s*["'](?:0|false)["']""")
+NO_SLIDE = '<p:sld xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main"><p:cSld><p:spTree/></p:cSld></p:sld>'
+
+
+def hidden_sheets(workbook: bytes) -> set[str]:
+    """The names of the sheets of an XLSX file that are hidden or very hidden."""
+    with ZipFile(io.BytesIO(workbook)) as archive:
+        name = next(name for name in archive.namelist() if name.lower() == "xl/workbook.xml")
+        book = ET.fromstring(archive.read(name))  # noqa: S314 - in a child of bounded memory and time
+    return {
+        one.get("name", "")
+        for one in book.iterfind(".//{*}sheet")
+        if one.get("state", "visible") != "visible"
+    }
+
+
+def without_hidden_slides(presentation: bytes) -> tuple[bytes, list[str]]:
+    """A PPTX file whose hidden slides are empty, and the names of these. Nothing else of it is unpacked."""
+    content = io.BytesIO(presentation)
+    with ZipFile(content, "a") as archive:
+        hidden = []
+        for one in list(archive.infolist()):
+            named = SLIDE.fullmatch(one.filename)
+            if named is None:
+                continue
+            with archive.open(one) as slide:
+                if HIDES.search(slide.read(SLIDE_START_BYTES)) is None:
+                    continue
+            hidden.append(named[1])
+            archive.filelist.remove(one)
+            del archive.NameToInfo[one.filename]
+            archive.writestr(one.filename, NO_SLIDE)
+    return (content.getvalue() if hidden else presentation), hidden
