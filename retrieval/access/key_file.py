@@ -18,6 +18,7 @@ import msgspec
 from indexes.base.durable import FolderLock, publish, remove
 from indexes.base.errors import Conflict, Damaged, InvalidInput, NotFound
 from indexes.base.model import now_ms
+from indexes.directory.catalog import NAME_RULE
 from indexes.directory.marker import (
     KEYS,
     KEYS_LOCK,
