@@ -12,7 +12,8 @@ from jobs.sources.model import Skip
 HIDDEN_SHEET, HIDDEN_SLIDE = Skip("hidden sheets"), Skip("hidden slides")
 SLIDE = re.compile(r"ppt/slides/([^/]+)\.xml", re.IGNORECASE)
 SLIDE_START_BYTES = 4096
-HIDES = re.compile(rb"""<(?:\w+:)?sld\s[^>]*?\bshow\s*=\s*["'](?:0|false)["']""")
+SLIDE_TAG = re.compile(rb"<(?:\w{1,32}:)?sld\s([^<>]*)")
+HIDES = re.compile(rb"""\bshow\s*=\s*["'](?:0|false)["']""")
 NO_SLIDE = '<p:sld xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main"><p:cSld><p:spTree/></p:cSld></p:sld>'
 
 
@@ -38,8 +39,9 @@ def without_hidden_slides(presentation: bytes) -> tuple[bytes, list[str]]:
             if named is None:
                 continue
             with archive.open(one) as slide:
-                if HIDES.search(slide.read(SLIDE_START_BYTES)) is None:
-                    continue
+                tag = SLIDE_TAG.search(slide.read(SLIDE_START_BYTES))
+            if tag is None or HIDES.search(tag[1]) is None:
+                continue
             hidden.append(named[1])
             archive.filelist.remove(one)
             del archive.NameToInfo[one.filename]
