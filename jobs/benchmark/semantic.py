@@ -102,7 +102,7 @@ def looked_up(
         for threshold in THRESHOLDS:
             at_threshold.settings = SemanticSettings(enabled=True, similarity_from=threshold)
             serves = cache.serves(COLLECTION, pair.asked)
-            found = asyncio.run(cache.alike(SCOPE, pair.asked, vector)) if serves else []
+            found = asyncio.run(cache.find_alike(SCOPE, pair.asked, vector)) if serves else []
             one.answered_by[threshold] = found[0].text if found else None
         yield one
 

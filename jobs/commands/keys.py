@@ -17,7 +17,7 @@ from indexes.directory.backup.backup import aliases_of
 from indexes.directory.marker import prepare
 from jobs.commands.options import JSON, PATH, console, print_json, print_result
 from retrieval.access.auth import Keys
-from retrieval.access.key_file import Key, Scope, check
+from retrieval.access.key_file import Key, Scope, check_key
 from retrieval.access.limits import DAY_S, Limits, read_usage, today
 from retrieval.access.schemas import KeyBody
 
@@ -95,7 +95,7 @@ def create(
         created_ms=0,
         expires_ms=None if expires_days is None else now_ms() + round(expires_days * DAY_S * 1000),
     )
-    check(key)
+    check_key(key)
     show(opened(data).create(key), as_json=as_json)
 
 

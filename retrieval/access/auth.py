@@ -1,14 +1,14 @@
-"""Access keys: who asks, what each key may do, and which documents its callers may see.
+"""Access keys: who is calling, what each key may do, and which documents its callers may see.
 
     data/keys.json                          every key, hashed; read again within RELOAD_S of a change
     Authorization: Bearer nl_<id>_<secret>  what a client sends
-    X-Nearline-Groups: <JWT>                the groups of an end user, from a caller that is trusted to name them
+    X-Nearline-Groups: <JWT>                the groups of an end user, from a caller trusted to name them
 
-Without keys everything is allowed to everybody, and the service listens on loopback only. The first key locks the
-directory: from then on each request needs one, also when all are revoked, or the file is lost, emptied, or put back
-from an earlier time. `nearline.json` remembers the lock and the revision of the newest file; `Keys.open` alone ends it.
+Without keys every caller may do everything, and the service listens on loopback only. The first key locks the
+directory: from then on each request needs one, even if all are revoked, or the file is lost, emptied, or restored from
+an earlier time. `nearline.json` remembers the lock and the revision of the newest file; only `Keys.open` ends it.
 
-A key of a tenant sees the tenant's collections alone, by their names without the tenant: the collection `docs` of the
+A key of a tenant sees only the tenant's collections, by their names without the tenant: the collection `docs` of the
 tenant `acme` is stored as `docs@acme`. A key with groups sees only documents whose metadata `acl` names one of these,
 or that have none.
 """
@@ -39,7 +39,7 @@ from retrieval.wire.errors import Forbidden, Unauthorized
 
 logger = logging.getLogger(__name__)
 
-# What a route asks for: one of the scopes, `key` for any valid key, `public` for none.
+# What a route requires: one of the scopes, `key` for any valid key, `public` for none.
 Needed = Scope | Literal["key", "public"]
 
 RELOAD_S = 0.25
@@ -50,7 +50,7 @@ GROUPS_HEADER = "X-Nearline-Groups"
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a request is made for. The default may do everything: what a service without keys takes all callers for."""
+    """Who a request is made for. The default may do everything, as any caller of a service without keys."""
 
     key: str = ""
     scopes: frozenset[Scope] = frozenset(get_args(Scope))
@@ -60,45 +60,45 @@ class Principal:
     limits: Limits | None = None
 
     def full(self, name: str) -> str:
-        """The name in the catalog of a collection or alias that this caller calls `name`."""
+        """Return the name in the catalog of a collection or alias that this caller calls `name`."""
         return f"{name}@{self.tenant}" if self.tenant else name
 
     def own(self, full: str) -> str:
-        """What this caller calls it."""
+        """Return this caller's name for it."""
         return full.removesuffix(f"@{self.tenant}") if self.tenant else full
 
-    def in_own_words(self, message: str) -> str:
-        """With names as this caller knows them."""
+    def hide_tenant(self, message: str) -> str:
+        """Replace full names in a message by those that this caller knows."""
         return message.replace(f"@{self.tenant}", "") if self.tenant else message
 
     def sees(self, full: str, aliases: Mapping[str, str]) -> bool:
-        """Whether a collection, by its own full name, exists for this caller."""
+        """Whether a collection, by its full name, exists for this caller."""
         if self.tenant and not full.endswith(f"@{self.tenant}"):
             return False
         bound = (self.full(name) for name in self.collections)
         return not self.collections or any(full == aliases.get(one, one) for one in bound)
 
     def collection(self, catalog: Catalog, name: str) -> Collection:
-        """Raises NotFound, also for a collection that exists for others alone, Quarantined, and NotReady."""
+        """Return a collection. Raises NotFound, also for one that exists only for others, Quarantined, and NotReady."""
         aliases, full = catalog.aliases, self.full(name)
         if not self.sees(aliases.get(full, full), aliases):
             raise NotFound(f"no collection {name!r}", param="collection")
         return catalog.get(full)
 
     def require_unbound(self) -> None:
-        """Raises Forbidden for a key that is bound to collections, where something is of none or of all of them."""
+        """Raise Forbidden for a key bound to collections, for things that belong to none or to all of them."""
         if self.collections:
             raise Forbidden("this key is bound to some collections and may use those alone")
 
     def require_whole(self) -> None:
-        """Raises Forbidden for a key with groups: counts would tell of documents that it may not see."""
+        """Raise Forbidden for a key with groups: counts would reveal documents that it may not see."""
         if self.groups is not None:
             raise Forbidden("this key sees some documents only, and counts of a collection are of all")
 
-    def allowed(self, condition: Filter | None) -> Filter | None:
-        """The filter, and of what matches only documents that this caller may see.
+    def restrict(self, condition: Filter | None) -> Filter | None:
+        """Restrict a filter to the documents that this caller may see.
 
-        Errors about unknown keys would tell of documents that it may not see, so such a caller gets none.
+        Errors about unknown keys would reveal documents that it may not see, so the restricted filter raises none.
         """
         if self.groups is None:
             return condition
@@ -108,24 +108,22 @@ class Principal:
         return Unchecked(visible if condition is None else Compound("and", [visible, condition]))
 
     def may_read(self, metadata: Metadata) -> bool:
-        """Whether it may see a document of this metadata; the same rule as `allowed`."""
+        """Whether this caller may see a document with this metadata; the same rule as `restrict`."""
         listed = metadata.get(ACL)
         if self.groups is None or listed is None:
             return True
         return bool({*self.groups} & {*(listed if isinstance(listed, list) else [listed])})
 
 
-# Of the request that the present task or thread works for. Nothing has to pass it on, so nothing can forget to.
+# Of the request that the current task or thread works for. Nothing passes it on, so nothing can forget to.
 ANYBODY = Principal()
 PRINCIPAL: ContextVar[Principal] = ContextVar("PRINCIPAL", default=ANYBODY)
 
 
 class Keys(KeyStore):
-    """The keys of one data directory, as requests are judged by them. Thread-safe.
+    """The keys of one data directory, as used to admit requests. Thread-safe.
 
-    `groups_secret` verifies signed groups; "" refuses them.
-
-    The constructor raises Damaged for a file that cannot be read.
+    `groups_secret` verifies signed groups; "" refuses them. The constructor raises Damaged for an unreadable file.
     """
 
     def __init__(
@@ -137,7 +135,7 @@ class Keys(KeyStore):
         self._stamp: tuple[int, int, int] | None = None
         self._keys: dict[str, Key] = {}
         self._looked_at = float("-inf")
-        self._locked, self._revision = self.remembered()
+        self._locked, self._revision = self.read_lock()
         self._look()
         if self._locked and not self._keys:
             logger.error(
@@ -147,11 +145,12 @@ class Keys(KeyStore):
 
     @property
     def required(self) -> bool:
-        """Whether requests need a key: from the first one on, also if the file has gone since."""
+        """Whether requests need a key: from the first one on, even if the file is gone since."""
         return self._locked
 
     def admit(self, headers: Mapping[str, str], needed: Needed) -> Principal:
-        """Raises Unauthorized without a valid key, Forbidden for one that may not do this."""
+        """Return the principal of a request. Raises Unauthorized without a valid key, Forbidden for one that may not do
+        this."""
         if self._now() - self._looked_at > RELOAD_S:
             self.reload()
         if not self.required or needed == "public":
@@ -173,7 +172,7 @@ class Keys(KeyStore):
         return Principal(key.id, scopes, key.tenant, tuple(key.collections), groups, key.limits)
 
     def holder(self, header: str) -> str | None:
-        """The id of the key in an Authorization header, to count by; None on a service without keys. Raises
+        """Return the id of the key in an Authorization header, to count by; None on a service without keys. Raises
         Unauthorized."""
         return self._valid(header).id if self.required else None
 
@@ -187,7 +186,7 @@ class Keys(KeyStore):
                 "this needs an access key: send Authorization: Bearer nl_... (commands take it from NEARLINE_KEY)"
             )
         key = self._keys.get(parts["id"])
-        # Compared also where there is no such key: how long it takes must not tell.
+        # Also compared if there is no such key, so that timing reveals nothing.
         right = hmac.compare_digest(hash_of(parts["secret"]), key.sha256 if key else hash_of(""))
         if key is None or not right or key.revoked_ms is not None:
             raise Unauthorized("the access key is not valid")
@@ -203,7 +202,7 @@ class Keys(KeyStore):
             return own
         if header is None:
             return ()
-        import jwt  # with its cryptography 60 ms, for the few services that use it
+        import jwt  # imported here: with its cryptography it takes 60 ms, and few services use it
 
         if not self._groups_secret:
             raise Forbidden(f"{GROUPS_HEADER} cannot be verified: auth.groups_secret is not set")
@@ -219,11 +218,11 @@ class Keys(KeyStore):
     # --- what is in use -----------------------------------------------------------------------------------------
 
     def remember(self) -> None:
-        """Store the lock in a marker that lost it: keys, or the file beside them, say that it was there."""
+        """Store the lock in a marker that lost it, if the keys or the file next to them show that it existed."""
         if self._locked:
             self.lock(self._revision)
 
-    def changed(self) -> None:
+    def on_change(self) -> None:
         self._look()
 
     def reload(self) -> None:
@@ -236,13 +235,13 @@ class Keys(KeyStore):
         self._looked_at = self._now()
         try:
             found = self.path.stat()
-        except FileNotFoundError:  # never there, or gone: keys that were required stay required
+        except FileNotFoundError:  # never there, or gone: required keys stay required
             self._locked = self._locked or self.path.with_name(KEYS_LOCK).exists()
             return
         stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
         if stamp == self._stamp:
             return
-        self._locked = True  # whatever it says: an open directory has no such file
+        self._locked = True  # whatever its content: an open directory has no such file
         file = read_key_file(self.path) or KeyFile()
         self._stamp = stamp
         if file.revision < self._revision:

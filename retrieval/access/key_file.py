@@ -1,4 +1,4 @@
-"""The file of access keys, `keys.json`: reading it, and every change of it.
+"""The file of access keys, `keys.json`: reading it, and every change to it.
 
 Each change is one revision. The marker of the data directory remembers the newest one, and that requests need keys.
 """
@@ -40,8 +40,9 @@ GROUPS_MAX, GROUP_CHARS_MAX = 100, 200
 class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One key as it is stored: the SHA-256 of its secret, which has 256 random bits, and its rights.
 
-    No `tenant`: all collections. No `collections`: all of the tenant. `groups` None: all documents; `signed_groups`:
-    those that each request brings in a signed header, none without it. Times are milliseconds since 1970.
+    No `tenant` means all collections, no `collections` all of the tenant's. `groups` None means all documents. With
+    `signed_groups`, each request brings its groups in a signed header, and has none without it. Times are milliseconds
+    since 1970.
     """
 
     id: str
@@ -59,7 +60,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KeyFile(msgspec.Struct, frozen=True):
-    """`revision` grows with each change."""
+    """The stored keys. `revision` grows with each change."""
 
     format: int = FORMAT
     revision: int = 0
@@ -67,46 +68,47 @@ class KeyFile(msgspec.Struct, frozen=True):
 
 
 class KeyStore:
-    """All keys of a data directory, and their changes. Thread-safe; commands may change them beside the service."""
+    """All keys of a data directory, and changes to them. Thread-safe; commands may change them while the service
+    runs."""
 
     def __init__(self, data: Path) -> None:
         self.data = data
         self.path = data / KEYS
 
-    def changed(self) -> None:
+    def on_change(self) -> None:
         """Called after each change."""
 
     def all(self, tenant: str = "") -> list[Key]:
-        """Those of one tenant; "" for all. Oldest first."""
+        """List the keys of one tenant, "" for all, oldest first."""
         return [key for key in read_keys(self.path) if not tenant or key.tenant == tenant]
 
     def create(self, key: Key) -> tuple[Key, str]:
-        """Store a key with these rights. Returns it and the text that a client sends, which nothing can tell again.
+        """Store a key with these rights. Returns it and the text that a client sends, which cannot be recovered later.
 
         Raises InvalidInput naming the field.
         """
-        check(key)
+        check_key(key)
         secret = secrets.token_urlsafe(32)
         made = msgspec.structs.replace(
             key, id=secrets.token_hex(6), sha256=hash_of(secret), created_ms=now_ms(), revoked_ms=None
         )
-        with self._changed() as keys:
+        with self._edit_keys() as keys:
             keys[made.id] = made
         return made, f"nl_{made.id}_{secret}"
 
     def rotate(self, key_id: str, tenant: str = "", grace_s: float = 0) -> tuple[Key, str]:
-        """A new key with the rights of another, for as long as that was made for; the old one ends after `grace_s`.
+        """Make a new key with the rights and the lifetime of another; the old one ends after `grace_s`.
 
-        Raises NotFound, or Conflict for one that has ended already.
+        Raises NotFound, or Conflict for one that has already ended.
         """
-        old = self._of(key_id, tenant)
+        old = self._find(key_id, tenant)
         now = now_ms()
         if old.revoked_ms is not None or (old.expires_ms is not None and old.expires_ms <= now):
             raise Conflict(f"the key {key_id} has ended: make a new one", param="id")
         lasts_ms = None if old.expires_ms is None else now + old.expires_ms - old.created_ms
         made = self.create(msgspec.structs.replace(old, expires_ms=lasts_ms))
         ends_ms = now + round(grace_s * 1000)
-        with self._changed() as keys:
+        with self._edit_keys() as keys:
             ends_ms = min(ends_ms, old.expires_ms or ends_ms)
             end = {"expires_ms": ends_ms} if grace_s else {"revoked_ms": ends_ms}
             keys[key_id] = msgspec.structs.replace(keys[key_id], **end)
@@ -114,24 +116,24 @@ class KeyStore:
 
     def revoke(self, key_id: str, tenant: str = "") -> Key:
         """End a key now; its record stays. Idempotent. Raises NotFound, also for one of another tenant."""
-        revoked = self._of(key_id, tenant)
+        revoked = self._find(key_id, tenant)
         if revoked.revoked_ms is None:
             revoked = msgspec.structs.replace(revoked, revoked_ms=now_ms())
-            with self._changed() as keys:
+            with self._edit_keys() as keys:
                 keys[key_id] = revoked
         return revoked
 
-    def _of(self, key_id: str, tenant: str) -> Key:
+    def _find(self, key_id: str, tenant: str) -> Key:
         for key in self.all(tenant):
             if key.id == key_id:
                 return key
         raise NotFound(f"no key {key_id!r}", param="id")
 
     def open(self) -> None:
-        """End all keys and the lock. A service takes it up when it starts next; a running one stays as it is."""
-        if not self.remembered()[0] and not self.path.exists():
-            return  # nor leave a lock file, which would close a service that runs
-        with self._changing():
+        """End all keys and the lock. A service notices when it next starts; a running one stays as it is."""
+        if not self.read_lock()[0] and not self.path.exists():
+            return  # and leave no lock file, which would lock a running service
+        with self._hold_lock():
             remove(self.path)
             if is_data_directory(self.data):
                 change_marker(self.data, lambda found: msgspec.structs.replace(found, locked=False))
@@ -148,13 +150,13 @@ class KeyStore:
             change_marker(self.data, lock)
 
     @contextmanager
-    def _changed(self) -> Iterator[dict[str, Key]]:
-        """All keys, to be changed; then published. Commands and the service may change them at the same time.
+    def _edit_keys(self) -> Iterator[dict[str, Key]]:
+        """Yield all keys for editing, then publish them. Commands and the service may do so at the same time.
 
         Raises Conflict for a file from an earlier time: keys that were revoked since would be valid again.
         """
-        with self._changing():
-            found, newest = read_key_file(self.path), self.remembered()[1]
+        with self._hold_lock():
+            found, newest = read_key_file(self.path), self.read_lock()[1]
             if found is not None and found.revision < newest:
                 raise Conflict(
                     f"{KEYS} is from an earlier time: it has revision {found.revision}, the newest was {newest}. Put "
@@ -166,18 +168,18 @@ class KeyStore:
             content = msgspec.json.encode(KeyFile(revision=revision, keys=list(keys.values())))
             publish(self.path, msgspec.json.format(content, indent=2) + b"\n", mode=0o600)
             self.lock(revision)
-        self.changed()
+        self.on_change()
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         lock = FolderLock(self.path.with_name(KEYS_LOCK))
         try:
             yield
         finally:
             lock.close()
 
-    def remembered(self) -> tuple[bool, int]:
-        """Whether keys are needed, and the newest revision of them."""
+    def read_lock(self) -> tuple[bool, int]:
+        """Return whether keys are needed, and their newest revision."""
         left = self.path.with_name(KEYS_LOCK).exists()
         if not is_data_directory(self.data):
             return left, 0
@@ -186,13 +188,13 @@ class KeyStore:
 
 
 def read_keys(path: Path) -> list[Key]:
-    """None if there is no file. Raises Damaged."""
+    """Return all keys, none if there is no file. Raises Damaged."""
     file = read_key_file(path)
     return [] if file is None else file.keys
 
 
 def read_key_file(path: Path) -> KeyFile | None:
-    """Raises Damaged."""
+    """Read the file; None if there is none. Raises Damaged."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -206,8 +208,8 @@ def read_key_file(path: Path) -> KeyFile | None:
     return found
 
 
-def check(key: Key) -> None:
-    """Raises InvalidInput naming the field, for rights that make no sense together."""
+def check_key(key: Key) -> None:
+    """Raise InvalidInput naming the field, for rights that make no sense together."""
     if not key.scopes:
         raise InvalidInput(
             "scopes is empty, expected search, write, admin, metrics or vectors", param="scopes"
@@ -225,7 +227,7 @@ def check(key: Key) -> None:
     if key.collections and "metrics" in key.scopes:
         raise InvalidInput("metrics are of all collections: a key for them is bound to none", param="scopes")
     if key.limits is not None:
-        try:  # commands make them without decoding
+        try:  # commands build them without decoding
             msgspec.convert(msgspec.to_builtins(key.limits), Limits)
         except msgspec.ValidationError as error:
             raise InvalidInput(f"limits: {error}", param="limits") from None

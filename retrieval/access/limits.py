@@ -1,11 +1,11 @@
-"""How much each access key may ask: requests a second, a day, and at one time.
+"""How much each access key may use: requests per second, per day, and at one time.
 
-    meters in this process              hold the limits by themselves, also while Redis is down
+    meters in this process              enforce the limits alone, even while Redis is down
     prefix:scope:limits:<key> in Redis  counts for all services that share one, a hash with a token bucket and a day
-    data/usage.json                     the counts of the day, so that a restart forgives none
+    data/usage.json                     the counts of the day, so that a restart does not reset them
 
-A request counts as one; a batch as its searches, a context as its queries. The bucket holds what a second allows. What
-a request turns out to cost beyond one is taken in any case, and later requests wait for it.
+A request counts as one, a batch as its searches, a context as its queries. The bucket holds what a second allows. What
+a request turns out to cost beyond one is always taken, and later requests wait for it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ FILE = "usage.json"
 WRITE_EVERY_S = 5.0
 DAY_S = 86_400
 BURST_S = 1.0
-ROUNDING_S = 1e-6  # of times that were added up
-WAIT_S = 1.0  # for a key whose requests under way are too many
+ROUNDING_S = 1e-6  # rounding error of sums of times
+WAIT_S = 1.0  # asked of a key with too many requests in progress
 
-# The clock is that of Redis, so those of the services need not agree. Returns what to wait in microseconds, 0 where the
-# request may go on; for which limit, 1 for the rate and 2 for the day; and the count of the day. ARGV: microseconds a
-# request, the microseconds' worth that the bucket holds, requests a day (-1: no limit), cost, and 1 to take it even
-# from an empty bucket.
+# Uses the clock of Redis, so the clocks of the services need not agree. Returns the wait in microseconds, 0 if the
+# request may proceed; the limit that it waits for, 1 for the rate and 2 for the day; and the count of the day. ARGV:
+# microseconds per request, the microseconds' worth that the bucket holds, requests per day (-1: no limit), cost, and 1
+# to take it even from an empty bucket.
 SCRIPT = """
 local t = redis.call('TIME')
 local now, day = t[1] * 1000000 + t[2], math.floor(t[1] / 86400)
@@ -67,37 +67,37 @@ Number = Annotated[int, Meta(ge=1)]
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of one key; null is no limit."""
+    """The limits of one key; null is no limit."""
 
     per_second: Annotated[
-        Rate | None, Doc("Requests a second, on average; a second's worth may come at once")
+        Rate | None, Doc("Requests per second on average; a second's worth may come at once")
     ] = None
-    per_day: Annotated[Number | None, Doc("Requests a day, from midnight to midnight UTC")] = None
-    at_once: Annotated[Number | None, Doc("Requests under way at one time")] = None
+    per_day: Annotated[Number | None, Doc("Requests per day, from midnight to midnight UTC")] = None
+    at_once: Annotated[Number | None, Doc("Requests in progress at one time")] = None
 
 
 Reply = tuple[Annotated[int, Meta(ge=0)], Literal[0, 1, 2], Annotated[int, Meta(ge=0)]]  # of SCRIPT
 
 
-class Shared(Protocol):
-    """What limits need of Redis."""
+class SharedCounts(Protocol):
+    """What the limits need from Redis."""
 
     async def run_script(self, script: str, key: bytes, *arguments: int) -> list[object] | None:
-        """The reply; None where there is none in time."""
+        """Return the reply; None if there is none in time."""
 
 
 class Usage(msgspec.Struct):
-    """As stored: requests by the id of their key, on one day since 1970."""
+    """As stored: requests by key id, on one day since 1970."""
 
     day: int = 0
     used: dict[str, int] = msgspec.field(default_factory=dict)
 
-    def copied(self) -> Usage:
+    def copy(self) -> Usage:
         return Usage(self.day, dict(self.used))
 
 
 class Meter:
-    """A token bucket, held as the moment at which it is full again, and the requests under way."""
+    """A token bucket, represented by the time at which it is full again, and the number of requests in progress."""
 
     __slots__ = ("full_at", "under_way")
 
@@ -107,28 +107,28 @@ class Meter:
 
 
 class Limiter:
-    """Holds the limits of all keys. Use from one event loop."""
+    """Enforces the limits of all keys. Use from one event loop."""
 
     def __init__(
         self,
         folder: Path,
-        shared: Shared | None = None,
+        shared: SharedCounts | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` is monotonic, `now` says which day it is; both in seconds."""
+        """`clock` is monotonic, `now` tells which day it is; both in seconds."""
         self.shared = shared
         self._path = folder / FILE
         self._clock = clock
         self._now = now
         self._meters: dict[str, Meter] = {}
         self._usage = read_usage(folder)
-        self._written = self._usage.copied()
+        self._written = self._usage.copy()
         self.refused = {"second": 0, "day": 0, "at_once": 0}
 
     @contextmanager
     def under_way(self, key: str, limits: Limits | None) -> Iterator[None]:
-        """For the time of one request. Raises RateLimited for one too many."""
+        """Count one request as in progress within the block. Raises RateLimited for one too many."""
         if limits is None:
             yield
             return
@@ -146,27 +146,27 @@ class Limiter:
             meter.under_way -= 1
 
     async def take(self, key: str, limits: Limits | None, cost: int = 1, *, forced: bool = False) -> None:
-        """Count a request, or what it costs beyond one (`forced`: also from an empty bucket).
+        """Count a request, or what it costs beyond one (`forced`: even from an empty bucket).
 
-        Raises RateLimited, saying when to come back, and has counted nothing then.
+        Raises RateLimited, saying when to come back; then nothing was counted.
         """
         if limits is None:
             return
         meter, used = self._meter(key), self._today().used
         if limits.per_day is not None and used.get(key, 0) + cost > limits.per_day:
-            raise self._beyond(limits, "day", DAY_S - self._now() % DAY_S)
+            raise self._refusal(limits, "day", DAY_S - self._now() % DAY_S)
         interval, burst = interval_s(limits)
         now = self._clock()
         full_at = max(meter.full_at, now)
         if not forced and (wait_s := full_at + interval - burst - now) > ROUNDING_S:
-            raise self._beyond(limits, "second", wait_s)
+            raise self._refusal(limits, "second", wait_s)
         meter.full_at = full_at + cost * interval
         used[key] = used.get(key, 0) + cost
         if self.shared is not None:
             await self._take_shared(self.shared, key, limits, cost, forced=forced)
 
     async def _take_shared(
-        self, shared: Shared, key: str, limits: Limits, cost: int, *, forced: bool
+        self, shared: SharedCounts, key: str, limits: Limits, cost: int, *, forced: bool
     ) -> None:
         interval, burst = (round(one * 1e6) for one in interval_s(limits))
         most = -1 if limits.per_day is None else limits.per_day
@@ -176,17 +176,17 @@ class Limiter:
         try:
             wait_us, limit, used = msgspec.convert(reply, Reply)
         except msgspec.ValidationError:
-            return  # no Redis, or one that makes no sense: the limits of this process hold
-        counts = self._today().used  # of a new day, if that began meanwhile
+            return  # no Redis, or a reply that makes no sense: the limits of this process apply
+        counts = self._today().used  # a new day may have begun
         refused = wait_us > 0 and (limits.per_second if limit == 1 else limits.per_day)
         own = max(0, counts.get(key, 0) - (cost if refused else 0))
         counts[key] = max(own, used if limits.per_day is None else min(used, limits.per_day))
         if refused:
             self._meter(key).full_at -= cost * interval / 1e6
-            raise self._beyond(limits, "second" if limit == 1 else "day", min(wait_us / 1e6, DAY_S))
+            raise self._refusal(limits, "second" if limit == 1 else "day", min(wait_us / 1e6, DAY_S))
 
     def used_today(self, key: str) -> int:
-        """Requests of this key since midnight UTC; with a Redis, by all services that share it."""
+        """Return the requests of this key since midnight UTC; with a Redis, of all services that share it."""
         return self._today().used.get(key, 0)
 
     async def keep_writing(self) -> None:
@@ -195,8 +195,8 @@ class Limiter:
             await asyncio.to_thread(self.write)
 
     def write(self) -> None:
-        """Store the counts of the day, if there are new ones. A failure is logged: limits go on without."""
-        usage = self._usage.copied()
+        """Store the counts of the day, if they changed. A failure is logged, and limits work without."""
+        usage = self._usage.copy()
         if usage == self._written:
             return
         try:
@@ -214,7 +214,7 @@ class Limiter:
             self._usage = Usage(day)
         return self._usage
 
-    def _beyond(self, limits: Limits, limit: str, wait_s: float) -> RateLimited:
+    def _refusal(self, limits: Limits, limit: str, wait_s: float) -> RateLimited:
         self.refused[limit] += 1
         most = (
             f"{limits.per_day} requests a day"
@@ -225,18 +225,18 @@ class Limiter:
 
 
 def today(now: float | None = None) -> int:
-    """Days since 1970, UTC."""
+    """Return the days since 1970, UTC."""
     return int((time.time() if now is None else now) // DAY_S)
 
 
 def interval_s(limits: Limits) -> tuple[float, float]:
-    """Seconds from one request to the next, and how many seconds' worth of them may come at once."""
+    """Return the seconds between two requests, and how many seconds' worth may come at once."""
     interval = 1 / limits.per_second if limits.per_second else 0.0
     return interval, max(interval, BURST_S)
 
 
 def read_usage(folder: Path) -> Usage:
-    """What was counted last; nothing, where that cannot be read."""
+    """Read the counts stored last; nothing if they cannot be read."""
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=Usage)
     except FileNotFoundError:

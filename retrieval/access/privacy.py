@@ -1,8 +1,8 @@
-"""Raw vectors: who gets them, and how exactly.
+"""Raw vectors: who gets them, and how exact they are.
 
-A vector tells much of its text, so a key needs the scope `vectors` for them, which `admin` does not include. What
-leaves can carry noise (`privacy.vector_noise`). It depends on the vector and a secret alone: whoever asks again, or
-under another id, gets the same noise, and averaging does not remove it.
+A vector reveals much of its text, so a key needs the scope `vectors` for them, which `admin` does not include. Exported
+vectors can carry noise (`privacy.vector_noise`). It depends only on the vector and a secret: asking again, or under
+another id, gives the same noise, so averaging does not remove it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ SCOPE: Scope = "vectors"
 
 
 def require_vectors() -> None:
-    """Raises Forbidden for a key without the scope."""
+    """Raise Forbidden for a key without the scope."""
     if SCOPE not in PRINCIPAL.get().scopes:
         raise Forbidden(f"vectors are for keys with the scope {SCOPE}, which this one does not have")
 
 
 @dataclass(frozen=True, slots=True)
 class VectorExport:
-    """Stored vectors as they may leave. `noise` is the length of the noise, about, where the vector's is 1."""
+    """Prepares stored vectors for export. `noise` is the approximate length of the noise relative to the vector."""
 
     noise: float
     secret: bytes
 
     def of(self, vector: Floats) -> Floats:
-        """A unit vector, as the given one is: float32 [dimensions]."""
+        """Return the unit vector to export, float32 [dimensions]."""
         if not self.noise:
             return vector
         noisy = vector + self.noise / np.sqrt(len(vector)) * self._gaussian(vector)
@@ -43,7 +43,8 @@ class VectorExport:
         return exported
 
     def _gaussian(self, vector: Floats) -> Floats:
-        """Independent standard normal numbers, float64 [dimensions]: Box and Muller's transform of a keyed hash."""
+        """Return independent standard normal numbers, float64 [dimensions]: the Box-Muller transform of a keyed
+        hash."""
         hashed = hashlib.shake_256(self.secret + vector.tobytes()).digest(8 * len(vector))
         radius, angle = (np.frombuffer(hashed, "<u4").reshape(2, -1) + 1.0) / 2**32
         normal: Floats = np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle)

@@ -28,7 +28,7 @@ class CreateKey(Request, frozen=True, kw_only=True):
     ]
     name: Annotated[str, Meta(max_length=200), Doc("For people")] = ""
     tenant: Annotated[
-        str, Doc("The key sees the collections of this tenant alone; empty: your own tenant")
+        str, Doc("The key sees only the collections of this tenant; empty: your own tenant")
     ] = ""
     collections: Annotated[list[str], Doc("Only these collections or aliases; empty: all of the tenant")] = (
         field(default_factory=list)
@@ -39,7 +39,7 @@ class CreateKey(Request, frozen=True, kw_only=True):
     signed_groups: Annotated[bool, Doc("Take groups from the header X-Nearline-Groups of each request")] = (
         False
     )
-    limits: Annotated[Limits | None, Doc("How much may be asked with it; null: no limits of its own")] = None
+    limits: Annotated[Limits | None, Doc("Its rate limits; null: none of its own")] = None
     expires_s: Annotated[Seconds | None, Doc("Seconds until the key ends; null: never")] = None
 
 
@@ -50,16 +50,16 @@ class RotateKey(Request, frozen=True, kw_only=True):
 class KeyBody(msgspec.Struct):
     """A key without its secret. Times are milliseconds since 1970."""
 
-    id: Annotated[str, Doc("The middle part of the key, which the log names it by")]
+    id: Annotated[str, Doc("The middle part of the key, used to name it in the log")]
     name: Annotated[str, Doc("For people")]
     scopes: Annotated[list[Scope], Doc("What it may do")]
     tenant: Annotated[str, Doc("Whose collections it sees; empty: all")]
     collections: Annotated[list[str], Doc("Only these; empty: all of the tenant")]
     groups: Annotated[list[str] | None, Doc("Whose documents it sees; null: all")]
-    signed_groups: Annotated[bool, Doc("Whether requests bring groups of their own")]
-    limits: Annotated[Limits | None, Doc("How much may be asked with it; null: no limits of its own")]
-    created_ms: Annotated[int, Doc("When it was made")]
-    expires_ms: Annotated[int | None, Doc("When it ends; null: never")]
+    signed_groups: Annotated[bool, Doc("Whether requests bring their own groups")]
+    limits: Annotated[Limits | None, Doc("Its rate limits; null: none of its own")]
+    created_ms: Annotated[int, Doc("When it was created")]
+    expires_ms: Annotated[int | None, Doc("When it expires; null: never")]
     revoked_ms: Annotated[int | None, Doc("When it was revoked; null: it was not")]
     used_today: Annotated[
         int, Doc("Requests since midnight UTC, counted for keys with limits; with Redis, of all services")
@@ -72,10 +72,10 @@ class KeyBody(msgspec.Struct):
 
 
 class KeyList(msgspec.Struct):
-    keys: Annotated[list[KeyBody], Doc("Oldest first, also those that ended")]
+    keys: Annotated[list[KeyBody], Doc("Oldest first, including ended ones")]
 
 
 class KeyMade(msgspec.Struct):
     key: Annotated[str, Doc("What to send as `Authorization: Bearer`. Shown once, never again")]
-    record: Annotated[KeyBody, Doc("What is known of it from now on")]
-    absent: Annotated[list[str], Doc("Those of its collections that do not exist yet")]
+    record: Annotated[KeyBody, Doc("The stored record of the key")]
+    absent: Annotated[list[str], Doc("The collections it names that do not exist yet")]

@@ -1,4 +1,4 @@
-"""Work that ends early: because its caller has gone, its deadline has passed, or the service is stopping."""
+"""Work that ends early: because its caller has left, its deadline has passed, or the service is stopping."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from indexes.base.work import OnStep
 
 T = TypeVar("T")
 
-RETRY_AFTER_S = 5.0  # until another process has taken over
+RETRY_AFTER_S = 5.0  # by then another process should have taken over
 
 
 class Abandoned(Exception):
-    """Ends the work. Nobody is left to see it."""
+    """Ends work whose caller has left, so no one sees it."""
 
 
-async def abandonable(
+async def run_abandonable(
     work: Callable[[OnStep], T], *, deadline: float | None = None, threads: Executor | None = None
 ) -> T:
-    """What `work` returns. It must call its argument between any two of its steps, which raises once nobody waits.
+    """Run `work` on a thread and return its result. It must call its argument between steps, which raises Abandoned
+    once the caller has left.
 
-    `deadline` in the loop's time; raises DeadlineExceeded after it. `threads`, where not those that everybody uses.
+    `deadline` is in the loop's time; raises DeadlineExceeded after it. `threads` replaces the default executor.
     """
     loop, context = asyncio.get_running_loop(), copy_context()
     gone = threading.Event()
@@ -48,7 +49,7 @@ async def abandonable(
 
 
 class Stopping:
-    """Knows the requests under way, which may finish within a grace period. For one event loop."""
+    """Tracks the requests in progress, which may finish within a grace period. For one event loop."""
 
     def __init__(self) -> None:
         self._over: float | None = None  # in the loop's time
@@ -56,7 +57,7 @@ class Stopping:
 
     @contextlib.asynccontextmanager
     async def within_grace(self) -> AsyncIterator[None]:
-        """Cancels the block when the grace is over, and raises NotReady instead."""
+        """Cancel the block when the grace period is over, and raise NotReady instead."""
         limit = asyncio.timeout_at(self._over)
         try:
             async with limit:

@@ -1,4 +1,4 @@
-"""What the control groups that this process is in allow it: cores and memory. None where they set no limit."""
+"""The cores and memory that this process's control groups allow it; None where they set no limit."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ ROOT, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def cgroup_cores(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
-    """Cores granted by the tightest quota from our control group up to `root`."""
+    """Return the cores granted by the tightest quota from our control group up to `root`."""
     return tightest(root, membership, "cpu", _quota)
 
 
 def cgroup_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
-    """Bytes of memory granted by the tightest limit from our control group up to `root`."""
+    """Return the bytes of memory granted by the tightest limit from our control group up to `root`."""
     return tightest(root, membership, "memory", _bytes)
 
 
@@ -35,7 +35,7 @@ def tightest(
         else:
             continue
         folder = base / path.lstrip("/")
-        # Inside a container the path may be the host's; the root is then our own group.
+        # Inside a container the path may be the host's; then the root is our own group.
         limits.extend(limit_of(each) for each in (folder, *folder.parents) if each.is_relative_to(base))
     return min((limit for limit in limits if limit is not None), default=None)
 

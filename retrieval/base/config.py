@@ -1,12 +1,11 @@
 """The service's settings: what they are, what values they may take, and where a value came from.
 
-`load_config` is the only reader of files and environment; everything else is handed the part of `Config` it
-needs. A value is taken from the first of: the environment (`NEARLINE_<SECTION>_<KEY>`), the file, the default
-in `retrieval/base/settings.py`. `configs/default.toml` explains each key; a test holds it equal to those defaults.
+`load_config` is the only reader of files and environment; everything else is handed the part of `Config` it needs. A
+value is taken from the first of: the environment (`NEARLINE_<SECTION>_<KEY>`), the file, the default in
+`retrieval/base/settings.py`. `configs/default.toml` explains each key; a test holds it equal to those defaults.
 
-Nothing is guessed: an unknown section or key, a wrong type, a value out of range or two values that
-contradict each other raise `InvalidInput` with one line that names the file or variable, the key, what was
-expected and what was found.
+Nothing is guessed: an unknown section or key, a wrong type, a value out of range, or two values that contradict each
+other raise `InvalidInput` with one line that names the file or variable, the key, what was expected and what was found.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ __all__ = ["Config", "ignored_variables", "load_config", "take_over"]
 
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
-    """The settings of `path` (the defaults when None), overridden by the `NEARLINE_*` variables of `environ`.
+    """Load the settings of `path` (the defaults when None), overridden by the `NEARLINE_*` variables of `environ`.
 
-    Folders stay as they are given, relative to the working directory. Raises `InvalidInput` as the module
-    promises.
+    Folders stay as given, relative to the working directory. Raises `InvalidInput` as described above.
     """
     values: dict[str, dict[str, object]] = {name: {} for name in _KEYS}
     if path is not None:
@@ -45,9 +43,11 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
 
 
 def take_over(current: Config, fresh: Config) -> tuple[list[str], list[str]]:
-    """Change `current`, which all parts of a service share, to what a reload can change. Returns the keys that are
-    changed now, and those that differ and need a restart. Raises InvalidInput, and changes nothing, where what can
-    change makes no sense beside what cannot."""
+    """Apply to `current`, which all parts of a service share, the changes in `fresh` that a reload can make.
+
+    Returns the keys that changed, and those that differ but need a restart. Raises InvalidInput, and changes nothing,
+    if the new values make no sense together with those that cannot change.
+    """
     changes: dict[str, dict[str, object]] = {}
     waiting = []
     for section, keys in _KEYS.items():
@@ -68,7 +68,7 @@ def take_over(current: Config, fresh: Config) -> tuple[list[str], list[str]]:
 
 
 def ignored_variables(environ: Mapping[str, str]) -> list[str]:
-    """`NEARLINE_*` variables that name no section, sorted: another program's, or a slip worth a warning."""
+    """List the `NEARLINE_*` variables that name no section, sorted: another program's, or a typo worth a warning."""
     return sorted(
         name
         for name, value in environ.items()
@@ -80,7 +80,7 @@ def ignored_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 PREFIX = "NEARLINE_"
-# The type of every key by section and name, read off `Config` so that it cannot differ from it.
+# The type of every key by section and name, derived from `Config` so that the two cannot differ.
 _KEYS: dict[str, dict[str, Any]] = {
     section.name: {key.name: key.type for key in msgspec.structs.fields(section.type)}
     for section in msgspec.structs.fields(Config)
@@ -132,10 +132,10 @@ _SERVICE_LINK = re.compile(
 
 
 def _is_service_link(variable: str, value: str) -> bool:
-    """Whether Kubernetes put the variable there for a Service.
+    """Whether Kubernetes set the variable for a Service.
 
-    For one named "nearline-redis" every pod gets NEARLINE_REDIS_PORT=tcp://10.0.0.7:6379 and six more; taking
-    them for settings would stop the start in exactly the deployments that look most natural.
+    For one named "nearline-redis" every pod gets NEARLINE_REDIS_PORT=tcp://10.0.0.7:6379 and six more. Treating them as
+    settings would stop the start in exactly the deployments that look most natural.
     """
     return bool(_SERVICE_LINK.search(variable)) or (
         variable.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://"))
@@ -160,13 +160,13 @@ def _convert(value: object, section: str, key: str, *, source: str, from_text: b
         return msgspec.convert(value, declared, strict=not from_text)
     except msgspec.DecodeError as error:
         raise InvalidInput(
-            f"{source}: [{section}] {key}: expected {_expected(section, key, error)}, "
-            f"found {'a value that is not shown' if key.endswith(('secret', 'api_key')) else _shown(value)}",
+            f"{source}: [{section}] {key}: expected {_describe_expected(section, key, error)}, "
+            f"found {'a value that is not shown' if key.endswith(('secret', 'api_key')) else _redact(value)}",
             param=f"{section}.{key}",
         ) from error
 
 
-def _expected(section: str, key: str, error: msgspec.DecodeError) -> str:
+def _describe_expected(section: str, key: str, error: msgspec.DecodeError) -> str:
     declared = _KEYS[section][key]
     if get_origin(declared) is dict:
         return 'names and what they stand for: { "a" = "b" } in the file, {"a": "b"} in a variable'
@@ -190,8 +190,8 @@ def _expected(section: str, key: str, error: msgspec.DecodeError) -> str:
     return str(error).removeprefix("Expected ").partition(", got")[0].replace("`", "")
 
 
-def _shown(value: object) -> str:
-    # The address of a Redis may carry its password, and error messages end up in logs.
+def _redact(value: object) -> str:
+    # The address of a Redis may contain its password, and error messages end up in logs.
     if isinstance(value, str) and "@" in value:
         return repr("***@" + value.rpartition("@")[2])
     return repr(value)
@@ -203,7 +203,7 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _check_together(config: Config) -> None:
-    """Refuse values that are fine alone and make no sense together."""
+    """Refuse values that are valid alone but make no sense together."""
     limits, index = config.limits, config.index
     half = config.passages.tokens_max // 2
     for key, value, bound_name, bound in (

@@ -1,4 +1,4 @@
-"""Single flight: who asks for what is just being computed waits for it instead of computing it too."""
+"""Single flight: a caller that asks for something already being computed waits for it instead of computing it too."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ T = TypeVar("T")
 
 
 class Flight(Generic[T]):
-    """One computation that others may wait for. Whoever leads it lands it, or it fails."""
+    """One computation that others may wait for. Its leader lands it, or it fails."""
 
     def __init__(self) -> None:
         self._landed: asyncio.Future[tuple[bool, T | None]] = asyncio.get_running_loop().create_future()
 
     def land(self, result: T | None) -> None:
-        """Give the result to who waits; None if each has to compute its own."""
+        """Give the result to those who wait; None if each has to compute its own."""
         if not self._landed.done():
             self._landed.set_result((True, result))
 
     def fail(self) -> None:
-        """Unless it has landed: one of those who wait leads the next."""
+        """End the flight without a result unless it has landed. One of those who wait then leads the next one."""
         if not self._landed.done():
             self._landed.set_result((False, None))
 
     async def wait(self) -> tuple[bool, T | None]:
-        return await asyncio.shield(self._landed)  # who leaves takes nobody along
+        return await asyncio.shield(self._landed)  # one caller's cancellation does not cancel the others
 
 
 class Flights(Generic[T]):
-    """The flights under way by key. For one event loop."""
+    """The flights in progress by key. For one event loop."""
 
     def __init__(self) -> None:
         self._under_way: dict[Hashable, Flight[T]] = {}
 
-    async def joined(self, key: Hashable) -> T | None:
-        """What another one is computing under this key; None if nobody is, or it is of no use to others.
+    async def join(self, key: Hashable) -> T | None:
+        """Wait for the result being computed under this key; None if there is none, or it cannot be shared.
 
-        A flight that fails, because its leader left or met an error, is led anew: its followers go on one by one.
+        If a flight fails, because its leader left or met an error, a follower leads the next one, one at a time.
         """
         while (flight := self._under_way.get(key)) is not None:
             landed, result = await flight.wait()
@@ -48,8 +48,8 @@ class Flights(Generic[T]):
         return None
 
     @contextmanager
-    def leading(self, key: Hashable) -> Iterator[Flight[T]]:
-        """Others may wait for what is computed within."""
+    def lead(self, key: Hashable) -> Iterator[Flight[T]]:
+        """Let others wait for what is computed within the block."""
         flight: Flight[T] = Flight()
         self._under_way[key] = flight
         try:

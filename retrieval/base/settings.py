@@ -1,7 +1,7 @@
-"""The settings themselves: every section and key with its default and the values it may take.
+"""Every section and key of the settings, with its default and the values it may take.
 
-`configs/default.toml` says what each key is for, with its unit and its reason; a test holds the two equal.
-Loading, overriding and refusing are in `retrieval/base/config.py`.
+`configs/default.toml` says what each key is for, with its unit and its reason; a test holds the two equal. Loading,
+overriding and validating are in `retrieval/base/config.py`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from msgspec import Meta, field
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
-Duration = Annotated[float, Meta(gt=0, le=31_536_000)]  # of a unit; a bound also keeps infinity out
+Duration = Annotated[float, Meta(gt=0, le=31_536_000)]  # in the key's unit; the bound also excludes infinity
 Weight = Annotated[float, Meta(ge=0, le=1_000_000)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Name = Annotated[str, Meta(min_length=1)]
-# As browsers write it in their header; anything else would never match.
+# As browsers send it; anything else would never match.
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/*\sA-Z]+)$")]
 # The name alone, in lower case: the port is not compared.
 HostName = Annotated[str, Meta(pattern=r"^(\*|[^*:/\s\[\]A-Z]+)$")]
@@ -274,8 +274,8 @@ class Config(Section, frozen=True, kw_only=True):
     tracing: Tracing = field(default_factory=Tracing)
 
 
-# What a reload cannot change, because something was made of it when the service started. All other keys are read anew
-# with each use. A section alone stands for all of its keys.
+# What a reload cannot change, because it was used to build something when the service started. All other keys are read
+# at each use. A section name stands for all of its keys.
 RESTART = frozenset(
     {
         "server.host",

@@ -1,7 +1,7 @@
-"""Which version of Nearline this is."""
+"""The version of Nearline."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
 
-VERSION = version("nearline")  # once: it is read from the disk
+VERSION = version("nearline")  # read once, because it comes from the disk

@@ -1,8 +1,8 @@
 """Was this already computed, and does it still hold?
 
-    results.py      answers of searches, by everything that an answer depends on
+    results.py      answers of searches, keyed by everything that an answer depends on
     embeddings.py   vectors of query texts
-    store.py        the protocol of what keeps bytes, and the hashes it keeps them by
+    store.py        the protocol of a byte store, and the hashes used as keys
     memory.py       a store in this process, bounded by bytes
     redis_store.py  a store that several services share; it may fail at any time without being noticed
     redis_client.py redis-py's client for one server, a Sentinel's or a cluster
@@ -17,13 +17,13 @@ from __future__ import annotations
 from retrieval.cache.embeddings import EmbeddingCache, SharedVectors
 from retrieval.cache.memory import MemoryStore
 from retrieval.cache.results import ResultCache, ResultCounts, ResultKey
-from retrieval.cache.store import PATIENCE, Patience, SharedStore, Store, StoreCounts
+from retrieval.cache.store import REDIS_WAIT, RedisWait, SharedStore, Store, StoreCounts
 
 __all__ = [
-    "PATIENCE",
+    "REDIS_WAIT",
     "EmbeddingCache",
     "MemoryStore",
-    "Patience",
+    "RedisWait",
     "ResultCache",
     "ResultCounts",
     "ResultKey",

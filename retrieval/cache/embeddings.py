@@ -1,4 +1,4 @@
-"""Vectors of query texts: the same question asked twice is embedded once."""
+"""Vectors of query texts: a question asked twice is embedded once."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ Vector = NDArray[np.float32]
 LITTLE_ENDIAN: Final = np.dtype("<f4")
 
 TEXT_CHARS_MAX: Final = 2048
-"""Longer texts are not kept: pages are hardly asked twice."""
+"""Longer texts are not cached: whole pages are rarely asked twice."""
 ENTRY_OVERHEAD_BYTES: Final = 500
-"""The array, the bytes under it, the key and the node of the OrderedDict."""
+"""The array, its bytes, the key and the node of the OrderedDict."""
 
 
 class EmbeddingCache:
-    """The most recently used vectors in at most `bytes_max`, by model fingerprint and exact text. 0 keeps nothing.
+    """The most recently used vectors in at most `bytes_max`, by model fingerprint and exact text. 0 caches nothing.
 
-    Synchronous and never raises after construction. Not thread-safe: for the event loop. `hits` and `misses` count the
-    gets, `evicted` what made way for newer ones, `joined` who waited for another one's embedding of the same text.
+    Synchronous, and never raises after construction. Not thread-safe: for the event loop. `hits` and `misses` count
+    gets, `evicted` counts vectors dropped for newer ones, `joined` callers that waited for the same text being embedded
+    for another.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -39,7 +40,7 @@ class EmbeddingCache:
         self._vectors: OrderedDict[tuple[str, str], Vector] = OrderedDict()  # least recently used first
 
     def get(self, fingerprint: str, text: str) -> Vector | None:
-        """The vector put for this model and text, read-only, or None."""
+        """Return the vector put for this model and text, read-only, or None."""
         key = (fingerprint, text)
         vector = self._vectors.get(key)
         if vector is None:
@@ -50,8 +51,8 @@ class EmbeddingCache:
         return vector
 
     def put(self, fingerprint: str, text: str, vector: Vector) -> Vector:
-        """Keep a copy of the vector; returns it, read-only, so that first and later askers hold the same."""
-        kept, key = _frozen(vector), (fingerprint, text)
+        """Cache a copy of the vector and return it, read-only, so that first and later callers hold the same one."""
+        kept, key = _freeze(vector), (fingerprint, text)
         if len(text) > TEXT_CHARS_MAX or entry_bytes(text, kept) > self._bytes_max:
             return kept
         if (before := self._vectors.pop(key, None)) is not None:
@@ -73,15 +74,15 @@ class EmbeddingCache:
 
 
 def entry_bytes(text: str, vector: Vector) -> int:
-    """What one entry takes, about: characters take up to 4 bytes, and its objects ENTRY_OVERHEAD_BYTES."""
+    """Estimate the memory of one entry: up to 4 bytes per character, and ENTRY_OVERHEAD_BYTES for its objects."""
     return vector.nbytes + sys.getsizeof(text) + ENTRY_OVERHEAD_BYTES
 
 
 class SharedVectors:
-    """The same in a store that several services share, asked for what this process has not embedded yet.
+    """Query vectors in a store that several services share, for texts that this process has not embedded yet.
 
-    By fingerprint, by the graph that computed them (`variant`: graphs of one model differ a little), and by exact text.
-    Never raises, as its store never does. `hits` and `misses` count the gets.
+    Keyed by fingerprint, by the graph that computed them (`variant`: graphs of one model differ a little), and by exact
+    text. Never raises, as its store never does. `hits` and `misses` count gets.
     """
 
     def __init__(self, store: Store, *, ttl_s: int) -> None:
@@ -91,7 +92,7 @@ class SharedVectors:
         self.ttl_s = ttl_s
 
     async def get(self, fingerprint: str, variant: str, text: str, *, dimensions: int) -> Vector | None:
-        """The vector put for this model and text, read-only, or None. One of another length counts as none."""
+        """Return the vector put for this model and text, read-only, or None. One of another length counts as none."""
         stored = await self._store.get(_shared_key(fingerprint, variant, text))
         if stored is None or len(stored) != 4 * dimensions:
             self.misses += 1
@@ -100,7 +101,7 @@ class SharedVectors:
         return np.frombuffer(stored, LITTLE_ENDIAN)
 
     async def put(self, fingerprint: str, variant: str, text: str, vector: Vector) -> None:
-        """Keep it; returns before it can be found."""
+        """Store a vector. Returns before it can be found."""
         key = _shared_key(fingerprint, variant, text)
         await self._store.put(key, vector.astype(LITTLE_ENDIAN).tobytes(), self.ttl_s)
 
@@ -109,8 +110,7 @@ def _shared_key(fingerprint: str, variant: str, text: str) -> bytes:
     return key_of(b"nearline-vector1", fingerprint, variant, text)
 
 
-def _frozen(vector: Vector) -> Vector:
-    # Over immutable bytes, and not with setflags: an array that owns its memory can be made writeable again
-    # by anybody.
+def _freeze(vector: Vector) -> Vector:
+    # Over immutable bytes, not with setflags: an array that owns its memory can be made writeable again.
     single = np.asarray(vector, dtype=np.float32)
     return np.frombuffer(single.tobytes(), dtype=np.float32).reshape(single.shape)

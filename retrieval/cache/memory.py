@@ -1,7 +1,7 @@
 """A store in this process: least recently used goes first, bounded by bytes rather than entries.
 
-Counting entries would let a thousand answers of ten kilobytes pass for a thousand of one hundred; bytes are
-what the machine runs out of.
+Counting entries would treat a thousand answers of ten kilobytes like a thousand of one hundred bytes; bytes are what
+the machine runs out of.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from retrieval.cache.store import StoreCounts
 
 ENTRY_OVERHEAD_BYTES: Final = 320
 """What CPython adds to one entry: two bytes headers (66), the tuple (64), the expiry float (24), and the node
-and hash slots of an OrderedDict (about 150). Rounded up: the bound is a promise, its use is not."""
+and hash slots of an OrderedDict (about 150). Rounded up, because the bound is a promise."""
 
 ENTRY_SHARE_MAX: Final = 8
-"""No entry takes more than one part in this many, or one big answer would throw out all the others."""
+"""No entry takes more than one part in this many, or one big answer would evict all the others."""
 
 
 class _Entry(NamedTuple):
@@ -26,7 +26,7 @@ class _Entry(NamedTuple):
 
 
 class MemoryStore:
-    """Holds at most `bytes_max` bytes of keys, values and overhead; every operation is O(1), a put amortised.
+    """Holds at most `bytes_max` bytes of keys, values and overhead. Every operation is O(1), a put amortized.
 
     `clock` is monotonic and counts seconds. Not thread-safe: all calls come from one event loop.
     """
@@ -53,7 +53,7 @@ class MemoryStore:
         return entry.value
 
     async def put(self, key: bytes, value: bytes, ttl_s: int) -> None:
-        # Whatever was there is outdated now, also when its successor turns out to be too big to keep.
+        # The old value is outdated even if the new one turns out to be too big to cache.
         self._forget(key)
         if ttl_s < 1:
             return
@@ -74,7 +74,7 @@ class MemoryStore:
 
     async def close(self) -> None:
         self.clear()
-        self._bytes_max = 0  # a late put must not bring it back to life
+        self._bytes_max = 0  # a late put must not fill it again
 
     @property
     def health(self) -> str:
@@ -86,7 +86,7 @@ class MemoryStore:
 
     @property
     def bytes_used(self) -> int:
-        """Keys, values and overhead held, never above `bytes_max`. Expired entries count until met."""
+        """Keys, values and overhead held, never above `bytes_max`. Expired entries count until a get finds them."""
         return self._bytes
 
     def __len__(self) -> int:
@@ -99,5 +99,5 @@ class MemoryStore:
 
 
 def entry_bytes(key: bytes, value: bytes) -> int:
-    """What one entry counts towards the bound."""
+    """Return what one entry counts toward the bound."""
     return len(key) + len(value) + ENTRY_OVERHEAD_BYTES

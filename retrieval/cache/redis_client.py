@@ -4,7 +4,7 @@
     redis+sentinel://user:password@host:26379,host:26379/mymaster/0
     redis+cluster://user:password@host:6379,host:6379            one node is enough; rediss+... with TLS
 
-Options follow as redis-py names them: `?ssl_ca_certs=/etc/ca.pem&ssl_certfile=...&ssl_keyfile=...`.
+Options are named as in redis-py: `?ssl_ca_certs=/etc/ca.pem&ssl_certfile=...&ssl_keyfile=...`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
 SENTINEL_PORT, PORT = 26379, 6379
-SENTINEL_S_MAX = 0.3  # one that is silent for longer must not keep the next from being asked
+SENTINEL_S_MAX = 0.3  # then the next one is asked
 FORMS: Final = (
     "redis://, rediss:// or unix://, redis+sentinel://, redis+cluster://, and those two with rediss"
 )
@@ -32,8 +32,8 @@ FORMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RedisClient:
-    """What the store asks of redis-py, which leaves much of it untyped. `find` looks up a cluster's nodes or the
-    master; None where there is nothing to look up."""
+    """What the store needs from redis-py, much of which is untyped. `find` looks up a cluster's nodes or the master;
+    None where there is nothing to look up."""
 
     execute: Callable[..., Awaitable[object]]
     get_many: Callable[[Sequence[bytes]], Awaitable[object]]
@@ -42,7 +42,8 @@ class RedisClient:
 
 
 def open_client(url: str, *, connections_max: int) -> RedisClient:
-    """Connects when first used. Raises ValueError, without quoting the url, which may hold a password."""
+    """Create a client that connects on first use. Raises ValueError, without quoting the URL, which may hold a
+    password."""
     try:
         return _open(url, connections_max)
     except Exception:  # noqa: BLE001 - redis-py quotes parts of the url
@@ -56,7 +57,7 @@ def _open(url: str, connections_max: int) -> RedisClient:
         # The store's own timeout spans the whole operation; redis-py's would add one for every step.
         "socket_timeout": None,
         "socket_connect_timeout": None,
-        "protocol": 2,  # nothing to negotiate on connecting, and no messages that nobody asked for
+        "protocol": 2,  # nothing to negotiate on connecting, and no push messages
     }
     parts = urlsplit(url)
     scheme, _, kind = parts.scheme.partition("+")
@@ -87,7 +88,7 @@ def _open(url: str, connections_max: int) -> RedisClient:
         async def close() -> None:
             await asyncio.gather(client.aclose(), *(one.aclose() for one in sentinels))
 
-        # The Sentinel that answers is asked first from then on, also on connecting.
+        # From then on the Sentinel that answered is asked first, on connecting too.
         return RedisClient(client.execute_command, client.mget, close, partial(found.discover_master, name))
     if kind:
         raise ValueError("neither a cluster nor a Sentinel")
@@ -102,7 +103,7 @@ def _hosts(parts: SplitResult, port: int) -> list[tuple[str, int]]:
 
 
 def _login(scheme: str, parts: SplitResult) -> dict[str, Any]:
-    """User, password and options, as redis-py reads them from an ordinary url."""
+    """Return the user, the password and the options, as redis-py reads them from an ordinary URL."""
     login = parts.netloc.rpartition("@")[0]
     known: dict[str, Any] = dict(parse_url(f"{scheme}://{login}@host?{parts.query}"))
     for one in ("host", "port", "connection_class"):

@@ -1,16 +1,15 @@
-"""A store in Redis, shared by services, built so that a Redis killed, hung, reset or lying is not noticed.
+"""A store in Redis, shared by services, built so that a Redis that is killed, hung, reset or lying goes unnoticed.
 
 What an operator may rely on:
 
-1. What one request asks of Redis takes at most about `timeout_ms`, all in all: waiting for a free connection,
-   connecting, sending, reading, and however many gets there are (`Patience`). Gets at one time travel together.
+1. One request waits for Redis for at most about `timeout_ms` in total: for a free connection, connecting, sending,
+   reading, however many gets there are (`RedisWait`). Concurrent gets travel together.
 2. After a failure, or three timeouts in a row, nothing is sent for `retry_after_s`; then one operation tries while
-   the others still miss at once. A hung Redis so costs three requests `timeout_ms`, and then one each
-   `retry_after_s`, apart from those already under way.
-3. A put never delays its caller: it runs in the background, at most `PUTS_PENDING_MAX` at once, more are
-   dropped.
-4. A value is served only when its digest proves that a holder of the secret put it under this very key. Bytes
-   planted or flipped in Redis are a miss, checked before anybody decodes them. There is no pickle.
+   the others still miss at once. So a hung Redis costs three requests `timeout_ms`, then one each `retry_after_s`,
+   apart from those already in progress.
+3. A put never delays its caller: it runs in the background, at most `PUTS_PENDING_MAX` at once; more are dropped.
+4. A value is served only if its digest proves that a holder of the secret put it under this very key. Bytes planted or
+   flipped in Redis are a miss, detected before anything decodes them. There is no pickle.
 5. Holders of different secrets use different keys, and so neither read nor overwrite each other's values.
 
     key in Redis:     prefix | ":" | hash of the secret, 16 hex digits | ":" | key
@@ -30,7 +29,7 @@ from typing import Any, Final, TypeVar
 from redis.exceptions import InvalidResponse, ResponseError
 
 from retrieval.cache.redis_client import open_client
-from retrieval.cache.store import PATIENCE, Breaker, Patience, StoreCounts, Ticket
+from retrieval.cache.store import REDIS_WAIT, RedisBreaker, RedisWait, StoreCounts, Ticket
 
 T = TypeVar("T")
 
@@ -40,22 +39,21 @@ SCOPE_BYTES: Final = 8
 SECRET_BYTES_MIN: Final = 16
 SECRET_BYTES_MAX: Final = 64  # the longest key BLAKE2b takes
 
-GET_CONNECTIONS_MAX: Final = 12  # 2 cores never have more searches than this waiting for Redis at one moment
-PUT_CONNECTIONS_MAX: Final = 4  # apart from the above, so that a burst of puts cannot make the gets wait
+GET_CONNECTIONS_MAX: Final = 12  # 2 cores never have more searches waiting for Redis at once
+PUT_CONNECTIONS_MAX: Final = 4  # separate, so that a burst of puts cannot make gets wait
 PUTS_PENDING_MAX: Final = 256
 GETS_TOGETHER_MAX: Final = 64  # in one round trip
-PASSES_WHEN_LATE: Final = 3  # of the event loop: bytes are read in one, the reply is made of them in the next
-FIND_S_MAX: Final = 2.0  # to look a cluster's nodes up, which nobody waits for
-VALUE_BYTES_MAX: Final = 1 << 20  # a bigger one might miss the timeout and make Redis look sick
+PASSES_WHEN_LATE: Final = 3  # of the event loop: one reads the bytes, the next parses the reply
+FIND_S_MAX: Final = 2.0  # to look up a cluster's nodes, in the background
+VALUE_BYTES_MAX: Final = 1 << 20  # a bigger one might miss the timeout and make Redis look unhealthy
 
 
 class RedisStore:
-    """Implements `SharedStore` on Redis at `url` (`redis_client` has the forms). Connects when first used.
+    """Implements `SharedStore` on the Redis at `url` (`redis_client` lists the forms). Connects on first use.
 
-    Raises ValueError at once for an unusable url or secret (its text does not quote them), and later nothing
-    but the caller's own cancellation. `secret` has 16 to 64 bytes; stores with different secrets do not see
-    each other's values, nor do those with different prefixes. `clock` is monotonic and counts seconds; it
-    only decides when to try again.
+    Raises ValueError at once for an unusable URL or secret, without quoting them, and later nothing but the caller's
+    own cancellation. `secret` has 16 to 64 bytes; stores with different secrets or prefixes do not see each other's
+    values. `clock` is monotonic, counts seconds, and only decides when to try again.
     """
 
     def __init__(
@@ -71,7 +69,7 @@ class RedisStore:
         if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
             raise ValueError(f"secret: {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes, got {len(secret)}")
         self.counts = StoreCounts()
-        self.breaker = Breaker(retry_after_s, clock)
+        self.breaker = RedisBreaker(retry_after_s, clock)
         self._secret = secret
         scope = blake2b(key=secret, digest_size=SCOPE_BYTES, person=b"nearline-scope").hexdigest()
         self._prefix = b"%s:%s:" % (prefix, scope.encode())
@@ -81,18 +79,20 @@ class RedisStore:
         self._finding: asyncio.Task[None] | None = None
         self._get_slots = asyncio.Semaphore(GET_CONNECTIONS_MAX)
         self._put_slots = asyncio.Semaphore(PUT_CONNECTIONS_MAX)
-        self._wanted: dict[bytes, asyncio.Future[bytes | None]] = {}  # the batch of gets that may still grow
+        self._wanted: dict[
+            bytes, asyncio.Future[bytes | None]
+        ] = {}  # the batch of gets that others may still join
         self._tasks: set[asyncio.Task[None]] = set()
         self._puts: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def full_key(self, key: bytes) -> bytes:
-        """What Redis knows the key by."""
+        """Return the name of the key in Redis."""
         return self._prefix + key
 
     async def get(self, key: bytes) -> bytes | None:
         full_key = self.full_key(key)
-        sealed = await self._within_patience(asyncio.shield(self._asked_for(full_key)))
+        sealed = await self._wait_for_reply(asyncio.shield(self._request_key(full_key)))
         value = None
         if sealed is not None:
             value = unseal(self._secret, full_key, sealed)
@@ -112,26 +112,26 @@ class RedisStore:
         self._begin(self._send(self.full_key(key), value, ttl_s), self._puts)
 
     async def run_script(self, script: str, key: bytes, *arguments: int | bytes) -> list[object] | None:
-        """What a Lua script returns for this key, a list; None where Redis does not say in time."""
+        """Return the result of a Lua script for this key, a list; None if Redis does not answer in time."""
         command = ("EVAL", script, 1, self.full_key(key), *arguments)
-        reply = await self._within_patience(
-            self._read(lambda: self._client.execute(*command), refusable=True)
-        )
+        reply = await self._wait_for_reply(self._read(lambda: self._client.execute(*command), refusable=True))
         return reply if isinstance(reply, list) else None
 
-    def sealed(self, key: bytes, value: bytes) -> bytes:
+    def seal(self, key: bytes, value: bytes) -> bytes:
+        """Return the bytes that go to Redis, laid out as drawn above."""
         return seal(self._secret, self.full_key(key), value)
 
-    def unsealed(self, key: bytes, sealed: bytes) -> bytes | None:
+    def unseal(self, key: bytes, sealed: bytes) -> bytes | None:
+        """Return the value, or None if it was not sealed with this secret for this key, or was changed since."""
         return unseal(self._secret, self.full_key(key), sealed)
 
     async def drain(self) -> None:
-        """Wait until the puts begun so far have ended, well or not."""
+        """Wait until the puts started so far have ended, successfully or not."""
         if self._puts:
             await asyncio.wait(tuple(self._puts))
 
     async def close(self) -> None:
-        """Gives up pending puts. Takes at most about `timeout_ms`."""
+        """Drop pending puts and disconnect. Takes at most about `timeout_ms`."""
         self._closed = True
         for task in self._puts | self._tasks:
             task.cancel()
@@ -139,7 +139,7 @@ class RedisStore:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._client.close()
-        except Exception:  # noqa: BLE001 - parting from a dead server fails in as many ways as talking to it
+        except Exception:  # noqa: BLE001 - closing fails in as many ways as any call
             self.counts.failures += 1
 
     @property
@@ -150,12 +150,12 @@ class RedisStore:
     def health(self) -> str:
         return "closed" if self._closed else self.breaker.health
 
-    async def _within_patience(self, asked: Awaitable[T]) -> T | None:
-        """None once the request has waited for Redis as long as it may."""
-        loop, patience = asyncio.get_running_loop(), PATIENCE.get() or Patience()
+    async def _wait_for_reply(self, asked: Awaitable[T]) -> T | None:
+        """Await a reply; None once the request has waited for Redis as long as it may."""
+        loop, patience = asyncio.get_running_loop(), REDIS_WAIT.get() or RedisWait()
         begun_s, waited_s = loop.time(), patience.waited_s
         try:
-            # The first wait is as long as the operation's own timeout, whose verdict is worth having.
+            # The first wait has the operation's own timeout, so that the breaker learns of its failure.
             async with asyncio.timeout(self._timeout_s - waited_s if waited_s else None):
                 return await asked
         except TimeoutError:
@@ -163,8 +163,8 @@ class RedisStore:
         finally:
             patience.waited_s += loop.time() - begun_s
 
-    def _asked_for(self, full_key: bytes) -> asyncio.Future[bytes | None]:
-        """What Redis has under this key, asked for together with others."""
+    def _request_key(self, full_key: bytes) -> asyncio.Future[bytes | None]:
+        """Return a future of the value under this key, requested together with others."""
         if not self._wanted or len(self._wanted) >= GETS_TOGETHER_MAX:
             self._wanted = {}
             self._begin(self._fetch(self._wanted), self._tasks)
@@ -173,7 +173,7 @@ class RedisStore:
         return self._wanted[full_key]
 
     async def _fetch(self, wanted: dict[bytes, asyncio.Future[bytes | None]]) -> None:
-        """Ask for all of these at once. More may join as long as there is no free connection."""
+        """Get all of these at once. More may join as long as there is no free connection."""
 
         async def ask() -> list[object]:
             if self._wanted is wanted:
@@ -198,8 +198,8 @@ class RedisStore:
     async def _read(self, ask: Callable[[], Awaitable[T]], *, refusable: bool = False) -> T | None:
         deadline_s = asyncio.get_running_loop().time() + self._timeout_s
         try:
-            # Half the time at most for a free connection: that one is missing says something about our load
-            # and nothing about Redis, which must keep a fair chance to answer before the breaker judges it.
+            # Half the time at most for a free connection: waiting for one says something about our load, not
+            # about Redis, which must keep a fair chance to answer before the breaker judges it.
             async with asyncio.timeout(self._timeout_s / 2):
                 await self._get_slots.acquire()
         except TimeoutError:
@@ -218,12 +218,12 @@ class RedisStore:
             return reply
 
         sealed = seal(self._secret, full_key, value)
-        async with self._put_slots:  # nobody waits for a put, so it may queue here for as long as it takes
+        async with self._put_slots:  # no caller waits for a put, so it may queue here as long as it takes
             deadline_s = asyncio.get_running_loop().time() + self._timeout_s
             await self._ask(deadline_s, ask, refusable=True)
 
     async def _ask(self, deadline_s: float, ask: Callable[[], Awaitable[T]], *, refusable: bool) -> T | None:
-        """Redis's reply, or None when it was not asked, gave none in time, or gave nonsense."""
+        """Return Redis's reply, or None if it was not asked, gave none in time, or gave nonsense."""
         ticket = None if self._closed or not self._findable() else self.breaker.admit()
         if ticket is None:
             self.counts.skipped += 1
@@ -232,7 +232,7 @@ class RedisStore:
         try:
             await asyncio.wait({asked}, timeout=deadline_s - loop.time())
             late = loop.time() - deadline_s > self._timeout_s / 4
-            for _ in range(PASSES_WHEN_LATE if late else 0):  # what has arrived may not be read yet
+            for _ in range(PASSES_WHEN_LATE if late else 0):  # the reply may have arrived unread
                 if not asked.done():
                     await asyncio.sleep(0)
             if not asked.done():
@@ -244,17 +244,17 @@ class RedisStore:
                     self._failed(ticket, TimeoutError())
                 return None
             reply = asked.result()
-        except Exception as error:  # noqa: BLE001 - on garbage redis-py lets ValueError and others escape
+        except Exception as error:  # noqa: BLE001 - on garbage redis-py raises ValueError and others
             self.counts.failures += 1
             if refusable and isinstance(error, ResponseError):
-                # Redis is well and only refused this: a put it has no room for, a script its user may not run.
+                # Redis is healthy and refused only this: a put without room, or a script that is not permitted.
                 self.breaker.succeeded(ticket)
             else:
                 self._failed(ticket, error)
             return None
         except BaseException as gone:
-            # A caller that has gone proves nothing about Redis, unless it had waited far longer than Redis
-            # takes: else callers with short deadlines would leave a hung Redis one by one and unnoticed.
+            # A caller that leaves proves nothing about Redis, unless it had waited far longer than Redis takes:
+            # otherwise callers with short deadlines would never reveal a hung Redis.
             asked.cancel()
             if loop.time() > deadline_s - self._timeout_s / 2:
                 self.counts.timeouts += 1
@@ -270,7 +270,8 @@ class RedisStore:
         self._found = self._client.find is None  # the node that failed may have been replaced
 
     def _findable(self) -> bool:
-        """Whether the nodes are known. Else they are looked up in the background: that takes longer than a get may."""
+        """Whether the nodes are known. If not, they are looked up in the background, which takes longer than a get
+        may."""
         if not self._found and (self._finding is None or self._finding.done()):
             self._finding = self._begin(self._find(), self._tasks)
         return self._found
@@ -294,7 +295,7 @@ class RedisStore:
 
     @staticmethod
     def _begin(work: Coroutine[Any, Any, None], group: set[asyncio.Task[None]]) -> asyncio.Task[None]:
-        """In the background, in a context of its own: it is for whoever joins, not for the request that came first."""
+        """Start work in the background, in a context of its own: it serves all who join, not just the first request."""
         task = asyncio.create_task(work, context=Context())
         group.add(task)  # the loop itself holds tasks only weakly
         task.add_done_callback(group.discard)

@@ -1,9 +1,8 @@
-"""The protocol of a cache store, the keys it is asked by, what it counts, and the breaker that a remote one needs.
+"""The protocol of a cache store, its keys, its counters, and the circuit breaker that a remote one needs.
 
-A store maps opaque bytes to opaque bytes for a while. It may forget early, it never answers with another
-key's value, and it never raises for troubles of its own: a get that fails is a miss, a put that fails is
-nothing, and both are counted. Callers therefore need no error handling, and none should be written around a
-store.
+A store maps opaque bytes to opaque bytes for a while. It may forget early, never answers with another key's value, and
+never raises for troubles of its own: a get that fails is a miss, a put that fails does nothing, and both are counted.
+Callers therefore need no error handling around a store.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ class Store(Protocol):
     """Bytes by key, for a while. For the one event loop that created it; not for several threads."""
 
     async def get(self, key: bytes) -> bytes | None:
-        """The value put under this key, or None. Never raises but for the caller's own cancellation."""
+        """Return the value put under this key, or None. Raises nothing but the caller's own cancellation."""
 
     async def put(self, key: bytes, value: bytes, ttl_s: int) -> None:
-        """Keep the value for at most `ttl_s` seconds; nothing is kept when that is below 1. Never raises, and
-        may return before the value can be found."""
+        """Store the value for at most `ttl_s` seconds; below 1, nothing is stored. Never raises, and may return before
+        the value can be found."""
 
     async def close(self) -> None:
-        """Release connections and tasks. Afterwards every get is a miss. May be called twice."""
+        """Release connections and tasks. Afterward every get is a miss. May be called twice."""
 
     @property
     def health(self) -> str:
@@ -38,7 +37,7 @@ class Store(Protocol):
 
     @property
     def up(self) -> bool:
-        """Whether it worked when it was last asked."""
+        """Whether it worked when it was last used."""
 
     @property
     def counts(self) -> StoreCounts:
@@ -46,25 +45,25 @@ class Store(Protocol):
 
 
 class SharedStore(Store, Protocol):
-    """One that other processes use too, and may have written to."""
+    """A store that other processes use too, and may have written to."""
 
     async def run_script(self, script: str, key: bytes, *arguments: int | bytes) -> list[object] | None:
-        """What a Lua script returns for this key, a list; None where that is not known in time. Never raises."""
+        """Return the result of a Lua script for this key, a list; None if that is not known in time. Never raises."""
 
-    def sealed(self, key: bytes, value: bytes) -> bytes:
-        """The value as it may lie there under this key, for who stores it in other ways than `put`."""
+    def seal(self, key: bytes, value: bytes) -> bytes:
+        """Return the value as stored under this key, for callers that store it by other means than `put`."""
 
-    def unsealed(self, key: bytes, sealed: bytes) -> bytes | None:
-        """None if it was not sealed with our secret for this key."""
+    def unseal(self, key: bytes, sealed: bytes) -> bytes | None:
+        """Return the value, None if it was not sealed with our secret for this key."""
 
 
 @dataclass(slots=True)
 class StoreCounts:
     """Totals for the metrics endpoint. Every get ends as exactly one hit or miss, whatever else it counts as.
 
-    `failures` are operations that were tried and went wrong, `timeouts` those that took too long instead,
-    `skipped` were not tried because the store is known to be unwell or busy, `rejected` are values found but
-    not trusted, `dropped` are puts given up for lack of room, `evicted` are entries that made way for newer ones.
+    `failures` are operations that were tried and went wrong, `timeouts` those that took too long instead, `skipped`
+    were not tried because the store is known to be unhealthy or busy, `rejected` are values found but not trusted,
+    `dropped` are puts given up for lack of room, `evicted` are entries dropped for newer ones.
     """
 
     hits: int = 0
@@ -78,26 +77,26 @@ class StoreCounts:
 
 
 @dataclass(slots=True)
-class Patience:
-    """How long one request has waited for Redis: what it asks there shares one timeout."""
+class RedisWait:
+    """How long one request has waited for Redis. All its operations there share one timeout."""
 
     waited_s: float = 0.0
 
 
-PATIENCE: ContextVar[Patience | None] = ContextVar("PATIENCE", default=None)
+REDIS_WAIT: ContextVar[RedisWait | None] = ContextVar("REDIS_WAIT", default=None)
 
 
 KEY_BYTES: Final = 32
-"""256 bits: two requests under one key would give one user another's answer, so nobody may find such two."""
+"""256 bits: two requests with one key would give one user another's answer, so collisions must be infeasible."""
 
 
 def key_of(kind: bytes, *parts: str | bytes) -> bytes:
-    """KEY_BYTES that differ when the kind (16 bytes at most), a part or the number of parts does."""
+    """Hash to KEY_BYTES that differ when the kind (16 bytes at most), a part or the number of parts does."""
     digest = blake2b(digest_size=KEY_BYTES, person=kind)
     for part in parts:
-        # surrogatepass: text that is not well-formed Unicode has a key too, so that making one never raises.
+        # surrogatepass: malformed Unicode has a key too, so that this never raises.
         encoded = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-        # The length in front keeps ("ab", "c") apart from ("a", "bc").
+        # The length prefix keeps ("ab", "c") apart from ("a", "bc").
         digest.update(len(encoded).to_bytes(8, "big"))
         digest.update(encoded)
     return digest.digest()
@@ -108,13 +107,13 @@ Ticket = Literal["ordinary", "trial"]
 LATE_MAX: Final = 3
 
 
-class Breaker:
-    """Decides whether to ask at all. Each ticket from `admit` goes back, once, to another method.
+class RedisBreaker:
+    """Decides whether to ask at all. Each ticket from `admit` must be passed to exactly one of the other methods.
 
-    Closed, it admits everybody. A failure opens it, or LATE_MAX operations in a row that took too long, of which one or
-    two mean little on a busy machine: nobody is admitted for `retry_after_s`, then one trial at a time, whose success
-    closes it and whose failure starts the wait over. Opening and closing are logged, each
-    with one line: that is where an outage begins and ends, as far as anybody asked.
+    While closed, it admits every operation. It opens on a failure, or after LATE_MAX timeouts in a row, of which one or
+    two mean little on a busy machine. Then nothing is admitted for `retry_after_s`, and after that one trial at a time,
+    whose success closes it and whose failure restarts the wait. Opening and closing are logged with one line each, so
+    that the log shows the outage.
     """
 
     def __init__(self, retry_after_s: float, clock: Callable[[], float]) -> None:
@@ -136,7 +135,7 @@ class Breaker:
 
     def succeeded(self, ticket: Ticket) -> None:
         self._late = 0
-        # An ordinary success while open was under way before the failure; the failure is the newer fact.
+        # An ordinary operation that succeeds while open started before the failure, which is the newer fact.
         if ticket == "trial":
             self._trial = False
             self._retry_at_s = None
@@ -146,7 +145,7 @@ class Breaker:
         if ticket == "trial":
             self._trial = False
         elif self._retry_at_s is not None:
-            return  # one of many that were under way when Redis died; the first has started the wait
+            return  # one of many in progress when Redis died; the first has started the wait
         elif isinstance(error, TimeoutError | asyncio.CancelledError) and self._late + 1 < LATE_MAX:
             self._late += 1
             return
@@ -162,7 +161,7 @@ class Breaker:
 
     def abandoned(self, ticket: Ticket) -> None:
         if ticket == "trial":
-            self._trial = False  # the next one tries at once
+            self._trial = False  # the next operation tries at once
 
     @property
     def closed(self) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from indexes.base.errors import InvalidInput
-from retrieval.base.cancellation import abandonable
+from retrieval.base.cancellation import run_abandonable
 from retrieval.dialects.embedding import (
     Dimensions,
     Inputs,
@@ -132,7 +132,7 @@ async def texts_of(request: web.Request, given: Inputs) -> list[str]:
     if len(texts) < len(inputs):
         request[HELD].token_ids(sum(len(one) for one in inputs if isinstance(one, list)))
         bytes_max = request.app[CONFIG].server.body_bytes_max  # as much as could have come as text
-        texts = await abandonable(
+        texts = await run_abandonable(
             lambda on_step: texts_of_cl100k_ids(inputs, bytes_max=bytes_max, on_step=on_step)
         )
     bounded(texts, request, param="input")

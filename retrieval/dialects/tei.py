@@ -18,7 +18,7 @@ import numpy as np
 from aiohttp import web
 
 from indexes.base.errors import InvalidInput, NotReady, TooLarge
-from retrieval.base.cancellation import abandonable
+from retrieval.base.cancellation import run_abandonable
 from retrieval.base.version import VERSION
 from retrieval.dialects.embedding import (
     Answered,
@@ -250,7 +250,7 @@ async def texts_of(request: web.Request, embedder: Embedder, inputs: Inputs) -> 
     texts = [text for text in batch if isinstance(text, str)]
     if len(texts) < len(batch):
         request[HELD].token_ids(sum(len(one) for one in batch if isinstance(one, list)))
-        texts = await abandonable(partial(texts_of_ids, embedder.encoder.tokenizers, batch))
+        texts = await run_abandonable(partial(texts_of_ids, embedder.encoder.tokenizers, batch))
     bounded(texts, request, param="inputs")
     return texts
 

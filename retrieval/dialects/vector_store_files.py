@@ -126,7 +126,7 @@ async def listed(request: web.Request) -> web.Response:
     if "before" in request.query:
         raise InvalidInput("before is not supported, only after", param="before")
     after = request.query.get("after")
-    status, condition = request.query.get("filter", "completed"), PRINCIPAL.get().allowed(None)
+    status, condition = request.query.get("filter", "completed"), PRINCIPAL.get().restrict(None)
     bytes_max = request[HELD].page(request.app[CONFIG].limits.answer_bytes_max)
 
     def work() -> OpenAIStoreFileList:

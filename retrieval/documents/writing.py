@@ -30,7 +30,7 @@ from indexes.filters.grammar import Filter
 from indexes.log.content import DIGEST_BYTES
 from indexes.log.reader import searchable_text
 from retrieval.admission.gates import AdmittedRequest
-from retrieval.base.cancellation import abandonable
+from retrieval.base.cancellation import run_abandonable
 from retrieval.base.settings import Config, Passages
 from retrieval.documents.chunking import CHUNKING_VERSION, Span, split
 from retrieval.documents.metadata import apply_patch, check_limits, check_metadata, expires_ms_of, metadata_of
@@ -243,7 +243,7 @@ async def embed(
     if chars <= INLINE_CHARS:
         pieces = [chunk(document, embedder, config) for document in documents]
     else:
-        pieces = await abandonable(cut, threads=cutting(chars))
+        pieces = await run_abandonable(cut, threads=cutting(chars))
     texts = [piece.embedded for spans in pieces for piece in spans]
     vectors = await embedder.documents(texts, entry.advance) if texts else np.empty((0, 0), np.float32)
     return await off_loop(chars, lambda: assemble(documents, pieces, vectors))

@@ -86,10 +86,10 @@ class Embedder:
         if not cached:
             return await self._embed_query(text, deadline, on_start)
         key = kept_by, text
-        if (joined := await self.flights.joined(key)) is not None:
+        if (joined := await self.flights.join(key)) is not None:
             self.cache.joined += 1
             return joined
-        with self.flights.leading(key) as flight:
+        with self.flights.lead(key) as flight:
             vector = await self._get_shared(kept_by, text, deadline, on_start)
             flight.land(kept := self.cache.put(kept_by, text, vector))
         return kept

@@ -78,7 +78,7 @@ async def list_page(request: web.Request) -> web.Response:
     cursor = query_int(request, "cursor", 0, least=0, most=CURSOR_MAX)
     vectors, export = wants_vectors(request), request.app[VECTOR_EXPORT]
     bytes_max = request[HELD].page(limits.answer_bytes_max)
-    condition = PRINCIPAL.get().allowed(None)
+    condition = PRINCIPAL.get().restrict(None)
 
     def work() -> dict[str, object]:
         page = scrolling.page(

@@ -111,5 +111,5 @@ def may_see(app: web.Application, job: JobBody) -> bool:
 def as_called(job: JobBody) -> JobBody:
     """Return the job with the collection's name as its caller knows it."""
     caller = PRINCIPAL.get()
-    error = None if job.error is None else caller.in_own_words(job.error)
+    error = None if job.error is None else caller.hide_tenant(job.error)
     return msgspec.structs.replace(job, collection=caller.own(job.collection), error=error)

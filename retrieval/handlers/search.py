@@ -10,8 +10,8 @@ from aiohttp import web
 
 from indexes.base.errors import InvalidInput, NearlineError, TooLarge
 from retrieval.admission.ceiling import AnswerBudget
-from retrieval.base.cancellation import abandonable
-from retrieval.cache import PATIENCE, Patience
+from retrieval.base.cancellation import run_abandonable
+from retrieval.cache import REDIS_WAIT, RedisWait
 from retrieval.context.building import build_context, check_context, search_requests
 from retrieval.context.encodings import Encoding, encoding
 from retrieval.embedding.counting import TokenCounter
@@ -96,7 +96,7 @@ async def search_batch(request: web.Request) -> web.Response:
             return await pipeline.search(name, collection, search, budget=budget)
 
     async def one(search: SearchRequest) -> msgspec.Raw:
-        PATIENCE.set(Patience())  # each search may wait for Redis as long as a single one
+        REDIS_WAIT.set(RedisWait())  # each search may wait for Redis as long as a single one
         try:
             found = await find(search)
         except NearlineError as error:
@@ -144,7 +144,7 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
     finally:
         for search in searches:  # one failed or the caller has gone: the rest would be wasted work
             search.cancel()
-    return await abandonable(
+    return await run_abandonable(
         lambda on_step: build_context(
             found,
             wanted,

@@ -32,7 +32,7 @@ from indexes.collection.collection import Collection
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import AnswerBudget
 from retrieval.base.cancellation import RETRY_AFTER_S
-from retrieval.cache import PATIENCE, Patience
+from retrieval.cache import REDIS_WAIT, RedisWait
 from retrieval.handlers.state import CONFIG, KEYS, METRICS, PIPELINE, READY
 from retrieval.handlers.streams import event, event_stream
 from retrieval.handlers.wire import body, collection_of, in_callers_words
@@ -131,7 +131,7 @@ class Watch:
         """Return the current hits and the operation they include. If `patient`, wait out an overload of the service."""
         app = self._request.app
         while True:
-            PATIENCE.set(Patience())
+            REDIS_WAIT.set(RedisWait())
             try:
                 budget = AnswerBudget(app[CONFIG].limits.answer_bytes_max)
                 search = partial(app[PIPELINE].search, self._name, self._collection, self._wanted)

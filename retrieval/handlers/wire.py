@@ -65,7 +65,7 @@ async def form(request: web.Request) -> Mapping[str, Any]:
 def in_callers_words(app: web.Application, error: NearlineError) -> NearlineError:
     """Replace names in the error by those the caller knows, and remove paths, which belong in the log only."""
     folders = app[FOLDERS]
-    error.message = PRINCIPAL.get().in_own_words(without_folders(error.message, folders))
+    error.message = PRINCIPAL.get().hide_tenant(without_folders(error.message, folders))
     return error
 
 

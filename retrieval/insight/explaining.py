@@ -22,7 +22,7 @@ from indexes.base.errors import DeadlineExceeded, InvalidInput, NotFound, TooLar
 from indexes.base.suggestions import similar
 from indexes.collection.collection import Collection
 from retrieval.access.auth import PRINCIPAL
-from retrieval.base.cancellation import abandonable
+from retrieval.base.cancellation import run_abandonable
 from retrieval.base.settings import Config
 from retrieval.embedding.embedders import Embedders
 from retrieval.insight.causes import (
@@ -296,7 +296,7 @@ class Inquiry:
             self._collection, request_of(apply_patch(self._search, self._patch))
         )
         self._searched_s += followed.cpu_s
-        return await abandonable(partial(trail_of, self._collection, followed, self._target))
+        return await run_abandonable(partial(trail_of, self._collection, followed, self._target))
 
     def _spent(self) -> bool:
         """Whether the searches have taken too long to run another one, which the answer then says."""

@@ -214,12 +214,12 @@ class Pipeline:
         if (
             stored is None
             and place is None  # a joint scan waits for all of its members
-            and (stored := await watch.time_await("cache", self._flights.joined(flight))) is not None
+            and (stored := await watch.time_await("cache", self._flights.join(flight))) is not None
         ):
             self._results.counts.joined += 1
         if stored is not None and (answer := decode_and_charge(stored, budget)) is not None:
             return answer_of(name, collection, snapshot, plan, answer, watch, "hit")
-        with self._flights.leading(flight) as leading:
+        with self._flights.lead(flight) as leading:
             begun, before = watch.elapsed_ms, key.content
             scope = self._scope(collection, snapshot, plan)
             async with self._turn(plan):
@@ -230,7 +230,7 @@ class Pipeline:
                 )
                 if (
                     alike is not None
-                    and not self._semantic.checks()
+                    and not self._semantic.should_check()
                     and (answer := decode_and_charge(alike, budget))
                 ):
                     leading.land(None)
@@ -238,7 +238,7 @@ class Pipeline:
                 snapshot, found = await self._search_latest(executor, plan, watch, place, BudgetShare(budget))
             if alike is not None and found.answer.whole and not plan.degraded and snapshot.content == before:
                 given = msgspec.msgpack.decode(alike, type=CachedAnswer)
-                self._semantic.checked(collection.name, given.hits, found.answer.hits)
+                self._semantic.record_check(collection.name, given.hits, found.answer.hits)
             # An answer that saw a later commit (a hit gone from the log, an exact scan) would be wrong if this content
             # came back, unless all that it rests on is known and checked then.
             lasting = not collection.moved_since(snapshot) or (found.grounds and plan.reach is None)
@@ -301,7 +301,7 @@ class Pipeline:
         text, vector = plan.request.query, plan.query.vector
         if scope is None or not text or vector is None:
             return None
-        for question in await self._semantic.alike(scope, text, vector):
+        for question in await self._semantic.find_alike(scope, text, vector):
             other = self._plan_for_text(question.text, collection, plan)
             key = self._key(collection, snapshot, other)
             stored = await self._get_cached(key, collection, snapshot, other, work, counted=False)

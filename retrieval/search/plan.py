@@ -331,7 +331,7 @@ def filter_of(raw: msgspec.Raw, config: Config) -> Filter | None:
         )
     value = decode_part(raw, object, "filter")
     asked = None if value is None else parse_filter(value, conditions_max=config.limits.filter_conditions_max)
-    return PRINCIPAL.get().allowed(asked)
+    return PRINCIPAL.get().restrict(asked)
 
 
 def check_query(request: SearchRequest, config: Config) -> str:

@@ -22,7 +22,7 @@ from indexes.base.suggestions import suggestion
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.gates import Load
 from retrieval.admission.turns import PATIENT
-from retrieval.cache import PATIENCE, Patience
+from retrieval.cache import REDIS_WAIT, RedisWait
 from retrieval.handlers.browsers import FORM, let_page_read, require_known_caller
 from retrieval.handlers.error_shapes import response
 from retrieval.handlers.state import (
@@ -154,7 +154,7 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
     app = request.app
     entry = app[DOOR].let_in(request.protocol)
     done = False
-    PATIENCE.set(Patience())
+    REDIS_WAIT.set(RedisWait())
     try:
         require_known_caller(request)
         caller = app[KEYS].admit(request.headers, app[SCOPES].get(request.match_info.handler, "key"))

@@ -28,7 +28,7 @@ from retrieval.cache.redis_store import (
     unseal,
 )
 from retrieval.cache.results import ResultCache
-from retrieval.cache.store import LATE_MAX, Breaker
+from retrieval.cache.store import LATE_MAX, RedisBreaker
 from tests.support.redis_server import RedisServer, redis_server
 
 SECRET = b"s" * 32
@@ -661,7 +661,7 @@ def _unreachable() -> str:
 def test_an_abandoned_trial_lets_the_next_one_try() -> None:
     """A trial whose caller goes away neither closes the breaker nor blocks it for good."""
     clock = Clock()
-    breaker = Breaker(RETRY_AFTER_S, clock)
+    breaker = RedisBreaker(RETRY_AFTER_S, clock)
     assert breaker.admit() == "ordinary"
     breaker.failed("ordinary", OSError())
     assert breaker.admit() is None
@@ -677,7 +677,7 @@ def test_an_abandoned_trial_lets_the_next_one_try() -> None:
 def test_a_late_answer_now_and_then_opens_nothing() -> None:
     """Several in a row do, and at once if Redis was unwell before."""
     clock = Clock()
-    breaker = Breaker(RETRY_AFTER_S, clock)
+    breaker = RedisBreaker(RETRY_AFTER_S, clock)
     for late in (LATE_MAX - 1, LATE_MAX - 1, LATE_MAX):
         breaker.succeeded("ordinary")
         assert breaker.closed
@@ -693,7 +693,7 @@ def test_a_late_answer_now_and_then_opens_nothing() -> None:
 def test_what_was_under_way_at_the_failure_decides_nothing() -> None:
     """Late results of earlier operations neither close the breaker nor prolong the wait."""
     clock = Clock()
-    breaker = Breaker(RETRY_AFTER_S, clock)
+    breaker = RedisBreaker(RETRY_AFTER_S, clock)
     breaker.failed("ordinary", OSError())
     breaker.succeeded("ordinary")
     assert breaker.admit() is None
@@ -705,6 +705,6 @@ def test_what_was_under_way_at_the_failure_decides_nothing() -> None:
 
 def test_health_names_the_reason_and_no_address() -> None:
     """The line for the operator says what kind of failure it was and when the next trial is due."""
-    breaker = Breaker(RETRY_AFTER_S, Clock())
+    breaker = RedisBreaker(RETRY_AFTER_S, Clock())
     breaker.failed("ordinary", ConnectionError("redis://user:hunter2@host"))
     assert breaker.health == "unreachable: ConnectionError, next trial in 10.0 s"

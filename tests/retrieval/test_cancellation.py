@@ -9,7 +9,7 @@ import pytest
 
 from indexes.base.errors import DeadlineExceeded
 from indexes.base.work import OnStep
-from retrieval.base.cancellation import abandonable
+from retrieval.base.cancellation import run_abandonable
 
 
 class Steps:
@@ -33,7 +33,7 @@ def test_work_ends_with_its_caller() -> None:
     steps = Steps()
 
     async def scenario() -> None:
-        task = asyncio.create_task(abandonable(steps))
+        task = asyncio.create_task(run_abandonable(steps))
         await asyncio.to_thread(steps.begun.wait, 10)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -49,7 +49,7 @@ def test_work_ends_at_the_deadline() -> None:
 
     async def scenario() -> None:
         with pytest.raises(DeadlineExceeded):
-            await abandonable(steps, deadline=asyncio.get_running_loop().time() + 0.05)
+            await run_abandonable(steps, deadline=asyncio.get_running_loop().time() + 0.05)
         assert await asyncio.to_thread(steps.ended.wait, 10)
 
     asyncio.run(scenario())
@@ -61,6 +61,6 @@ def test_results_and_errors_come_through() -> None:
     def fail(on_step: OnStep) -> None:
         raise ValueError("ours")
 
-    assert asyncio.run(abandonable(lambda on_step: 7)) == 7
+    assert asyncio.run(run_abandonable(lambda on_step: 7)) == 7
     with pytest.raises(ValueError, match="ours"):
-        asyncio.run(abandonable(fail))
+        asyncio.run(run_abandonable(fail))

@@ -15,7 +15,7 @@ import pytest
 from indexes.base.errors import InvalidInput
 from retrieval.access.auth import Keys
 from retrieval.access.key_file import Scope
-from retrieval.access.limits import DAY_S, Limiter, Limits, Shared
+from retrieval.access.limits import DAY_S, Limiter, Limits, SharedCounts
 from retrieval.cache.redis_store import RedisStore
 from retrieval.clients.calling import Patience, ServiceError
 from retrieval.wire.errors import RateLimited
@@ -31,7 +31,7 @@ class Clock:
         return self.now
 
 
-class Answering(Shared):
+class Answering(SharedCounts):
     """A Redis that answers the same to everything."""
 
     def __init__(self, reply: list[object] | None) -> None:
@@ -41,7 +41,7 @@ class Answering(Shared):
         return self.reply
 
 
-def limiter(folder: Path, clock: Clock, shared: Shared | None = None) -> Limiter:
+def limiter(folder: Path, clock: Clock, shared: SharedCounts | None = None) -> Limiter:
     return Limiter(folder, shared, clock=clock, now=clock)
 
 
@@ -57,7 +57,7 @@ async def taken(limiter: Limiter, limits: Limits, cost: int = 1, **options: Any)
 @pytest.mark.parametrize(
     "shared", [None, Answering(None), Answering([b"no", "such", {}]), Answering([0, 0, -5])]
 )
-def test_a_rate_holds_within_five_percent(tmp_path: Path, rate: float, shared: Shared | None) -> None:
+def test_a_rate_holds_within_five_percent(tmp_path: Path, rate: float, shared: SharedCounts | None) -> None:
     """Over two minutes of asking far too often, without Redis, with a dead one and with a lying one."""
 
     async def ask() -> int:
@@ -180,7 +180,7 @@ def test_midnight_may_come_while_redis_is_asked(tmp_path: Path) -> None:
     async def ask() -> None:
         clock = Clock(DAY_S * 20_001.0 - 1)
 
-        class Slow(Shared):
+        class Slow(SharedCounts):
             async def run_script(self, script: str, key: bytes, *arguments: int) -> list[object] | None:
                 clock.now += 2
                 return [0, 0, 1]

@@ -22,7 +22,7 @@ from jobs.serving.process import log_of, serving
 from retrieval.base.settings import SemanticSettings
 from retrieval.cache.semantic import Questions, SemanticCache
 from retrieval.cache.semantic import questions as questions_module
-from retrieval.cache.semantic.cache import at_least, is_false
+from retrieval.cache.semantic.cache import is_false, wilson_lower_bound
 from retrieval.cache.semantic.questions import Scope
 from retrieval.cache.semantic.wording import wording
 from retrieval.wire.search import Hit
@@ -194,7 +194,7 @@ def at_angle(similarity: float) -> Any:
 
 
 def found(made: SemanticCache, text: str, scope: bytes = b"scope") -> list[str]:
-    return [one.text for one in asyncio.run(made.alike(scope, text, at_angle(1.0)))]
+    return [one.text for one in asyncio.run(made.find_alike(scope, text, at_angle(1.0)))]
 
 
 def test_it_has_to_be_near_and_nearer_where_others_are_near() -> None:
@@ -244,10 +244,12 @@ def test_a_false_hit(given_: tuple[int, ...], wanted: tuple[int, ...], false: bo
 
 def test_the_bound_of_a_share() -> None:
     """The value of the formula at three deviations; and it holds."""
-    assert at_least(1, 10) == pytest.approx(0.00924, abs=1e-4)
-    assert at_least(0, 100) == pytest.approx(0, abs=1e-9)
+    assert wilson_lower_bound(1, 10) == pytest.approx(0.00924, abs=1e-4)
+    assert wilson_lower_bound(0, 100) == pytest.approx(0, abs=1e-9)
     rng = random.Random(0)
-    above = sum(at_least(sum(rng.random() < 0.05 for _ in range(200)), 200) > 0.05 for _ in range(2000))
+    above = sum(
+        wilson_lower_bound(sum(rng.random() < 0.05 for _ in range(200)), 200) > 0.05 for _ in range(2000)
+    )
     assert above / 2000 < 0.005
 
 
@@ -255,12 +257,12 @@ def test_it_switches_itself_off(caplog: pytest.LogCaptureFixture) -> None:
     """For the collection where too many hits were false; few false ones among many are no reason."""
     made = cache(false_budget=0.05)
     for number in range(400):
-        made.checked("good", hits(1, 2), hits(*((9, 8) if number % 50 == 7 else (1, 2))))
+        made.record_check("good", hits(1, 2), hits(*((9, 8) if number % 50 == 7 else (1, 2))))
     assert made.serves("good", "a text of four words")
     for _ in range(2):
-        made.checked("bad", hits(1), hits(2))
+        made.record_check("bad", hits(1), hits(2))
     assert made.serves("bad", "a text of four words"), "two may be chance"
-    made.checked("bad", hits(1), hits(2))
+    made.record_check("bad", hits(1), hits(2))
     assert not made.serves("bad", "a text of four words")
     assert made.serves("good", "a text of four words")
     assert "semantic cache is off for collection bad: 3 of 3" in caplog.text

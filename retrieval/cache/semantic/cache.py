@@ -1,4 +1,4 @@
-"""Which questions asked before may answer a query, and whether they have done so well."""
+"""Which questions asked before may answer a query, and how reliable that has been."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from retrieval.wire.search import Hit
 
 logger = logging.getLogger(__name__)
 
-NEAREST: Final = 8  # questions looked at
-CROWD: Final = 3  # of them, at most, that ask something else
-TRIED: Final = 2  # whose answers are looked up
-TEXT_CHARS_MAX: Final = 500  # longer ones are hardly asked twice
+NEAREST: Final = 8  # questions considered
+CROWD: Final = 3  # how many of those that ask something else set the bar
+TRIED: Final = 2  # questions whose answers are looked up
+TEXT_CHARS_MAX: Final = 500  # longer ones are rarely asked twice
 CHECKS_KEPT: Final = 1000
 FALSE_MIN: Final = 3  # one answer may be wrong by chance
-Z: Final = 3.0  # 99.9 percent sure: the bound is looked at after every check
+Z: Final = 3.0  # 99.9 percent confidence, because the bound is tested after every check
 
 
 @dataclass(slots=True)
 class SemanticCounts:
-    """Totals. A `hit` was answered by another question, a `miss` was not. Of the checked hits, which were searched all
-    the same, `right` had the best hit of the search and half of the others, `false` had not."""
+    """Totals. A `hit` was answered by another question, a `miss` was not. Of the hits that were checked by searching
+    anyway, `right` had the search's best hit and half of the others; `false` had not."""
 
     hits: int = 0
     misses: int = 0
@@ -40,7 +40,7 @@ class SemanticCounts:
 
 
 class SemanticCache:
-    """For one event loop. Keeps questions, no answers."""
+    """For one event loop. Holds questions, no answers."""
 
     def __init__(
         self,
@@ -49,13 +49,14 @@ class SemanticCache:
         shared: SharedQuestions | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`settings` are read for every search: a reload changes them. `chance`: from 0 to 1."""
+        """`settings` are read for every search, because a reload changes them. `chance` returns a number from 0 to
+        1."""
         self.counts = SemanticCounts()
         self.shared = shared
         self.questions = questions
         self._settings = settings
         self._chance = chance
-        self._checks: dict[str, deque[bool]] = {}  # of each collection, True for a false hit
+        self._checks: dict[str, deque[bool]] = {}  # by collection, True for a false hit
         self.off: set[str] = set()  # collections in which too many hits were false
 
     def serves(self, collection: str, text: str | None) -> bool:
@@ -64,17 +65,17 @@ class SemanticCache:
             return False
         return len(wording(text)) >= settings.words_min
 
-    async def alike(self, scope: bytes, text: str, vector: Floats) -> list[Question]:
-        """Questions that ask the same, the nearest first, TRIED at most. `vector` is float32, of length 1."""
+    async def find_alike(self, scope: bytes, text: str, vector: Floats) -> list[Question]:
+        """Find questions that ask the same, nearest first, TRIED at most. `vector` is float32, of length 1."""
         known = self.questions.of(scope)
-        found = self._same(text, known.near(vector, NEAREST) if known else [])
+        found = self._keep_same(text, known.near(vector, NEAREST) if known else [])
         if not found and self.shared is not None:
-            found = self._same(text, await self.shared.near(scope, vector, NEAREST))
+            found = self._keep_same(text, await self.shared.near(scope, vector, NEAREST))
         return found[:TRIED]
 
-    def _same(self, text: str, near: Sequence[Question]) -> list[Question]:
-        """Those among the nearest that ask the same. The nearer others are that ask something else, the nearer these
-        have to be: at least twice as near."""
+    def _keep_same(self, text: str, near: Sequence[Question]) -> list[Question]:
+        """Keep those of the nearest that ask the same. They must be at least twice as near as the nearest ones that ask
+        something else."""
         wanted = wording(text)
         others = [one.similarity for one in near if wording(one.text) != wanted][:CROWD]
         crowd = sum(others) / len(others) if others else 0.0
@@ -82,31 +83,31 @@ class SemanticCache:
         return [one for one in near if one.similarity >= least and wording(one.text) == wanted]
 
     def keep(self, scope: bytes, text: str, vector: Floats) -> None:
-        """The answer of this question can be looked up from now on."""
+        """Record that the answer of this question can be looked up."""
         self.questions.put(scope, text, vector)
         if self.shared is not None:
             self.shared.put(scope, text, vector, self.questions.of(scope) or Scope(len(vector)))
 
     def forget(self, scope: bytes, question: Question) -> None:
-        """Its answer is there no more."""
+        """Drop a question whose answer is gone."""
         self.questions.forget(scope, question.text)
         if self.shared is not None and question.member:
             self.shared.forget(scope, question.member)
 
-    def checks(self) -> bool:
-        """Whether this hit shall be searched all the same."""
+    def should_check(self) -> bool:
+        """Whether to check this hit by searching anyway."""
         return self._chance() < self._settings().checked_share
 
-    def checked(self, collection: str, given: Sequence[Hit], found: Sequence[Hit]) -> None:
-        """Compare what the cache had for a query with what a search found. Too many false hits switch the cache off for
-        the collection, until the configuration is read again or the service starts."""
+    def record_check(self, collection: str, given: Sequence[Hit], found: Sequence[Hit]) -> None:
+        """Compare the cached hits of a query with those a search found. Too many false ones switch the cache off for
+        the collection, until the configuration is reloaded or the service restarts."""
         false = is_false(given, found)
         self.counts.false += false
         self.counts.right += not false
         checks = self._checks.setdefault(collection, deque(maxlen=CHECKS_KEPT))
         checks.append(false)
         budget = self._settings().false_budget
-        if sum(checks) >= FALSE_MIN and at_least(sum(checks), len(checks)) > budget:
+        if sum(checks) >= FALSE_MIN and wilson_lower_bound(sum(checks), len(checks)) > budget:
             self.off.add(collection)
             logger.error(
                 "the semantic cache is off for collection %s: %d of %d hits checked were false, more than "
@@ -118,7 +119,7 @@ class SemanticCache:
             )
 
     def reset(self) -> None:
-        """Try again where it was switched off."""
+        """Switch on again where it was switched off."""
         self.off.clear()
         self._checks.clear()
 
@@ -132,9 +133,9 @@ def is_false(given: Sequence[Hit], found: Sequence[Hit]) -> bool:
     return wanted[0] not in passages or 2 * len(set(passages) & set(wanted)) < len(wanted)
 
 
-def at_least(false: int, checked: int) -> float:
-    """The share that is surely reached: Wilson's lower bound (Wilson 1927)."""
+def wilson_lower_bound(false: int, checked: int) -> float:
+    """Return Wilson's lower bound (Wilson 1927) of the share of false hits."""
     share = false / checked
-    centre = share + Z**2 / (2 * checked)
+    center = share + Z**2 / (2 * checked)
     spread = Z * math.sqrt(share * (1 - share) / checked + Z**2 / (4 * checked**2))
-    return (centre - spread) / (1 + Z**2 / checked)
+    return (center - spread) / (1 + Z**2 / checked)

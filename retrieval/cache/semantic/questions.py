@@ -1,4 +1,4 @@
-"""The questions asked lately in this process, found by their vectors."""
+"""The questions asked recently in this process, found by their vectors."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 from indexes.base.model import Floats
 
 ROWS_MAX: Final = 4096
-"""Of one scope: to compare a query with so many takes half a millisecond, on the event loop."""
+"""Per scope: comparing a query with this many takes half a millisecond, on the event loop."""
 ROWS_FIRST: Final = 4
 QUESTION_BYTES: Final = 300
-"""What a text takes beside its characters: the string, its places in a list and a dict."""
+"""Memory of a text besides its characters: the string, its slots in a list and a dict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One asked before. `similarity` is the cosine of its vector and a query's, `member` what Redis knows it by."""
+    """One asked before. `similarity` is the cosine of its vector and a query's, `member` its name in Redis."""
 
     text: str
     similarity: float
@@ -27,7 +27,7 @@ class Question:
 
 
 class Scope:
-    """The questions that one caller's search may be answered by: the newest ROWS_MAX."""
+    """The questions that may answer one caller's search: the newest ROWS_MAX."""
 
     def __init__(self, dimensions: int) -> None:
         self._vectors = np.zeros((ROWS_FIRST, dimensions), np.float32)
@@ -38,7 +38,7 @@ class Scope:
 
     @property
     def size(self) -> int:
-        """Bytes, about."""
+        """Approximate bytes."""
         return self._vectors.nbytes + 4 * self._characters + QUESTION_BYTES * len(self._rows)
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class Scope:
             self._characters -= len(text)
 
     def near(self, vector: Floats, most: int) -> list[Question]:
-        """The nearest first."""
+        """Return the `most` nearest questions, nearest first."""
         similarities = self._vectors[: len(self._texts)] @ vector
         first = np.argpartition(-similarities, most)[:most] if len(similarities) > most else slice(None)
         rows = np.arange(len(similarities))[first]
@@ -78,7 +78,7 @@ class Scope:
 
 
 class Questions:
-    """At most `bytes_max`, by scope; the scope that was not asked in for longest goes first. For one event loop."""
+    """At most `bytes_max` by scope; the least recently used scope is evicted first. For one event loop."""
 
     def __init__(self, bytes_max: int) -> None:
         self.evicted = 0  # scopes

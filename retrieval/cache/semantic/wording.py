@@ -1,10 +1,10 @@
-"""What is left of a question once everything is gone that may be said in another way.
+"""What is left of a question once everything that could be said differently is removed.
 
-No distance between vectors tells "enable" from "disable", or 2023 from 2024 (figures in docs/caching.md). So words
-decide: two texts ask the same if they have the same words in the same order, apart from the few that are listed here:
-polite openings, contractions, articles, British spelling, singular and plural, the place of an auxiliary, a phrase of
-time or place that comes first or last. Anything else that differs makes them two questions, and so does nearly all in
-texts that are not English.
+No distance between vectors separates "enable" from "disable", or 2023 from 2024 (figures in docs/caching.md). So words
+decide: two texts ask the same if they have the same words in the same order, apart from the few things listed here:
+polite openings, contractions, articles, British spelling, singular and plural, the position of an auxiliary, a phrase
+of time or place at the start or end. Any other difference makes them two questions, and so does almost any difference
+in texts that are not English.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PREPOSITIONS: Final = {
     "within", "of",
 }  # fmt: skip
 LIGHT: Final = {"the", "actually", "please"}
-"""Left out. No verbs: who sent and who is sent the invoice are two questions, as who is and who was president."""
+"""Dropped. No verbs: "who sent" and "who is sent" the invoice differ, as do "who is" and "who was" president."""
 AUXILIARIES: Final = {
     "is", "was", "were", "has", "have", "had", "can", "could", "will", "would", "shall", "should", "may", "might",
     "must",
@@ -38,11 +38,11 @@ ENGLISH: Final = {
     "the", "what", "who", "when", "where", "why", "how", "which", "does", "please", "with", "from", "and", "would",
     "should", "could",
 }  # fmt: skip
-"""Without one of them nothing but case and punctuation may differ."""
+"""In a text without any of them, only case and punctuation may differ."""
 CAPITALS: Final = {
     "a", "aids", "all", "am", "as", "at", "can", "in", "is", "it", "may", "me", "no", "or", "so", "us", "who",
 }  # fmt: skip
-"""Words that are others when they are written in capitals in a text that is not."""
+"""Words with another meaning in all capitals, in a text that otherwise is not."""
 UNCOUNTED: Final = {
     "customs", "windows", "news", "goods", "means", "glasses", "arms", "species", "series", "physics", "mathematics",
     "economics", "politics", "statistics", "aids", "movies",
@@ -102,26 +102,28 @@ BRITISH: Final = [
 
 @lru_cache(maxsize=4096)
 def wording(text: str) -> tuple[str, ...]:
-    """The words that two texts must share, in their order, to ask the same."""
-    capitals = {word for word in map(bare, text.split()) if word.isupper() and word.lower() in CAPITALS}
-    first, *_ = [*map(bare, text.split()), ""]
+    """Return the words that two texts must share, in order, to ask the same."""
+    capitals = {
+        word for word in map(strip_punctuation, text.split()) if word.isupper() and word.lower() in CAPITALS
+    }
+    first, *_ = [*map(strip_punctuation, text.split()), ""]
     if text.isupper() or capitals == {first} == {"A"}:
         capitals = set()
     text = text.casefold().strip()
-    if not ENGLISH & set(map(bare, re.split(r"[\s'’]", text))):
-        return tuple(word for word in map(bare, text.split()) if word)
+    if not ENGLISH & set(map(strip_punctuation, re.split(r"[\s'’]", text))):
+        return tuple(word for word in map(strip_punctuation, text.split()) if word)
     for pattern, instead in REWRITTEN:
         text = pattern.sub(instead, text)
     direct = text
     for _ in range(PHRASES_DROPPED_MAX):  # each pass reads the whole text
         text = CLOSING.sub("", OPENING.sub("", text, count=1))
-    words = [word for token in text.split() if (word := bare(token))]
+    words = [word for token in text.split() if (word := strip_punctuation(token))]
     words = [word.upper() if word.upper() in capitals else word for word in words]
     if len(words) > 1 and words[0] in {"in", "on", "at", "during"} and words[1] in {"what", "which"}:
         del words[0]  # in which year, what year
     words = [ALIKE.get(word, word) for word in words]
     words = [word for before, word in pairwise(["", *words]) if not is_light(before, word)]
-    words = [ALIKE.get(spelled(word), spelled(word)) for word in words]
+    words = [ALIKE.get(normalize_spelling(word), normalize_spelling(word)) for word in words]
     asks = next((at for at, word in enumerate(words) if word in QUESTION_WORDS), 0)
     if asks > 1 and words[0] in PREPOSITIONS:
         words = words[asks:] + words[:asks]  # in 1990, who won; who won in 1990
@@ -133,20 +135,20 @@ def wording(text: str) -> tuple[str, ...]:
 
 
 def is_light(before: str, word: str) -> bool:
-    """After a verb or a noun an article may be a name: vitamin A, hepatitis A, plan A."""
+    """Whether a word is dropped. An article after a verb or a noun may be a name: vitamin A, hepatitis A, plan A."""
     return word in LIGHT or (word in {"a", "an"} and (not before or before in BEFORE_ARTICLES))
 
 
-def bare(token: str) -> str:
-    """Without quotes and brackets around it and what ends a sentence; signs that mean something stay: -5, 5!, 5"."""
+def strip_punctuation(token: str) -> str:
+    """Strip surrounding quotes, brackets and sentence punctuation. Meaningful signs stay: -5, 5!, 5"."""
     if any(letter.isdigit() for letter in token):
         quoted = len(token) > 2 and token[0] == token[-1] and token[0] in "\"'"
         return (token[1:-1] if quoted else token).lstrip("“„«([{").rstrip("”»)]}.,;:?…")
     return token.lstrip("\"'“„«([{").rstrip("\"'”“»)]}.,;:!?…").strip("–—")
 
 
-def spelled(word: str) -> str:
-    """As Americans write it, in the singular."""
+def normalize_spelling(word: str) -> str:
+    """Spell a word as Americans do, in the singular."""
     if not word.isascii() or not word.isalpha() or not word.islower() or len(word) < 4 or word in UNCOUNTED:
         return word
     for pattern, instead in BRITISH:
