@@ -21,7 +21,7 @@ from indexes.filters.dates import instant_of_date
 from indexes.filters.grammar import Kind
 from retrieval.documents.metadata import instant_at
 from retrieval.search.executor import Execution
-from retrieval.search.fusion import Scores, best_first
+from retrieval.search.fusion import Scores, order_by_score
 from retrieval.search.plan import Plan
 from retrieval.search.stages import Fused, round_scores
 from retrieval.wire.options import Boost
@@ -52,7 +52,7 @@ def arrange(plan: Plan, fused: Fused, execution: Execution) -> Fused:
         fused = replace(fused, boosts=factors if fused.boosts is None else fused.boosts * factors)
     if fused.boosts is not None:
         boosted = round_scores(boost_scores(fused.scores, fused.boosts))
-        order = fused.order[best_first(ids[fused.order], boosted[fused.order])]
+        order = fused.order[order_by_score(ids[fused.order], boosted[fused.order])]
         fused = replace(fused, order=order, scores=boosted)
     positions: list[int] = fused.order.tolist()
     for at, sort in reversed(list(enumerate(plan.request.sort or []))):

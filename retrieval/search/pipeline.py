@@ -34,7 +34,7 @@ from retrieval.cache import ResultCache, ResultKey
 from retrieval.cache.semantic import Questions, SemanticCache
 from retrieval.embedding.embedders import Embedders
 from retrieval.search.executor import LocalExecutor
-from retrieval.search.plan import Plan, planned
+from retrieval.search.plan import Plan, make_plan
 from retrieval.search.reranking import PAIRS_A_RUN, PairsRead, Reranker
 from retrieval.search.rounds import (
     CachedAnswer,
@@ -167,7 +167,7 @@ class Pipeline:
 
     def _plan(self, collection: Collection, request: SearchRequest, *, strained: bool = False) -> Plan:
         settings, ranking = collection.settings, collection.ranking.current
-        return planned(request, settings.dimensions, self._config, ranking, strained=strained)
+        return make_plan(request, settings.dimensions, self._config, ranking, strained=strained)
 
     def _in_time(self, plan: Plan, watch: Stopwatch) -> AbstractAsyncContextManager[None]:
         """Return the deadline as a context manager, and set it on `watch`, where the stages read it."""
@@ -378,7 +378,9 @@ class Pipeline:
         plan = await self._embed_text(executor, plan, watch)
         if not plan.request.like and not plan.request.unlike:
             return plan
-        return plan.like(await self._threads.run(partial(read_examples, executor.collection, plan.request)))
+        return plan.with_examples(
+            await self._threads.run(partial(read_examples, executor.collection, plan.request))
+        )
 
     async def _embed_text(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> Plan:
         collection, snapshot = executor.collection, executor.snapshot
@@ -390,7 +392,7 @@ class Pipeline:
         embedder = await self._embedders.of(collection)
         head_start = self._lexical_head_start(executor, plan, watch)
         query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache, on_start=head_start)
-        return plan.embedded(
+        return plan.with_vector(
             await watch.time_await("embed", query),
             partial(embedder.share_read, plan.text, plan.query.language, lambda: snapshot.spoken),
             embedder.manifest.similarity_floor,

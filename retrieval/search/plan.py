@@ -33,15 +33,15 @@ from retrieval.wire.options import Facet, Rerank
 from retrieval.wire.search import Degraded, Fusion, Mode, SearchRequest, Weights
 from retrieval.wire.vectors import unit_vector, vector_of
 
-ANSWER_VERSION = 7  # of what the cache keeps
-SHARE_READ_MIN = 0.1  # numbers and names are read in any text
-SPARE_HITS = 16  # of a dense ranking beyond k, for candidates that die while they are on their way
-EXAMPLE_PASSAGES_MAX = 4096  # that a ranking is made deeper for; beyond, `deeper` goes on
+ANSWER_VERSION = 7  # of the cached encoding
+SHARE_READ_MIN = 0.1  # numbers and names are read in any language
+SPARE_HITS = 16  # beyond k in a dense ranking, for candidates deleted during the search
+EXAMPLE_PASSAGES_MAX = 4096  # a ranking starts at most this much deeper; beyond, `deeper` continues
 
 
 @dataclass(frozen=True, slots=True)
 class RerankOptions:
-    """How many of the first candidates the reranker reads, for how long at most, and what its word weighs."""
+    """How many of the first candidates the reranker reads, its time budget, and the weight of its scores."""
 
     candidates: int
     budget_ms: float
@@ -49,10 +49,14 @@ class RerankOptions:
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A checked request with every choice made. `query` is what the indexes are asked, its vector absent until the text
-    is embedded. `identity` is equal for requests that must get the same answer. Of a `counted` search the k hits are
-    remembered, for the hot tier. The page ends with the hit in place `last`; `page_depth` is how deep the first page
-    goes."""
+    """A checked request with every choice made.
+
+    query       what the indexes are asked; its vector is missing until the text is embedded
+    identity    equal for requests that must get the same answer
+    counted     whether the k hits are counted, for the hot tier
+    last        the place of the last hit of the page
+    page_depth  how deep the first page goes
+    """
 
     request: SearchRequest
     k: int
@@ -70,29 +74,27 @@ class Plan(msgspec.Struct, frozen=True):
     rerank: RerankOptions | None
     deadline_ms: int | None
     identity: bytes
-    reads: Callable[[], float] | None = (
-        None  # of an embedded text, how much the model reads; takes some 50 us
-    )
-    share_read: float | None = None  # what that said; None: no text was embedded
+    reads: Callable[[], float] | None = None  # measures how much of the text the model reads, in some 50 us
+    share_read: float | None = None  # its result; None if no text was embedded
     similarity_floor: float = SIMILARITY_FLOOR  # of the model
     examples: ExampleDocuments | None = None
     calibrations: Calibrations = msgspec.field(default_factory=lambda: BUILT_IN)
-    degraded: tuple[Degraded, ...] = ()  # what was left out for the load
+    degraded: tuple[Degraded, ...] = ()  # what was left out because of the load
 
     @property
     def text(self) -> str | None:
-        """To be embedded; None if the vector is there, or not needed."""
+        """The text to embed; None if the vector is given or not needed."""
         if self.mode == "lexical" or self.query.vector is not None:
             return None
         return (self.operators.text if self.operators else self.request.query) or None
 
-    def embedded(self, vector: Floats, reads: Callable[[], float], similarity_floor: float) -> Plan:
-        """With the query's vector, and what fusion should know of the model that made it."""
+    def with_vector(self, vector: Floats, reads: Callable[[], float], similarity_floor: float) -> Plan:
+        """Add the query's vector, and what fusion needs to know of the model that made it."""
         query = replace(self.query, vector=vector)
         return replace(self, query=query, reads=reads, similarity_floor=similarity_floor)
 
-    def like(self, examples: ExampleDocuments) -> Plan:
-        """With the examples in the query's vector, and as much deeper as they are found themselves."""
+    def with_examples(self, examples: ExampleDocuments) -> Plan:
+        """Add the examples to the query's vector, and deepen the search by as many passages as they have themselves."""
         more = min(len(examples.passages), EXAMPLE_PASSAGES_MAX)
         page_depth, first = self.page_depth + more, (*self.query.steps, self.query.depth)[0] + more
         *steps, depth = depths_to(self.last + more, first)
@@ -102,32 +104,29 @@ class Plan(msgspec.Struct, frozen=True):
         return replace(self, query=query, page_depth=page_depth, examples=examples)
 
     def leaves_out(self, passage: StoredPassage) -> bool:
-        """Whether a candidate is no hit: it is of an example, or lacks a phrase."""
+        """Whether a candidate is not a hit, because it belongs to an example or lacks a phrase."""
         if self.examples is not None and passage.document_id in self.examples.documents:
             return True
         return self.operators is not None and not self.operators.hold_in(passage)
 
-    @property
-    def alone(self) -> bool:
-        """Whether the hits are the dense ranking as it is."""
-        return self.mode == "dense" and not self.request.group_by_document
-
-    def read(self) -> Plan:
-        """With the share of the query that the model reads. Not for the event loop."""
+    def with_share_read(self) -> Plan:
+        """Measure how much of the query the model reads. Not for the event loop."""
         return self if self.reads is None else replace(self, reads=None, share_read=self.reads())
 
     @property
     def weight_dense(self) -> float | None:
-        """Of the dense score, 0 to 1, less where the model reads less of the query. None unless scores are fused."""
+        """The weight of the dense score, 0 to 1, lower if the model reads less of the query. None unless scores are
+        fused."""
         if self.mode != "hybrid" or self.method != "weighted":
             return None
         share_read = 1.0 if self.share_read is None else max(self.share_read, SHARE_READ_MIN)
         return self.base_weight * share_read
 
     def deeper(self) -> Plan:
-        """The same search with deeper rankings, all of which matters now. Only the first one is counted.
+        """Deepen the rankings for another round. Only the first round is counted.
 
-        Each round costs what the depth does, so it grows fast; an exact round scans everything, so it grows faster.
+        The cost of each round grows with its depth, so the depth grows fast. An exact round scans everything, so there
+        it grows faster.
         """
         depth = (DEEPER**2 if self.request.exact else DEEPER) * self.query.depth
         steps = *self.query.steps, self.query.depth
@@ -135,11 +134,11 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def calibration(self) -> Calibration | None:
-        """By which hits are judged once the query is embedded."""
+        """The calibration that hits are judged by once the query is embedded."""
         return None if self.examples else calibration_for(self.calibrations, self.mode, self.share_read)
 
 
-def planned(
+def make_plan(
     request: SearchRequest,
     dimensions: int,
     config: Config,
@@ -148,10 +147,10 @@ def planned(
     *,
     strained: bool = False,
 ) -> Plan:
-    """What the request leaves open comes from `ranking`, the collection's own settings, else from the configuration.
-    `strained`: the service has more to do than it can, and searches cost less than they might.
+    """Check a request and complete it from `ranking`, the collection's own settings, or else from the configuration.
 
-    Raises InvalidInput or TooLarge naming the field.
+    `strained`: the service has more to do than it can, so searches should cost less. Raises InvalidInput or TooLarge
+    naming the field.
     """
     request = replace(request, boosts=boosts_at(request.boosts, now()))
     text = check_query(request, config)
@@ -161,7 +160,7 @@ def planned(
     last, page_depth = check_offset(request.offset, k, config), max(config.search.candidates, k)
     check_arranged(request, last, page_depth)
     degraded: list[Degraded] = []
-    # What is arranged, or goes on from another page, is not what it was among fewer candidates.
+    # Boosts, sort, mmr and later pages would give other results among fewer candidates.
     if strained and not (request.exact or request.offset or request.boosts or request.sort or request.mmr):
         fewer = max(config.search.strained_candidates, k)
         if fewer < page_depth and (mode != "dense" or request.group_by_document):
@@ -194,7 +193,7 @@ def planned(
         base_weight=weights.dense / (weights.dense + weights.lexical),
         rerank=reranking,
         deadline_ms=request.deadline_ms or (None if request.exact else config.search.deadline_ms),
-        identity=identity_of(asked_of(request, text, k, mode, wanted), config, ranking),
+        identity=identity_of(canonical_request(request, text, k, mode, wanted), config, ranking),
         calibrations=calibrations_of(ranking.coefficients) if ranking else BUILT_IN,
         degraded=tuple(degraded),
     )
@@ -209,14 +208,14 @@ def query_of(
     dimensions: int,
     config: Config,
 ) -> Query:
-    """What the indexes are asked. `pages`: the size of a page, the place of the last hit, and how deep the first page
-    goes."""
+    """Return what the indexes are asked. `pages` is the size of a page, the place of the last hit, and the depth of the
+    first page."""
     k, last, page_depth = pages
     numbers = vector_of(request.vector, dimensions, "vector")
     vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
-    # A ranking that is fused or grouped has a depth independent of k, so that the page size does not change the order,
-    # unless that depth does not hold enough hits (`deeper`).
-    # A later page goes on from the depth of the first one, so that it repeats nothing.
+    # A fused or grouped ranking has a depth independent of k, so that the page size does not change the order, unless
+    # that depth does not hold enough hits (`deeper`). A later page continues from the depth of the first one, so that
+    # it repeats nothing.
     alone = mode == "dense" and not request.group_by_document
     *steps, depth = depths_to(last, k + SPARE_HITS if alone else page_depth)
     return Query(
@@ -229,26 +228,28 @@ def query_of(
         prefixes=operators.prefixes if operators else (),
         vector=None if mode == "lexical" else vector,
         condition=filter_of(request.filter, config),
-        language=given_language(request.language, "language"),
+        language=parse_language(request.language, "language"),
         typos=request.typos,
-        visible=PRINCIPAL.get().allowed(None),  # a correction would tell words of other documents
-        # What bypasses the cache is a measurement: it moves no passage and teaches nothing.
+        visible=PRINCIPAL.get().restrict(None),  # a correction would reveal words of other documents
+        # A search that bypasses the cache is a measurement: it moves no passage and trains nothing.
         counted=request.cache and not request.exact,
     )
 
 
 def identity_of(asked: SearchRequest, config: Config, ranking: RankingSettings | None) -> bytes:
-    """Everything but the documents that the answer depends on. The configuration too: a cache in Redis outlives a
-    restart with other settings."""
+    """Encode everything that the answer depends on except the documents. The configuration is included, because a cache
+    in Redis outlives a restart with other settings."""
     own = ranking and (ranking.method, ranking.weight_dense, ranking.coefficients)
     bound = config.limits.expanded_chars_max if asked.expand else None
-    caller = PRINCIPAL.get()  # its tenant too: a hit would tell that another has the same documents and query
+    caller = (
+        PRINCIPAL.get()
+    )  # with its tenant: a hit would reveal that another has the same documents and query
     settings = config.search, BUILT_IN, own, bound, caller.tenant, caller.groups
     return msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, *settings, asked))
 
 
 def operators_of(request: SearchRequest, text: str, mode: Mode) -> Operators | None:
-    """Raises InvalidInput for what the mode cannot do with the query's words."""
+    """Parse the query's operators. Raises InvalidInput for what the mode cannot do with the query's words."""
     if request.highlight and not text:
         raise InvalidInput("highlight needs a query text, whose words are shown", param="highlight")
     operators = parse_operators(text) if request.operators else None
@@ -258,7 +259,7 @@ def operators_of(request: SearchRequest, text: str, mode: Mode) -> Operators | N
 
 
 def mode_of(request: SearchRequest, text: str, config: Config) -> Mode:
-    """Raises InvalidInput for what that mode of search cannot do."""
+    """Return the mode of search. Raises InvalidInput for what that mode cannot do."""
     mode = request.mode or (config.search.mode if text else "dense")
     if mode != "dense" and not text:
         raise InvalidInput(f"mode {mode} needs a query text", param="query")
@@ -279,14 +280,14 @@ def mode_of(request: SearchRequest, text: str, config: Config) -> Mode:
 
 
 def default_weights(config: Config, ranking: RankingSettings | None) -> Weights:
-    """The collection's own, else the configured ones."""
+    """Return the collection's own weights, else the configured ones."""
     if ranking is not None and ranking.weight_dense is not None:
         return Weights(dense=ranking.weight_dense, lexical=1 - ranking.weight_dense)
     return Weights(dense=config.search.weight_dense, lexical=config.search.weight_lexical)
 
 
 def rerank_options(request: SearchRequest, query: str, config: Config) -> RerankOptions | None:
-    """None for no reranking. Raises InvalidInput where it is asked for and cannot be done."""
+    """Return the options of reranking; None for none. Raises InvalidInput if it was asked for and is impossible."""
     if request.rerank is None or request.rerank is False:
         return None
     settings = config.rerank
@@ -304,10 +305,11 @@ def rerank_options(request: SearchRequest, query: str, config: Config) -> Rerank
     )
 
 
-def asked_of(
+def canonical_request(
     request: SearchRequest, query: str, k: int, mode: Mode, reranking: RerankOptions | None
 ) -> SearchRequest:
-    """The request without what does not change the answer: no budget, since answers it cut short are not kept."""
+    """Return the request without what does not change the answer. The rerank budget is left out, since answers that it
+    cut short are not cached."""
     rerank = Rerank(candidates=reranking.candidates, weight=reranking.weight) if reranking else None
     return replace(
         request,
@@ -322,8 +324,8 @@ def asked_of(
 
 
 def filter_of(raw: msgspec.Raw, config: Config) -> Filter | None:
-    """What a request's filter means, within what its caller may see; None for all. Raises TooLarge before decoding it,
-    and InvalidInput."""
+    """Parse a request's filter, restricted to what its caller may see; None for everything. Raises TooLarge before
+    decoding it, and InvalidInput."""
     if len(raw) > config.limits.filter_bytes_max:
         raise TooLarge(
             f"filter has {len(raw)} bytes, at most {config.limits.filter_bytes_max} are allowed",
@@ -352,8 +354,8 @@ def check_query(request: SearchRequest, config: Config) -> str:
     return query
 
 
-def given_language(code: str | None, where: str) -> str | None:
-    """None if it is left to us. Raises InvalidInput naming the field."""
+def parse_language(code: str | None, where: str) -> str | None:
+    """Return the checked language; None if it is to be detected. Raises InvalidInput naming the field."""
     return None if code in {None, AUTO} else check_language(str(code), where)
 
 
@@ -366,8 +368,7 @@ def check_k(k: int | None, config: Config) -> int:
 
 
 def depths_to(last: int, depth: int) -> list[int]:
-    """The depths of the searches, from this one on, up to the first that holds so many hits: each is what `deeper` goes
-    to from the one before."""
+    """Return the depths of successive searches (`deeper`), from `depth` up to the first that holds `last` hits."""
     depths = [depth]
     while depths[-1] < last:
         depths.append(depths[-1] * DEEPER)

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Floats
 from indexes.parts.query import Candidates
-from retrieval.search.fusion import or_nothing
+from retrieval.search.fusion import zero_nans
 
 Columns = NDArray[np.float64]
 Weights = tuple[float, ...]  # five: w0 to w4
@@ -104,12 +104,12 @@ def features_of(candidates: Candidates, dense: Floats, lexical: Floats, floor: f
     """
 
     def scaled(cosine: NDArray[np.float32]) -> Columns:
-        return or_nothing((cosine.astype(np.float64) - floor) / (1 - floor))
+        return zero_nans((cosine.astype(np.float64) - floor) / (1 - floor))
 
     features = np.ones((len(dense), 5))
     asked = candidates.lexical_bound or 1.0
     features[:, 1] = scaled(dense)
-    features[:, 2] = or_nothing(lexical.astype(np.float64)) / asked
+    features[:, 2] = zero_nans(lexical.astype(np.float64)) / asked
     features[:, 3] = features[:, 1] - scaled(lead_score(candidates.dense, candidates.dense_ranks)).sum()
     features[:, 4] = features[:, 2] - lead_score(candidates.lexical, candidates.lexical_ranks).sum() / asked
     return features

@@ -33,7 +33,7 @@ from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import Manifest, load_model
 from retrieval.embedding.results import TooLong
 from retrieval.search.executor import Execution
-from retrieval.search.fusion import best_first
+from retrieval.search.fusion import order_by_score
 from retrieval.search.plan import Plan
 from retrieval.search.stages import Fused, Rounds, round_scores
 from retrieval.wire.options import Reranked
@@ -137,7 +137,7 @@ def rerank(
     found: Doubles = np.full(len(ids), np.nan)
     found[first] = [known.get(one, math.nan) for one in firsts]
     combined = round_scores(blend_scores(fused.scores, found, wanted.weight))
-    order = fused.order[best_first(ids[fused.order], combined[fused.order])]
+    order = fused.order[order_by_score(ids[fused.order], combined[fused.order])]
     answer = replace(fused, order=order, scores=combined, reranked=round_scores(found))
     read = sum(one in known for one in firsts)
     return answer, Reranked(reranker.manifest.name, read, len(first) - gone)

@@ -84,7 +84,7 @@ def run_stages(
     `candidates` replaces the search if they are already known. `kept_on` is the searched snapshot if the answer is to
     be cached.
     """
-    plan = plan.read()
+    plan = plan.with_share_read()
     execution = executor.prepare(plan.query, watch)
     found = candidates or execution.search()
     ranked = fused = watch.time_stage("fuse", lambda: fuse(plan, found, execution))

@@ -17,7 +17,7 @@ from indexes.parts.query import Candidates
 from indexes.reading.surroundings import Surroundings
 from retrieval.admission.ceiling import BudgetShare, size_of
 from retrieval.search.executor import Execution
-from retrieval.search.fusion import best_first, levels_of, reciprocal_rank, weighted, within
+from retrieval.search.fusion import clip_to_levels, fuse_weighted, levels_of, order_by_score, reciprocal_rank
 from retrieval.search.highlighting import snippet
 from retrieval.search.plan import SPARE_HITS, Plan
 from retrieval.search.relevance import Columns, features_of, relevance_of
@@ -60,11 +60,11 @@ def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
         levels = levels_of(ranks, plan.page_depth) if plan.query.steps else None
         if plan.weight_dense is None:
             fused = reciprocal_rank(
-                ranks if levels is None else within(levels, ranks, plan.page_depth), plan.rrf_k
+                ranks if levels is None else clip_to_levels(levels, ranks, plan.page_depth), plan.rrf_k
             )
         else:
             fused = fuse_scores(plan, plan.weight_dense, candidates, candidates.dense, candidates.lexical)
-        order, scores = best_first(candidates.ids, fused, levels), round_scores(fused)
+        order, scores = order_by_score(candidates.ids, fused, levels), round_scores(fused)
     else:
         order = np.arange(len(candidates))
         scores = round_scores(candidates.dense if plan.mode == "dense" else candidates.lexical)
@@ -85,7 +85,7 @@ def complete_scores(candidates: Candidates, execution: Execution) -> Candidates:
 
 def fuse_scores(plan: Plan, weight: float, found: Candidates, dense: Floats, lexical: Floats) -> Columns:
     floor, bound = plan.similarity_floor, found.lexical_bound
-    return weighted(dense, lexical, weight=weight, floor=floor, bound=bound)
+    return fuse_weighted(dense, lexical, weight=weight, floor=floor, bound=bound)
 
 
 @dataclass(slots=True)

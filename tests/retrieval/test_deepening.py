@@ -28,7 +28,7 @@ from retrieval.embedding.models import SIMILARITY_FLOOR
 from retrieval.embedding.results import Observer
 from retrieval.search.executor import LocalExecution, LocalExecutor
 from retrieval.search.pipeline import Pipeline
-from retrieval.search.plan import planned
+from retrieval.search.plan import make_plan
 from retrieval.search.reranking import Reranker
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.wire.search import Fusion, SearchAnswer, SearchRequest
@@ -144,7 +144,7 @@ def test_passages_deleted_meanwhile_are_made_up_for(pipeline: Pipeline, tmp_path
     collection = written(tmp_path)
     before = collection.snapshot
     collection.write([Delete("long"), Delete("d0")]).result()
-    plan = planned(SearchRequest(vector=AXIS, mode="dense", k=10), DIMENSIONS, Config())
+    plan = make_plan(SearchRequest(vector=AXIS, mode="dense", k=10), DIMENSIONS, Config())
     share = BudgetShare(AnswerBudget(1 << 24))
     found = asyncio.run(pipeline._search(LocalExecutor(collection, before), plan, Stopwatch(), None, share))
     assert found.vanished

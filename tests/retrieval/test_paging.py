@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.serving.process import ServerProcess
-from retrieval.search.fusion import best_first, levels_of, reciprocal_rank, within
+from retrieval.search.fusion import clip_to_levels, levels_of, order_by_score, reciprocal_rank
 from tests.support.http import Http
 
 DOCUMENTS = 150
@@ -148,7 +148,7 @@ def test_the_order_by_level_does_not_depend_on_the_depth(
         levels = levels_of(ranks, depth)
         fused = np.array([score[at] for at in ids.tolist()])
         if by_rank:
-            fused = reciprocal_rank(within(levels, ranks, depth), 10)
-        found = ids[best_first(ids, fused, levels)].tolist()
+            fused = reciprocal_rank(clip_to_levels(levels, ranks, depth), 10)
+        found = ids[order_by_score(ids, fused, levels)].tolist()
         assert found[: len(before)] == before
         before = found

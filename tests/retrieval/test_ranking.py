@@ -6,7 +6,7 @@ import pytest
 
 from indexes.parts.learned import RankingSettings
 from retrieval.base.settings import Config
-from retrieval.search.plan import planned
+from retrieval.search.plan import make_plan
 from retrieval.wire.search import Fusion, SearchRequest, Weights
 from tests.support.http import Http
 
@@ -19,7 +19,7 @@ def test_request_then_collection_then_configuration() -> None:
     ask = SearchRequest(query="x")
     weighted = SearchRequest(query="x", fusion=Fusion(method="weighted", weights=Weights(dense=3, lexical=1)))
     ranked = SearchRequest(query="x", fusion=Fusion(method="rrf"))
-    plans = [planned(one, 384, CONFIG, OWN) for one in (ask, weighted, ranked)]
+    plans = [make_plan(one, 384, CONFIG, OWN) for one in (ask, weighted, ranked)]
     assert [(plan.method, plan.base_weight) for plan in plans] == [
         ("weighted", 0.25),
         ("weighted", 0.75),
@@ -27,10 +27,10 @@ def test_request_then_collection_then_configuration() -> None:
     ]
     by_rank = RankingSettings(method="rrf", set_ms=1)
     weights = SearchRequest(query="x", fusion=Fusion(weights=Weights(dense=3, lexical=1)))
-    assert planned(ask, 384, CONFIG, by_rank).method == "rrf"
-    found = planned(weights, 384, CONFIG, by_rank)  # who gives weights wants them used
+    assert make_plan(ask, 384, CONFIG, by_rank).method == "rrf"
+    found = make_plan(weights, 384, CONFIG, by_rank)  # who gives weights wants them used
     assert (found.method, found.weight_dense) == ("weighted", 0.75)
-    partly = planned(
+    partly = make_plan(
         ask,
         384,
         CONFIG,
@@ -44,7 +44,7 @@ def test_only_what_ranks_tells_answers_apart() -> None:
     ask = SearchRequest(query="x")
     later = RankingSettings(method="weighted", weight_dense=0.25, queries=50, gain=0.1, set_ms=2)
     other = RankingSettings(method="weighted", weight_dense=0.5, set_ms=1)
-    identities = [planned(ask, 384, CONFIG, one).identity for one in (None, OWN, later, other)]
+    identities = [make_plan(ask, 384, CONFIG, one).identity for one in (None, OWN, later, other)]
     assert identities[1] == identities[2]
     assert len(set(identities)) == 3
 

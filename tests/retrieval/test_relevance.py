@@ -21,7 +21,7 @@ from indexes.parts.query import Candidates
 from jobs.evaluation.relevance import JudgedHits, calibrated, reliability
 from jobs.sources.judgments import read_judgements
 from retrieval.base.settings import Config
-from retrieval.search.plan import planned
+from retrieval.search.plan import make_plan
 from retrieval.search.relevance import (
     BUILT_IN,
     Calibration,
@@ -195,7 +195,7 @@ def test_a_floor_needs_relevance() -> None:
     """Dense search with a vector of one's own has none, and says so."""
     search = SearchRequest(vector=msgspec.Raw(b"[1, 0]"), min_relevance=0.5)
     with pytest.raises(InvalidInput, match="have no relevance") as caught:
-        planned(search, 2, Config())
+        make_plan(search, 2, Config())
     assert caught.value.param == "min_relevance"
 
 

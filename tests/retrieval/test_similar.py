@@ -14,7 +14,7 @@ from indexes.base.model import IndexOptions, NewPassage, Settings, Upsert
 from indexes.collection.collection import Collection
 from retrieval.access.auth import PRINCIPAL, Principal
 from retrieval.base.settings import Config
-from retrieval.search.plan import planned
+from retrieval.search.plan import make_plan
 from retrieval.search.similar import ALPHA, BETA, GAMMA, read_examples
 from retrieval.wire.search import SearchRequest
 from tests.support.http import Http
@@ -138,7 +138,7 @@ def test_examples_are_documents_that_the_caller_may_see(tmp_path: Path) -> None:
         try:
             with pytest.raises(InvalidInput, match="no document 'theirs'"):
                 read_examples(collection, SearchRequest(like=["theirs"]))
-            plan = planned(SearchRequest(query="x"), DIMENSIONS, Config())
+            plan = make_plan(SearchRequest(query="x"), DIMENSIONS, Config())
             assert not plan.query.typos
         finally:
             PRINCIPAL.reset(before)

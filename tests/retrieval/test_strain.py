@@ -12,7 +12,7 @@ from jobs.serving.process import serving
 from retrieval.base.settings import Config
 from retrieval.base.settings import Rerank as RerankSettings
 from retrieval.context.joining import receipt_of
-from retrieval.search.plan import planned
+from retrieval.search.plan import make_plan
 from retrieval.wire.options import Rerank, Sort
 from retrieval.wire.search import Receipt, SearchRequest
 from tests.support.http import Http
@@ -23,7 +23,7 @@ CONFIG = Config(rerank=RerankSettings(model="cross-encoder"))
 def test_what_is_left_out() -> None:
     """Reranking, and candidates beyond those that are shown; what was asked for stays the same question."""
     asked = SearchRequest(query="refunds", k=30, rerank=Rerank())
-    calm, strained = (planned(asked, 2, CONFIG, strained=strained) for strained in (False, True))
+    calm, strained = (make_plan(asked, 2, CONFIG, strained=strained) for strained in (False, True))
     assert (calm.query.depth, calm.degraded) == (100, ())
     assert (strained.query.depth, strained.rerank, strained.degraded) == (30, None, ("candidates", "rerank"))
     assert strained.identity == calm.identity
@@ -41,7 +41,7 @@ def test_what_is_left_out() -> None:
 )
 def test_what_is_not(asked: SearchRequest) -> None:
     """Other pages, orders of one's own and exact answers: among fewer candidates they would not be what they are."""
-    calm, strained = (planned(asked, 2, CONFIG, strained=strained) for strained in (False, True))
+    calm, strained = (make_plan(asked, 2, CONFIG, strained=strained) for strained in (False, True))
     assert (strained.query, strained.degraded) == (calm.query, ())
 
 
