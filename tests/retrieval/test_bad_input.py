@@ -11,7 +11,7 @@ import pytest
 
 from indexes.base.errors import InvalidInput
 from jobs.serving.process import serving
-from retrieval.access.key_file import check
+from retrieval.access.key_file import check_key
 from retrieval.handlers.error_shapes import dialect_of
 from retrieval.server.openapi import path_of
 from retrieval.server.routes import ROUTES
@@ -301,7 +301,7 @@ def test_every_bad_name_is_told_the_rule_and_the_field(http: Http, name: str) ->
         assert "expected 1 to 63 of a-z, 0-9, '-' and '_'" in reply.body["error"]["message"]
     for wrong in (key("search", tenant="A B"), key("search", collections=["A B"])):
         with pytest.raises(InvalidInput, match="expected 1 to 63 of a-z, 0-9, '-' and '_'") as refused:
-            check(wrong)
+            check_key(wrong)
         assert refused.value.param in ("tenant", "collections")
 
 
