@@ -1,6 +1,6 @@
-"""What Haystack's store asks of the service: a coroutine for each operation, and the translation of filters.
+"""The operations of Haystack's store as coroutines, and the translation of filters.
 
-Metadata that the service does not count by itself is read from all documents that match, without their texts.
+Metadata statistics that the service does not compute are computed from all matching documents, read without texts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROVENANCE_KEY = "nearline"
 ORDERS = {">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 LISTS = {"in": "in", "not in": "nin"}
 PAGE = 1000  # documents without their texts; the service may answer with fewer
-TYPES = {bool: "boolean", int: "int", float: "float", str: "keyword"}  # in Haystack's words
+TYPES = {bool: "boolean", int: "int", float: "float", str: "keyword"}  # Haystack's names
 
 Value = str | int | float | bool
 
@@ -61,7 +61,7 @@ async def written_under(
         if policy == DuplicatePolicy.FAIL and (present or len(set(ids)) < len(ids)):
             twice = next(one for at, one in enumerate(ids) if one in present or one in ids[:at])
             raise DuplicateDocumentError(f"there is a document {twice!r} already, and nothing was written")
-        # Of equal ids the first is kept.
+        # The first document with an id is kept.
         documents = list({one["id"]: one for one in reversed(documents) if one["id"] not in present}.values())
     await written(core, collection, documents)
     return len(documents)
@@ -98,7 +98,7 @@ async def passages_found(
 async def values_of(
     core: Endpoints, collection: str, condition: Any = None
 ) -> AsyncIterator[tuple[str, Value]]:
-    """Each value of the metadata of each document that matches, with its dotted path, as filters see it."""
+    """Yield each metadata value of each matching document with its dotted path, as filters see it."""
     narrowed = {} if condition is None else {"filter": condition}
     with refused_filters():
         async for document in core.scroll(collection, limit=PAGE, text=False, **narrowed):
@@ -142,7 +142,7 @@ async def values_found(
     core: Endpoints, collection: str, field: str, search_term: str | None, page: slice, condition: Any
 ) -> tuple[list[Any], int]:
     key, wanted = key_of(field), (search_term or "").lower()
-    # To Python 1, 1.0 and True are equal, but they are different values.
+    # In Python 1, 1.0 and True are equal, but they are distinct values.
     values = {
         (str(value), type(value).__name__): value
         async for one, value in values_of(core, collection, condition)
@@ -167,7 +167,7 @@ def key_of(field: str) -> str:
 
 @contextlib.contextmanager
 def refused_filters() -> Iterator[None]:
-    """The service's refusal of a filter as Haystack's error."""
+    """Raise the service's refusal of a filter as Haystack's error."""
     try:
         yield
     except ServiceError as error:
@@ -180,7 +180,7 @@ def refused_filters() -> Iterator[None]:
 
 
 def checked(documents: Sequence[Document]) -> list[dict[str, Any]]:
-    """As the service takes them. Raises ValueError."""
+    """Return the documents in the form the service takes. Raises ValueError."""
     if not isinstance(documents, list) or not all(isinstance(one, Document) for one in documents):
         raise ValueError("documents: expected a list of haystack Documents")
     for at, one in enumerate(documents):
@@ -206,7 +206,7 @@ def passage(hit: Hit) -> Document:
 
 
 def condition_of(filters: dict[str, Any] | None) -> dict[str, Any] | None:
-    """In the service's grammar; None: everything. Raises FilterError."""
+    """Translate filters to the service's grammar; None means everything. Raises FilterError."""
     return joined(filters) if filters else None
 
 
@@ -235,7 +235,7 @@ def comparison(wanted: dict[str, Any]) -> dict[str, Any]:
         return {"type": LISTS[operator], "key": key, "value": value}
     if operator not in ORDERS:
         raise FilterError(f"{key}: the operator {operator!r} is not supported")
-    if value is None:  # nothing is more or less than it
+    if value is None:  # None has no order
         return {
             "type": "and",
             "filters": [{"type": "exists", "key": key, "value": one} for one in (True, False)],

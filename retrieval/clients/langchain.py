@@ -4,8 +4,8 @@
     store.add_documents([Document("Refunds take five days.", id="refunds")])
     retriever = NearlineRetriever(collection="docs", k=5, rerank=True)
 
-The service embeds texts and splits long documents; what is found are passages. A passage's `id` is its document's, and
-`get_by_ids` gives the whole document.
+The service embeds texts and splits long documents; searches return passages. A passage's `id` is that of its
+document, and `get_by_ids` returns the whole document.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class NearlineVectorStore(VectorStore):
     """A collection as LangChain's vector store.
 
     Searches take the options of the service's own search as keyword arguments (`filter`, `mode`, `rerank`,
-    `min_relevance`, `group_by_document` and so on); those given here hold for all. Filters are plain dictionaries,
-    {"lang": "en", "price": {"$lt": 3}}, or in the service's grammar. Everything that reaches the service raises
-    ServiceError.
+    `min_relevance`, `group_by_document` and so on); options given to the constructor apply to all searches. Filters
+    are plain dictionaries, {"lang": "en", "price": {"$lt": 3}}, or in the service's grammar. Methods that call the
+    service raise ServiceError.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class NearlineVectorStore(VectorStore):
         embedding: Embeddings | None = None,
         **search: Any,
     ) -> None:
-        """The collection is made on first use if it is absent.
+        """The collection is created on first use if it does not exist.
 
-        `embedding` makes the vectors in place of the service, one for each document, however long; it must have as many
-        dimensions as the collection's model. Raises TypeError for what is no option of a search.
+        `embedding` makes the vectors instead of the service, one per document of any length; it must have as many
+        dimensions as the collection's model. Raises TypeError for unknown search options.
         """
         check_options(search)
         self._store = Store(collection, url=url, client=client, create=True)
@@ -88,7 +88,7 @@ class NearlineVectorStore(VectorStore):
         collection: str = "langchain",
         **options: Any,
     ) -> Self:
-        """`options`: as the constructor's."""
+        """Create a store with these texts. `options` are those of the constructor."""
         store = cls(collection, embedding=embedding, **options)
         store.add_texts(texts, metadatas, ids=ids)
         return store
@@ -118,11 +118,12 @@ class NearlineVectorStore(VectorStore):
         ids: Sequence[str | None] | None = None,
         batch_size: int | None = None,
     ) -> list[str]:
-        """Durable and searchable when it returns. A known id replaces its document; a text without one gets a new one.
+        """Write texts durably and return their ids, in order.
 
-        Returns an id for each text, in order. A blank text, which no search could find, is not stored, and what its id
-        stood for is deleted; a warning names it. `batch_size` changes nothing: requests have the size that suits the
-        service. Raises RefusedDocument for the first text that the service does not take, after all others are stored.
+        A known id replaces its document; a text without an id gets a new one. A blank text, which no search could
+        find, is not stored, and any document with its id is deleted; a warning names it. `batch_size` has no effect:
+        requests have the size that suits the service. Raises RefusedDocument for the first text that the service
+        refuses, after storing all others.
         """
         documents = documents_of(texts, metadatas, ids)
         full = without_blanks(documents)
@@ -147,7 +148,7 @@ class NearlineVectorStore(VectorStore):
         return [one["id"] for one in documents]
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """Whole documents, without those that do not exist."""
+        """Return whole documents, without those that do not exist."""
         return [whole(one) for one in self._store.run(stored, ids)]
 
     async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
@@ -168,10 +169,10 @@ class NearlineVectorStore(VectorStore):
             await self._store.awaited(removed_matching, chosen(filter))
         return True
 
-    # -- search: by a query
+    # -- search by a query
 
     def similarity_search(self, query: str, k: int = K, **search: Any) -> list[Document]:
-        """Passages, best first, with the metadata of their documents."""
+        """Return passages, best first, with the metadata of their documents."""
         return [passage(hit) for hit in self._hits(query, k, search)]
 
     async def asimilarity_search(self, query: str, k: int = K, **search: Any) -> list[Document]:
@@ -180,7 +181,7 @@ class NearlineVectorStore(VectorStore):
     def similarity_search_with_score(
         self, query: str, k: int = K, **search: Any
     ) -> list[tuple[Document, float]]:
-        """With the service's scores: higher is better, and only within one search."""
+        """Return passages with the service's scores: higher is better, comparable only within one search."""
         return scored(self._hits(query, k, search))
 
     async def asimilarity_search_with_score(
@@ -202,7 +203,7 @@ class NearlineVectorStore(VectorStore):
     def max_marginal_relevance_search(
         self, query: str, k: int = K, fetch_k: int = 0, lambda_mult: float = 0.5, **search: Any
     ) -> list[Document]:
-        """Passages that differ. The service chooses among its first 128 candidates, whatever `fetch_k` says."""
+        """Return diverse passages. The service chooses among its first 128 candidates, regardless of `fetch_k`."""
         return [passage(hit) for hit in self._hits(query, k, {"mmr": lambda_mult, **search})]
 
     async def amax_marginal_relevance_search(
@@ -220,7 +221,7 @@ class NearlineVectorStore(VectorStore):
         )
         return await self._store.awaited(found, self._wanted({"query": query, "k": k, **vector, **search}))
 
-    # -- search: by a vector, by meaning alone
+    # -- search by a vector, dense only
 
     def similarity_search_by_vector(
         self, embedding: list[float], k: int = K, **search: Any
@@ -279,10 +280,9 @@ class NearlineVectorStore(VectorStore):
 class NearlineRetriever(BaseRetriever):
     """Searches a collection. The fields are the options of the service's search; `options` holds any others.
 
-    Each document's metadata says under `nearline` where the passage comes from (`document_id`, `passage`, `start`,
-    `end`, `title`, `heading`) and how good it is (`score`, `relevance`). `invoke` takes the same options as keyword
-    arguments, and another `collection`, for one search. A field that is changed counts from the next search on; one
-    that does not exist is refused.
+    Each document's metadata has under `nearline` the passage's source (`document_id`, `passage`, `start`, `end`,
+    `title`, `heading`) and quality (`score`, `relevance`). `invoke` takes the same options as keyword arguments, and
+    another `collection`, for one search. Changed fields apply from the next search on; unknown fields are refused.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -298,7 +298,7 @@ class NearlineRetriever(BaseRetriever):
     group_by_document: bool | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 
-    # Their clients, by url, are shared by copies of the retriever, also by those that search another collection.
+    # By url. Copies of the retriever share the clients, even if they search another collection.
     _stores: dict[str | None, Store] = PrivateAttr(default_factory=dict)
 
     def _get_relevant_documents(
@@ -316,7 +316,7 @@ class NearlineRetriever(BaseRetriever):
     def _planned(
         self, query: str, *, collection: str | None = None, **search: Any
     ) -> tuple[Store, dict[str, Any]]:
-        """Where to search, and for what, as the fields are now."""
+        """Return where to search and what for, from the current fields."""
         if self.client is None and self.url not in self._stores:
             self._stores[self.url] = Store(self.collection, url=self.url, client=None, create=False)
         client = self.client or self._stores[self.url].client
@@ -329,7 +329,7 @@ class NearlineRetriever(BaseRetriever):
 def documents_of(
     texts: Iterable[str], metadatas: Sequence[dict[str, Any]] | None, ids: Sequence[str | None] | None
 ) -> list[dict[str, Any]]:
-    """As the service takes them. Raises ValueError where there are not as many of each."""
+    """Return documents as the service takes them. Raises ValueError if the lists differ in length."""
     texts = list(texts)
     for name, others in (("metadatas", metadatas), ("ids", ids)):
         if others is not None and len(others) != len(texts):
@@ -361,7 +361,7 @@ def chosen(given: Any) -> dict[str, Any] | None:
 
 
 def with_condition(search: dict[str, Any]) -> dict[str, Any]:
-    """The search with its filter in the service's grammar."""
+    """Return the search with its filter in the service's grammar."""
     condition = condition_of(search.pop("filter", None))
     return search if condition is None else {**search, "filter": condition}
 
@@ -386,7 +386,10 @@ def with_relevance(hits: list[Hit]) -> list[tuple[Document, float]]:
 
 
 def relevance_of(hit: Hit) -> float:
-    """From 0 to 1. The service knows none for a vector of one's own alone; then it is what LangChain makes of cosine
-    similarity."""
+    """Return the relevance, from 0 to 1.
+
+    The service has none for a search by the caller's own vector alone; then it is LangChain's value for cosine
+    similarity.
+    """
     relevance = hit.get("relevance")
     return relevance if relevance is not None else min(1.0, max(0.0, hit["scores"]["dense"] or 0.0))

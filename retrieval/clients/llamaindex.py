@@ -4,7 +4,7 @@
     store = NearlineVectorStore("nodes", url="http://127.0.0.1:8080")
     index = VectorStoreIndex.from_vector_store(store, embed_model=MockEmbedding(embed_dim=1))
 
-The retriever searches any collection and returns passages. The vector store keeps nodes and returns them whole.
+The retriever searches any collection and returns passages. The vector store stores nodes and returns them whole.
 """
 
 from __future__ import annotations
@@ -51,18 +51,19 @@ if TYPE_CHECKING:
     from retrieval.clients.endpoints import Endpoints
 
 K = 2  # LlamaIndex's own default
-# Of a store's dictionary, what follows from the rest.
+# Entries of a store's dictionary that follow from the others.
 DERIVED = {"class_name", "stores_text", "is_embedding_query"}
 
 
 class NearlineVectorStore(BasePydanticVectorStore):
-    """A collection of nodes, made on first use if it is absent. Everything that reaches the service raises
+    """A collection of nodes, created on first use if it does not exist. Methods that call the service raise
     ServiceError.
 
-    The service embeds nodes and queries, so the embeddings that LlamaIndex gives nodes are not used; with
-    `own_vectors` they are, and need as many dimensions as the collection's model.
+    The service embeds nodes and queries, so the nodes' own embeddings are not used; with `own_vectors` they are, and
+    need as many dimensions as the collection's model.
 
-    It can be pickled and made from its `to_dict`; neither holds an access key, which is then NEARLINE_KEY.
+    The store can be pickled and restored from its `to_dict`; neither holds an access key, so NEARLINE_KEY is used
+    then.
     """
 
     stores_text: bool = True
@@ -82,7 +83,7 @@ class NearlineVectorStore(BasePydanticVectorStore):
         own_vectors: bool = False,
         **derived: Any,
     ) -> None:
-        """`derived` are the other fields that `to_dict` gives. Raises TypeError for anything else."""
+        """`derived` takes the other fields of `to_dict`. Raises TypeError for anything else."""
         if unknown := derived.keys() - DERIVED:
             raise TypeError(f"unexpected arguments {', '.join(sorted(unknown))}")
         store = Store(collection, url=url, client=client, create=True)
@@ -96,7 +97,7 @@ class NearlineVectorStore(BasePydanticVectorStore):
 
     @property
     def _store(self) -> Store:
-        """Return the store that the fields name now: a changed collection is never answered from the one before."""
+        """Return the store that the fields name now, so that a changed collection takes effect."""
         reached = self._reached
         if (self.collection, self.url) != (reached.collection, reached.client.url):
             client = reached.client if self.url == reached.client.url else None
@@ -104,7 +105,7 @@ class NearlineVectorStore(BasePydanticVectorStore):
         return self._reached
 
     def __getstate__(self) -> dict[str, Any]:
-        """What LlamaIndex's `__setstate__` gives the constructor."""
+        """Return what LlamaIndex's `__setstate__` passes to the constructor."""
         return {"__dict__": {"collection": self.collection, "url": self.url, "own_vectors": self.own_vectors}}
 
     @classmethod
@@ -118,11 +119,11 @@ class NearlineVectorStore(BasePydanticVectorStore):
     # -- nodes
 
     def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
-        """Durable and searchable when it returns. A known id replaces its node. Returns the ids, in order.
+        """Write nodes durably and return their ids, in order. A known id replaces its node.
 
-        A node with a blank text, which no search could find, is not stored, and what its id stood for is deleted; a
-        warning names it. Raises RefusedDocument for the first node that the service does not take, after all others
-        are stored.
+        A node with a blank text, which no search could find, is not stored, and any node with its id is deleted; a
+        warning names it. Raises RefusedDocument for the first node that the service refuses, after storing all
+        others.
         """
         documents = self._documents(nodes)
         without_blanks(documents)
@@ -141,7 +142,7 @@ class NearlineVectorStore(BasePydanticVectorStore):
     def get_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
-        """Those with these ids, or that match the filters; with neither, all."""
+        """Return the nodes with these ids, or those that match the filters; with neither, all."""
         if node_ids is not None and filters is None:
             return [node_of(one) for one in self._store.run(stored, node_ids)]
         return [node_of(one) for one in self._store.run(matching, condition_of(filters, node_ids=node_ids))]
@@ -155,7 +156,7 @@ class NearlineVectorStore(BasePydanticVectorStore):
         return [node_of(one) for one in await self._store.awaited(matching, condition)]
 
     def delete(self, ref_doc_id: str, **_: Any) -> None:
-        """The nodes made of this document."""
+        """Delete the nodes of this document."""
         self._store.run(removed_source, ref_doc_id)
 
     async def adelete(self, ref_doc_id: str, **_: Any) -> None:
@@ -164,7 +165,8 @@ class NearlineVectorStore(BasePydanticVectorStore):
     def delete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any
     ) -> None:
-        """Those with these ids and that match the filters. Raises ValueError for neither: `clear` deletes all."""
+        """Delete nodes that have these ids and match the filters. Raises ValueError for neither: `clear` deletes
+        all."""
         if node_ids is not None and filters is None:
             self._store.run(removed, node_ids)
         else:
@@ -187,10 +189,10 @@ class NearlineVectorStore(BasePydanticVectorStore):
     # -- search
 
     def query(self, query: VectorStoreQuery, **search: Any) -> VectorStoreQueryResult:
-        """Nodes, best first, each once and whole; `similarities` are the service's scores.
+        """Return whole nodes, each once, best first; `similarities` are the service's scores.
 
-        `search` are options of the service's search, or LlamaIndex's `mmr_threshold`. Raises ValueError for what the
-        service does not do: the learned modes, and filters by text.
+        `search` takes options of the service's search, or LlamaIndex's `mmr_threshold`. Raises ValueError for what
+        the service does not support: the learned modes, and filters by text.
         """
         return self._store.run(nodes_found, search_of(query, search, own_vectors=self.own_vectors))
 
@@ -202,9 +204,8 @@ class NearlineVectorStore(BasePydanticVectorStore):
 class NearlineRetriever(BaseRetriever):
     """Searches any collection; the service embeds the query.
 
-    Each node is a passage, `start_char_idx` and `end_char_idx` its place in the document that `ref_doc_id` names. Its
-    metadata is the document's, and says under `nearline` how good the passage is (`score`, `relevance`) and where it
-    is from.
+    Each node is a passage; `start_char_idx` and `end_char_idx` are its position in the document `ref_doc_id`. Its
+    metadata is the document's; under `nearline` it has the passage's quality (`score`, `relevance`) and source.
     """
 
     def __init__(
@@ -217,8 +218,9 @@ class NearlineRetriever(BaseRetriever):
         filters: MetadataFilters | None = None,
         **search: Any,
     ) -> None:
-        """`search`: options of the service's search, such as `mode`, `rerank`, `min_relevance`, `group_by_document`, or
-        a `filter` in its own grammar, which holds beside `filters`. Raises TypeError for what is none."""
+        """`search` takes options of the service's search, such as `mode`, `rerank`, `min_relevance`,
+        `group_by_document`, or a `filter` in its own grammar, which is combined with `filters`. Raises TypeError for
+        anything else."""
         super().__init__()
         check_options(search)
         self._store = Store(collection, url=url, client=client, create=False)
@@ -235,12 +237,12 @@ class NearlineRetriever(BaseRetriever):
 
 
 async def nodes_found(core: Endpoints, collection: str, search: dict[str, Any]) -> VectorStoreQueryResult:
-    """One request, and one more for each document that is longer than `expand` shows."""
+    """Search in one request, with one more for each document that is longer than `expand` shows."""
     hits = await found(core, collection, {**search, "group_by_document": True, "expand": "document"})
     cut = [hit["document_id"] for hit in hits if is_cut(hit)]
     whole: dict[str, Mapping[str, Any]] = {one["id"]: one for one in await stored(core, collection, cut)}
     whole |= {hit["document_id"]: shown_document(hit) for hit in hits if not is_cut(hit)}
-    kept = [hit for hit in hits if hit["document_id"] in whole]  # not what was deleted in between
+    kept = [hit for hit in hits if hit["document_id"] in whole]  # without those deleted in between
     return VectorStoreQueryResult(
         nodes=[node_of(whole[hit["document_id"]]) for hit in kept],
         similarities=[hit["score"] for hit in kept],
@@ -266,15 +268,15 @@ def some(condition: dict[str, Any] | None) -> dict[str, Any]:
 
 
 class EmbedInService(TransformComponent):
-    """The last step of a pipeline into a NearlineVectorStore: lets nodes without an embedding pass.
+    """The last step of a pipeline into a NearlineVectorStore: keeps nodes without an embedding.
 
-    A pipeline hands its store those alone that have one. An empty embedding says that the service makes it.
+    A pipeline passes its store only nodes with an embedding. An empty embedding means that the service makes it.
     """
 
     own_vectors: bool
 
     def __call__(self, nodes: Sequence[BaseNode], **_: Any) -> Sequence[BaseNode]:
-        """Copies, where it changes a node. Raises ValueError for nodes that must bring their vectors and do not."""
+        """Return copies of the nodes it changes. Raises ValueError if nodes must bring their vectors but do not."""
         bare = sum(node.embedding is None for node in nodes)
         if bare and self.own_vectors:
             raise ValueError(
@@ -288,10 +290,10 @@ class EmbedInService(TransformComponent):
 
 
 class PipelineHandler(BaseSpanHandler[BaseSpan]):
-    """Adds EmbedInService to each pipeline into a NearlineVectorStore when it begins to run.
+    """Adds EmbedInService to each pipeline into a NearlineVectorStore when it starts.
 
-    LlamaIndex's pipeline drops nodes without an embedding before a store sees them, and tells of it nowhere. Of what
-    it offers to others, only this instrumentation is reached before.
+    LlamaIndex's pipeline silently drops nodes without an embedding before a store sees them. This instrumentation is
+    the only hook that runs before that.
     """
 
     def new_span(
@@ -309,7 +311,7 @@ class PipelineHandler(BaseSpanHandler[BaseSpan]):
         others = [one for one in steps if not isinstance(one, EmbedInService)]
         if isinstance(store, NearlineVectorStore):
             instance.transformations = [*others, EmbedInService(own_vectors=store.own_vectors)]
-        elif len(others) < len(steps):  # the pipeline had a store of ours before
+        elif len(others) < len(steps):  # the pipeline had one of our stores before
             instance.transformations = others
 
     def prepare_to_exit_span(self, *_: Any, **__: Any) -> None:
