@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from retrieval.clients.calling import JSON, TIMEOUT_S, Connection, Patience, ServiceError, path_of
+from retrieval.clients.calling import JSON, TIMEOUT_S, Patience, ServiceConnection, ServiceError, path_of
 
 if TYPE_CHECKING:
     from retrieval.clients.wire.records import RequestLimits, Written
@@ -102,7 +102,7 @@ class Encoded:
 
 
 def ingesting(
-    connection: Connection,
+    connection: ServiceConnection,
     collection: str,
     documents: Iterable[SentDocument | Mapping[str, Any]],
     *,
@@ -144,7 +144,7 @@ def limits_in(collection: Mapping[str, Any]) -> RequestLimits:
     return limits
 
 
-def chars_per_request(connection: Connection) -> int:
+def chars_per_request(connection: ServiceConnection) -> int:
     """Return how much text the service writes in REQUEST_S, within bounds."""
     if connection.chars_per_s is None:
         return CHARS_AT_FIRST
@@ -281,7 +281,7 @@ def batches(
     """
     batch: list[Encoded] = []
     for position, document in documents:
-        one = encoded(position, document, limits)
+        one = encode(position, document, limits)
         if isinstance(one, Refused):
             refuse(one)
             continue
@@ -302,7 +302,7 @@ def request_bytes(batch: Sequence[Encoded]) -> int:
     return ENVELOPE_BYTES + sum(len(one.body) + 1 for one in batch)  # plus a comma each
 
 
-def encoded(
+def encode(
     position: int, document: SentDocument | Mapping[str, Any], limits: RequestLimits
 ) -> Encoded | Refused:
     """Encode a document, or return Refused if it is not UTF-8 or exceeds a limit by itself."""

@@ -117,7 +117,7 @@ class Patience:
         return min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
 
 
-class Breaker:
+class CircuitBreaker:
     """Fails at once for `open_s` after `failures_max` failures in a row, then lets one request probe the service.
 
     A failure is a service that is unreachable, too slow or unavailable. A refusal is not one, because the service
@@ -163,7 +163,7 @@ class Breaker:
         return True
 
 
-class Connection:
+class ServiceConnection:
     """A pool of connections to one service. Use it on one event loop; it opens with the first request."""
 
     def __init__(
@@ -195,12 +195,12 @@ class Connection:
         self.patience: Callable[[], Patience] = partial(Patience, busy_s=retry_s, away_s=retry_s)
         self.chars_per_s: float | None = None  # the recent pace of writing
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._breaker = Breaker(failures_max, open_s)
+        self._breaker = CircuitBreaker(failures_max, open_s)
         self._session: aiohttp.ClientSession | None = None
 
-    def to(self, url: str) -> Connection:
+    def to(self, url: str) -> ServiceConnection:
         """Return a connection to another service with the same settings."""
-        return Connection(url, **self._options)
+        return ServiceConnection(url, **self._options)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -231,7 +231,7 @@ class Connection:
                 with patience.one_try(), self._breaker.one_try(self.url):
                     if deadline_s is None:
                         return await self._once(method, path, body, left_s)
-                    return await self._once(method, path, told(body, left_s), left_s + GRACE_S)
+                    return await self._once(method, path, with_deadline(body, left_s), left_s + GRACE_S)
             except ServiceError as error:
                 failure = error
             pause_s = patience.pause_s(failure, begun=begun, attempt=attempt, twice=twice)
@@ -287,7 +287,7 @@ def deadline_of(body: object) -> float | None:
     return deadline_ms / 1000 if isinstance(deadline_ms, int | float) else None
 
 
-def told(body: object, left_s: float) -> JSON:
+def with_deadline(body: object, left_s: float) -> JSON:
     """Return the body with the rest of its deadline."""
     assert isinstance(body, Mapping)
     return {**body, "deadline_ms": max(1, round(left_s * 1000))}

@@ -6,7 +6,7 @@ import os
 from types import TracebackType
 from typing import Self, TypedDict, Unpack
 
-from retrieval.clients.calling import RETRY_S, TIMEOUT_S, Connection
+from retrieval.clients.calling import RETRY_S, TIMEOUT_S, ServiceConnection
 from retrieval.clients.endpoints import Endpoints
 from retrieval.clients.running import Blocking
 
@@ -43,7 +43,7 @@ class AsyncClient(Endpoints):
         never). After `failures_max` failures in a row (0: no limit), requests fail at once for `open_s`. Raises
         ServiceError for a url without http.
         """
-        self.connection = Connection(
+        self.connection = ServiceConnection(
             url or os.environ.get("NEARLINE_URL") or URL,
             key=key or os.environ.get("NEARLINE_KEY"),
             timeout_s=timeout_s,

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from retrieval.clients.calling import AWAY, BUSY, Connection, Patience, ServiceError
+from retrieval.clients.calling import AWAY, BUSY, Patience, ServiceConnection, ServiceError
 
 MISMATCH = "model_mismatch"
 
@@ -22,8 +22,8 @@ class Embedded(TypedDict):
     truncated: list[int]
 
 
-async def embedded(
-    first: Connection,
+async def embed_with_fallback(
+    first: ServiceConnection,
     texts: Sequence[str],
     *,
     model: str | None,
@@ -34,7 +34,7 @@ async def embedded(
     """Implement the client's `embed`. `first.fingerprints` remembers which models that service used."""
     patience = Patience(busy_s=0, away_s=0) if fallback else None  # a fallback is faster than waiting
     try:
-        found = await embedded_at(
+        found = await embed_at(
             first, texts, model=model, kind=kind, fingerprint=fingerprint, patience=patience
         )
     except ServiceError as error:
@@ -50,7 +50,7 @@ async def embedded(
     for url in fallback:
         other = first.to(url)
         try:
-            return await embedded_at(other, texts, model=model, kind=kind, fingerprint=expected)
+            return await embed_at(other, texts, model=model, kind=kind, fingerprint=expected)
         except ServiceError as error:
             if error.status not in AWAY | BUSY:
                 raise
@@ -60,8 +60,8 @@ async def embedded(
     raise failure
 
 
-async def embedded_at(
-    connection: Connection,
+async def embed_at(
+    connection: ServiceConnection,
     texts: Sequence[str],
     *,
     model: str | None,
@@ -70,7 +70,7 @@ async def embedded_at(
     patience: Patience | None = None,
 ) -> Embedded:
     """Embed at one service. Raises ServiceError of the kind `model_mismatch` if its model has another fingerprint."""
-    name, serves = await served(connection, model, patience)
+    name, serves = await served_model(connection, model, patience)
     if fingerprint is not None and serves != fingerprint:
         raise ServiceError(
             f"{connection.url} serves {name} with the fingerprint {serves}, expected {fingerprint}",
@@ -88,7 +88,9 @@ async def embedded_at(
     }
 
 
-async def served(connection: Connection, model: str | None, patience: Patience | None) -> tuple[str, str]:
+async def served_model(
+    connection: ServiceConnection, model: str | None, patience: Patience | None
+) -> tuple[str, str]:
     """Return name and fingerprint of a model, which may be given by an alias; None is the default model."""
     info: Any = msgspec.json.decode(await connection.content("GET", "/info", patience=patience))
     if model is None:

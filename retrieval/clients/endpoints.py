@@ -21,7 +21,7 @@ from retrieval.clients.calling import (
     path_of,
     refusal,
 )
-from retrieval.clients.embedding import Embedded, embedded
+from retrieval.clients.embedding import Embedded, embed_with_fallback
 from retrieval.clients.running import Core, endpoint, steps, stream
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ class Endpoints(Core):
         fallback must serve a model with the same fingerprint: `fingerprint`, or that of this service's earlier
         answers. Raises ServiceError of the kind `model_mismatch` for another one.
         """
-        return await embedded(
+        return await embed_with_fallback(
             self.connection, texts, model=model, kind=kind, fingerprint=fingerprint, fallback=fallback
         )
 

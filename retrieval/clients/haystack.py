@@ -18,21 +18,21 @@ from haystack.utils import Secret
 
 from retrieval.clients.client import Client
 from retrieval.clients.haystack_operations import (
-    checked,
     condition_of,
-    counted,
+    count_matching,
+    count_unique,
+    delete_by_filter,
+    describe_fields,
+    documents_of,
     extremes,
-    fields_described,
-    filtered,
-    passages_found,
-    removed_by,
+    read_matching,
+    search_passages,
+    search_values,
     some,
-    unique_counted,
-    updated_by,
-    values_found,
-    written_under,
+    update_by_filter,
+    write_under_policy,
 )
-from retrieval.clients.stores import Store, removed, removed_matching
+from retrieval.clients.stores import Store, remove, remove_matching
 
 TOP_K = 10  # Haystack's own default
 KEY = "NEARLINE_KEY"
@@ -77,28 +77,28 @@ class NearlineDocumentStore:
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (type(self), self.collection, self.url, self.key)
+        return _open, (type(self), self.collection, self.url, self.key)
 
     # -- documents
 
     def count_documents(self) -> int:
-        return self._store.run(counted)
+        return self._store.run(count_matching)
 
     async def count_documents_async(self) -> int:
-        return await self._store.awaited(counted)
+        return await self._store.awaited(count_matching)
 
     def count_documents_by_filter(self, filters: dict[str, Any]) -> int:
-        return self._store.run(counted, condition_of(filters))
+        return self._store.run(count_matching, condition_of(filters))
 
     async def count_documents_by_filter_async(self, filters: dict[str, Any]) -> int:
-        return await self._store.awaited(counted, condition_of(filters))
+        return await self._store.awaited(count_matching, condition_of(filters))
 
     def filter_documents(self, filters: dict[str, Any] | None = None) -> list[Document]:
         """Return whole documents in the order of writing, all of them without filters."""
-        return self._store.run(filtered, condition_of(filters))
+        return self._store.run(read_matching, condition_of(filters))
 
     async def filter_documents_async(self, filters: dict[str, Any] | None = None) -> list[Document]:
-        return await self._store.awaited(filtered, condition_of(filters))
+        return await self._store.awaited(read_matching, condition_of(filters))
 
     def write_documents(
         self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE
@@ -108,39 +108,39 @@ class NearlineDocumentStore:
         FAIL and SKIP check before they write: a document that another writer adds in between is overwritten. FAIL
         writes nothing if any document exists. Raises ValueError for anything but documents with text.
         """
-        return self._store.run(written_under, checked(documents), policy)
+        return self._store.run(write_under_policy, documents_of(documents), policy)
 
     async def write_documents_async(
         self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE
     ) -> int:
-        return await self._store.awaited(written_under, checked(documents), policy)
+        return await self._store.awaited(write_under_policy, documents_of(documents), policy)
 
     def delete_documents(self, document_ids: list[str]) -> None:
         """Delete documents by id, ignoring ids that do not exist."""
-        self._store.run(removed, document_ids)
+        self._store.run(remove, document_ids)
 
     async def delete_documents_async(self, document_ids: list[str]) -> None:
-        await self._store.awaited(removed, document_ids)
+        await self._store.awaited(remove, document_ids)
 
     def delete_all_documents(self) -> None:
-        self._store.run(removed_matching, None)
+        self._store.run(remove_matching, None)
 
     async def delete_all_documents_async(self) -> None:
-        await self._store.awaited(removed_matching, None)
+        await self._store.awaited(remove_matching, None)
 
     def delete_by_filter(self, filters: dict[str, Any]) -> int:
         """Delete the documents that match and return how many. Raises FilterError for empty filters."""
-        return self._store.run(removed_by, some(condition_of(filters)))
+        return self._store.run(delete_by_filter, some(condition_of(filters)))
 
     async def delete_by_filter_async(self, filters: dict[str, Any]) -> int:
-        return await self._store.awaited(removed_by, some(condition_of(filters)))
+        return await self._store.awaited(delete_by_filter, some(condition_of(filters)))
 
     def update_by_filter(self, filters: dict[str, Any], meta: dict[str, Any]) -> int:
         """Merge into the metadata of each matching document and return how many match. None removes a key."""
-        return self._store.run(updated_by, some(condition_of(filters)), meta)
+        return self._store.run(update_by_filter, some(condition_of(filters)), meta)
 
     async def update_by_filter_async(self, filters: dict[str, Any], meta: dict[str, Any]) -> int:
-        return await self._store.awaited(updated_by, some(condition_of(filters)), meta)
+        return await self._store.awaited(update_by_filter, some(condition_of(filters)), meta)
 
     # -- metadata: each of these reads the metadata, not the texts, of every document that matches
 
@@ -150,10 +150,10 @@ class NearlineDocumentStore:
         A list counts as its elements. A field with values of several types is `float` if all are numbers, else
         `keyword`.
         """
-        return self._store.run(fields_described)
+        return self._store.run(describe_fields)
 
     async def get_metadata_fields_info_async(self) -> dict[str, dict[str, str]]:
-        return await self._store.awaited(fields_described)
+        return await self._store.awaited(describe_fields)
 
     def get_metadata_field_min_max(self, metadata_field: str) -> dict[str, Any]:
         """Return `min` and `max` of a field. Both are None if it has no values, or values that cannot be compared."""
@@ -175,7 +175,7 @@ class NearlineDocumentStore:
         A list counts as its elements. `search_term` matches values that contain it, ignoring case.
         """
         return self._store.run(
-            values_found, metadata_field, search_term, slice(from_, from_ + size), condition_of(filters)
+            search_values, metadata_field, search_term, slice(from_, from_ + size), condition_of(filters)
         )
 
     async def get_metadata_field_unique_values_async(
@@ -187,19 +187,19 @@ class NearlineDocumentStore:
         filters: dict[str, Any] | None = None,
     ) -> tuple[list[Any], int]:
         return await self._store.awaited(
-            values_found, metadata_field, search_term, slice(from_, from_ + size), condition_of(filters)
+            search_values, metadata_field, search_term, slice(from_, from_ + size), condition_of(filters)
         )
 
     def count_unique_metadata_by_filter(
         self, filters: dict[str, Any], metadata_fields: list[str]
     ) -> dict[str, int]:
         """Return the number of distinct values of each field."""
-        return self._store.run(unique_counted, metadata_fields, condition_of(filters))
+        return self._store.run(count_unique, metadata_fields, condition_of(filters))
 
     async def count_unique_metadata_by_filter_async(
         self, filters: dict[str, Any], metadata_fields: list[str]
     ) -> dict[str, int]:
-        return await self._store.awaited(unique_counted, metadata_fields, condition_of(filters))
+        return await self._store.awaited(count_unique, metadata_fields, condition_of(filters))
 
     # -- search
 
@@ -207,15 +207,15 @@ class NearlineDocumentStore:
         self, query: str | list[float], filters: dict[str, Any] | None, options: dict[str, Any]
     ) -> list[Document]:
         """Return passages for a text or a vector, best first."""
-        return self._store.run(passages_found, query, condition_of(filters), options)
+        return self._store.run(search_passages, query, condition_of(filters), options)
 
     async def search_async(
         self, query: str | list[float], filters: dict[str, Any] | None, options: dict[str, Any]
     ) -> list[Document]:
-        return await self._store.awaited(passages_found, query, condition_of(filters), options)
+        return await self._store.awaited(search_passages, query, condition_of(filters), options)
 
 
-def _opened(kind: type[NearlineDocumentStore], collection: str, url: str | None, key: Secret) -> Any:
+def _open(kind: type[NearlineDocumentStore], collection: str, url: str | None, key: Secret) -> Any:
     return kind(collection, url=url, key=key)
 
 

@@ -17,13 +17,13 @@ from haystack.errors import FilterError
 
 from retrieval.clients.calling import ServiceError
 from retrieval.clients.stores import (
-    found,
     matching,
     plain,
     provenance,
-    removed_matching,
-    stored,
-    written,
+    read_documents,
+    remove_matching,
+    search_hits,
+    write,
 )
 
 if TYPE_CHECKING:
@@ -40,39 +40,39 @@ TYPES = {bool: "boolean", int: "int", float: "float", str: "keyword"}  # Haystac
 Value = str | int | float | bool
 
 
-async def counted(core: Endpoints, collection: str, condition: Any = None) -> int:
+async def count_matching(core: Endpoints, collection: str, condition: Any = None) -> int:
     with refused_filters():
         return (await core.count(collection, **({} if condition is None else {"filter": condition})))[
             "documents"
         ]
 
 
-async def filtered(core: Endpoints, collection: str, condition: Any) -> list[Document]:
+async def read_matching(core: Endpoints, collection: str, condition: Any) -> list[Document]:
     with refused_filters():
         return [whole(one) for one in await matching(core, collection, condition)]
 
 
-async def written_under(
+async def write_under_policy(
     core: Endpoints, collection: str, documents: list[dict[str, Any]], policy: DuplicatePolicy
 ) -> int:
     if policy in {DuplicatePolicy.FAIL, DuplicatePolicy.SKIP}:
         ids = [one["id"] for one in documents]
-        present = {one["id"] for one in await stored(core, collection, ids)}
+        present = {one["id"] for one in await read_documents(core, collection, ids)}
         if policy == DuplicatePolicy.FAIL and (present or len(set(ids)) < len(ids)):
             twice = next(one for at, one in enumerate(ids) if one in present or one in ids[:at])
             raise DuplicateDocumentError(f"there is a document {twice!r} already, and nothing was written")
         # The first document with an id is kept.
         documents = list({one["id"]: one for one in reversed(documents) if one["id"] not in present}.values())
-    await written(core, collection, documents)
+    await write(core, collection, documents)
     return len(documents)
 
 
-async def removed_by(core: Endpoints, collection: str, condition: Any) -> int:
+async def delete_by_filter(core: Endpoints, collection: str, condition: Any) -> int:
     with refused_filters():
-        return await removed_matching(core, collection, condition)
+        return await remove_matching(core, collection, condition)
 
 
-async def updated_by(core: Endpoints, collection: str, condition: Any, meta: dict[str, Any]) -> int:
+async def update_by_filter(core: Endpoints, collection: str, condition: Any, meta: dict[str, Any]) -> int:
     with refused_filters():
         ids = [one["id"] for one in await matching(core, collection, condition)]
     updated = 0
@@ -86,13 +86,13 @@ async def updated_by(core: Endpoints, collection: str, condition: Any, meta: dic
     return updated
 
 
-async def passages_found(
+async def search_passages(
     core: Endpoints, collection: str, query: str | list[float], condition: Any, options: dict[str, Any]
 ) -> list[Document]:
     asked = {"query": query} if isinstance(query, str) else {"mode": "dense", "vector": plain(query)}
     narrowed = {} if condition is None else {"filter": condition}
     with refused_filters():
-        return [passage(hit) for hit in await found(core, collection, {**asked, **options, **narrowed})]
+        return [passage(hit) for hit in await search_hits(core, collection, {**asked, **options, **narrowed})]
 
 
 async def values_of(
@@ -117,7 +117,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Value]]:
         yield path, value
 
 
-async def fields_described(core: Endpoints, collection: str) -> dict[str, dict[str, str]]:
+async def describe_fields(core: Endpoints, collection: str) -> dict[str, dict[str, str]]:
     found: dict[str, set[str]] = {}
     async for key, value in values_of(core, collection):
         found.setdefault(key, set()).add(TYPES[type(value)])
@@ -138,7 +138,7 @@ async def extremes(core: Endpoints, collection: str, field: str) -> dict[str, An
     return {"min": min(values), "max": max(values)}
 
 
-async def values_found(
+async def search_values(
     core: Endpoints, collection: str, field: str, search_term: str | None, page: slice, condition: Any
 ) -> tuple[list[Any], int]:
     key, wanted = key_of(field), (search_term or "").lower()
@@ -151,9 +151,7 @@ async def values_found(
     return [values[one] for one in sorted(values)[page]], len(values)
 
 
-async def unique_counted(
-    core: Endpoints, collection: str, fields: list[str], condition: Any
-) -> dict[str, int]:
+async def count_unique(core: Endpoints, collection: str, fields: list[str], condition: Any) -> dict[str, int]:
     found: dict[str, set[tuple[type, Value]]] = {key_of(field): set() for field in fields}
     async for key, value in values_of(core, collection, condition):
         if key in found:
@@ -179,7 +177,7 @@ def refused_filters() -> Iterator[None]:
 # --- documents ------------------------------------------------------------------------------------------------------
 
 
-def checked(documents: Sequence[Document]) -> list[dict[str, Any]]:
+def documents_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
     """Return the documents in the form the service takes. Raises ValueError."""
     if not isinstance(documents, list) or not all(isinstance(one, Document) for one in documents):
         raise ValueError("documents: expected a list of haystack Documents")
@@ -207,16 +205,16 @@ def passage(hit: Hit) -> Document:
 
 def condition_of(filters: dict[str, Any] | None) -> dict[str, Any] | None:
     """Translate filters to the service's grammar; None means everything. Raises FilterError."""
-    return joined(filters) if filters else None
+    return combination(filters) if filters else None
 
 
-def joined(filters: dict[str, Any]) -> dict[str, Any]:
+def combination(filters: dict[str, Any]) -> dict[str, Any]:
     if "field" in filters:
         return comparison(filters)
     operator, conditions = part(filters, "operator"), part(filters, "conditions")
     if operator not in {"AND", "OR", "NOT"}:
         raise FilterError(f"operator: expected AND, OR or NOT beside conditions, found {operator!r}")
-    parts = [joined(one) for one in conditions]
+    parts = [combination(one) for one in conditions]
     if operator == "NOT":
         return {"type": "not", "filter": {"type": "and", "filters": parts}}
     return {"type": operator.lower(), "filters": parts}

@@ -26,15 +26,15 @@ from retrieval.clients.plain_filters import condition_of
 from retrieval.clients.stores import (
     Store,
     check_options,
-    found,
     plain,
     provenance,
-    removed,
-    removed_matching,
-    stored,
+    read_documents,
+    remove,
+    remove_matching,
+    search_hits,
     without_blanks,
     without_none,
-    written_with_text,
+    write_with_text,
 )
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class NearlineVectorStore(VectorStore):
         full = without_blanks(documents)
         if self._embedding is not None:
             add_vectors(full, self._embedding.embed_documents([one["text"] for one in full]))
-        self._store.run(written_with_text, documents)
+        self._store.run(write_with_text, documents)
         return [one["id"] for one in documents]
 
     async def aadd_texts(
@@ -144,29 +144,29 @@ class NearlineVectorStore(VectorStore):
         full = without_blanks(documents)
         if self._embedding is not None:
             add_vectors(full, await self._embedding.aembed_documents([one["text"] for one in full]))
-        await self._store.awaited(written_with_text, documents)
+        await self._store.awaited(write_with_text, documents)
         return [one["id"] for one in documents]
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """Return whole documents, without those that do not exist."""
-        return [whole(one) for one in self._store.run(stored, ids)]
+        return [whole(one) for one in self._store.run(read_documents, ids)]
 
     async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        return [whole(one) for one in await self._store.awaited(stored, ids)]
+        return [whole(one) for one in await self._store.awaited(read_documents, ids)]
 
     def delete(self, ids: Sequence[str] | None = None, *, filter: Any = None) -> bool:  # noqa: A002
         """Delete by ids or by a filter; with neither, all documents."""
         if ids is not None:
-            self._store.run(removed, one_of(ids, filter))
+            self._store.run(remove, one_of(ids, filter))
         else:
-            self._store.run(removed_matching, chosen(filter))
+            self._store.run(remove_matching, delete_condition(filter))
         return True
 
     async def adelete(self, ids: Sequence[str] | None = None, *, filter: Any = None) -> bool:  # noqa: A002
         if ids is not None:
-            await self._store.awaited(removed, one_of(ids, filter))
+            await self._store.awaited(remove, one_of(ids, filter))
         else:
-            await self._store.awaited(removed_matching, chosen(filter))
+            await self._store.awaited(remove_matching, delete_condition(filter))
         return True
 
     # -- search by a query
@@ -182,12 +182,12 @@ class NearlineVectorStore(VectorStore):
         self, query: str, k: int = K, **search: Any
     ) -> list[tuple[Document, float]]:
         """Return passages with the service's scores: higher is better, comparable only within one search."""
-        return scored(self._hits(query, k, search))
+        return with_scores(self._hits(query, k, search))
 
     async def asimilarity_search_with_score(
         self, query: str, k: int = K, **search: Any
     ) -> list[tuple[Document, float]]:
-        return scored(await self._ahits(query, k, search))
+        return with_scores(await self._ahits(query, k, search))
 
     def _similarity_search_with_relevance_scores(
         self, query: str, k: int = K, **search: Any
@@ -213,13 +213,15 @@ class NearlineVectorStore(VectorStore):
 
     def _hits(self, query: str, k: int, search: dict[str, Any]) -> list[Hit]:
         vector = {} if self._embedding is None else {"vector": plain(self._embedding.embed_query(query))}
-        return self._store.run(found, self._wanted({"query": query, "k": k, **vector, **search}))
+        return self._store.run(search_hits, self._wanted({"query": query, "k": k, **vector, **search}))
 
     async def _ahits(self, query: str, k: int, search: dict[str, Any]) -> list[Hit]:
         vector = (
             {} if self._embedding is None else {"vector": plain(await self._embedding.aembed_query(query))}
         )
-        return await self._store.awaited(found, self._wanted({"query": query, "k": k, **vector, **search}))
+        return await self._store.awaited(
+            search_hits, self._wanted({"query": query, "k": k, **vector, **search})
+        )
 
     # -- search by a vector, dense only
 
@@ -237,12 +239,12 @@ class NearlineVectorStore(VectorStore):
         self, embedding: list[float], k: int = K, **search: Any
     ) -> list[tuple[Document, float]]:
         """Return hits with their cosine similarity."""
-        return scored(self._hits_near(embedding, k, search))
+        return with_scores(self._hits_near(embedding, k, search))
 
     async def asimilarity_search_with_score_by_vector(
         self, embedding: list[float], k: int = K, **search: Any
     ) -> list[tuple[Document, float]]:
-        return scored(await self._ahits_near(embedding, k, search))
+        return with_scores(await self._ahits_near(embedding, k, search))
 
     def similarity_search_by_vector_with_relevance_scores(
         self, embedding: list[float], k: int = K, **search: Any
@@ -267,11 +269,11 @@ class NearlineVectorStore(VectorStore):
 
     def _hits_near(self, vector: list[float], k: int, search: dict[str, Any]) -> list[Hit]:
         wanted = self._wanted({"vector": plain(vector), "k": k, "mode": "dense", **search})
-        return self._store.run(found, wanted)
+        return self._store.run(search_hits, wanted)
 
     async def _ahits_near(self, vector: list[float], k: int, search: dict[str, Any]) -> list[Hit]:
         wanted = self._wanted({"vector": plain(vector), "k": k, "mode": "dense", **search})
-        return await self._store.awaited(found, wanted)
+        return await self._store.awaited(search_hits, wanted)
 
     def _wanted(self, search: dict[str, Any]) -> dict[str, Any]:
         return with_condition({**self._search, **search})
@@ -305,13 +307,13 @@ class NearlineRetriever(BaseRetriever):
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **search: Any
     ) -> list[Document]:
         store, wanted = self._planned(query, **search)
-        return [passage(hit, with_provenance=True) for hit in store.run(found, wanted)]
+        return [passage(hit, with_provenance=True) for hit in store.run(search_hits, wanted)]
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **search: Any
     ) -> list[Document]:
         store, wanted = self._planned(query, **search)
-        return [passage(hit, with_provenance=True) for hit in await store.awaited(found, wanted)]
+        return [passage(hit, with_provenance=True) for hit in await store.awaited(search_hits, wanted)]
 
     def _planned(
         self, query: str, *, collection: str | None = None, **search: Any
@@ -353,7 +355,7 @@ def one_of(ids: Sequence[str], condition: Any) -> Sequence[str]:
     return ids
 
 
-def chosen(given: Any) -> dict[str, Any] | None:
+def delete_condition(given: Any) -> dict[str, Any] | None:
     condition = condition_of(given)
     if condition is None and given is not None:
         raise ValueError("delete: the filter is empty; to delete all documents, give none")
@@ -377,7 +379,7 @@ def whole(document: DocumentBody) -> Document:
     return Document(id=document["id"], page_content=document["text"], metadata=dict(document["metadata"]))
 
 
-def scored(hits: list[Hit]) -> list[tuple[Document, float]]:
+def with_scores(hits: list[Hit]) -> list[tuple[Document, float]]:
     return [(passage(hit), hit["score"]) for hit in hits]
 
 

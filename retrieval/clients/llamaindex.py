@@ -33,18 +33,25 @@ from llama_index.core.vector_stores.types import (
 
 from retrieval.clients.calling import ServiceError
 from retrieval.clients.client import Client
-from retrieval.clients.llamaindex_nodes import SOURCE, document_of, is_cut, node_of, passage, shown_document
-from retrieval.clients.llamaindex_queries import condition_of, narrowed, search_of
+from retrieval.clients.llamaindex_nodes import (
+    SOURCE,
+    document_of,
+    expanded_document,
+    is_cut,
+    node_of,
+    passage,
+)
+from retrieval.clients.llamaindex_queries import condition_of, narrow, search_of
 from retrieval.clients.stores import (
     Store,
     check_options,
-    found,
     matching,
-    removed,
-    removed_matching,
-    stored,
+    read_documents,
+    remove,
+    remove_matching,
+    search_hits,
     without_blanks,
-    written_with_text,
+    write_with_text,
 )
 
 if TYPE_CHECKING:
@@ -127,13 +134,13 @@ class NearlineVectorStore(BasePydanticVectorStore):
         """
         documents = self._documents(nodes)
         without_blanks(documents)
-        self._store.run(written_with_text, documents)
+        self._store.run(write_with_text, documents)
         return [node.node_id for node in nodes]
 
     async def async_add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
         documents = self._documents(nodes)
         without_blanks(documents)
-        await self._store.awaited(written_with_text, documents)
+        await self._store.awaited(write_with_text, documents)
         return [node.node_id for node in nodes]
 
     def _documents(self, nodes: Sequence[BaseNode]) -> list[dict[str, Any]]:
@@ -144,23 +151,23 @@ class NearlineVectorStore(BasePydanticVectorStore):
     ) -> list[BaseNode]:
         """Return the nodes with these ids, or those that match the filters; with neither, all."""
         if node_ids is not None and filters is None:
-            return [node_of(one) for one in self._store.run(stored, node_ids)]
+            return [node_of(one) for one in self._store.run(read_documents, node_ids)]
         return [node_of(one) for one in self._store.run(matching, condition_of(filters, node_ids=node_ids))]
 
     async def aget_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
         if node_ids is not None and filters is None:
-            return [node_of(one) for one in await self._store.awaited(stored, node_ids)]
+            return [node_of(one) for one in await self._store.awaited(read_documents, node_ids)]
         condition = condition_of(filters, node_ids=node_ids)
         return [node_of(one) for one in await self._store.awaited(matching, condition)]
 
     def delete(self, ref_doc_id: str, **_: Any) -> None:
         """Delete the nodes of this document."""
-        self._store.run(removed_source, ref_doc_id)
+        self._store.run(remove_source, ref_doc_id)
 
     async def adelete(self, ref_doc_id: str, **_: Any) -> None:
-        await self._store.awaited(removed_source, ref_doc_id)
+        await self._store.awaited(remove_source, ref_doc_id)
 
     def delete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any
@@ -168,23 +175,23 @@ class NearlineVectorStore(BasePydanticVectorStore):
         """Delete nodes that have these ids and match the filters. Raises ValueError for neither: `clear` deletes
         all."""
         if node_ids is not None and filters is None:
-            self._store.run(removed, node_ids)
+            self._store.run(remove, node_ids)
         else:
-            self._store.run(removed_matching, some(condition_of(filters, node_ids=node_ids)))
+            self._store.run(remove_matching, some(condition_of(filters, node_ids=node_ids)))
 
     async def adelete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any
     ) -> None:
         if node_ids is not None and filters is None:
-            await self._store.awaited(removed, node_ids)
+            await self._store.awaited(remove, node_ids)
         else:
-            await self._store.awaited(removed_matching, some(condition_of(filters, node_ids=node_ids)))
+            await self._store.awaited(remove_matching, some(condition_of(filters, node_ids=node_ids)))
 
     def clear(self) -> None:
-        self._store.run(removed_matching, None)
+        self._store.run(remove_matching, None)
 
     async def aclear(self) -> None:
-        await self._store.awaited(removed_matching, None)
+        await self._store.awaited(remove_matching, None)
 
     # -- search
 
@@ -194,11 +201,11 @@ class NearlineVectorStore(BasePydanticVectorStore):
         `search` takes options of the service's search, or LlamaIndex's `mmr_threshold`. Raises ValueError for what
         the service does not support: the learned modes, and filters by text.
         """
-        return self._store.run(nodes_found, search_of(query, search, own_vectors=self.own_vectors))
+        return self._store.run(search_nodes, search_of(query, search, own_vectors=self.own_vectors))
 
     async def aquery(self, query: VectorStoreQuery, **search: Any) -> VectorStoreQueryResult:
         wanted = search_of(query, search, own_vectors=self.own_vectors)
-        return await self._store.awaited(nodes_found, wanted)
+        return await self._store.awaited(search_nodes, wanted)
 
 
 class NearlineRetriever(BaseRetriever):
@@ -224,24 +231,26 @@ class NearlineRetriever(BaseRetriever):
         super().__init__()
         check_options(search)
         self._store = Store(collection, url=url, client=client, create=False)
-        self._search = narrowed({"k": k, **search}, condition_of(filters))
+        self._search = narrow({"k": k, **search}, condition_of(filters))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return [passage(hit) for hit in self._store.run(found, self._wanted(query_bundle))]
+        return [passage(hit) for hit in self._store.run(search_hits, self._wanted(query_bundle))]
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return [passage(hit) for hit in await self._store.awaited(found, self._wanted(query_bundle))]
+        return [passage(hit) for hit in await self._store.awaited(search_hits, self._wanted(query_bundle))]
 
     def _wanted(self, query: QueryBundle) -> dict[str, Any]:
         return {**self._search, "query": query.query_str}
 
 
-async def nodes_found(core: Endpoints, collection: str, search: dict[str, Any]) -> VectorStoreQueryResult:
+async def search_nodes(core: Endpoints, collection: str, search: dict[str, Any]) -> VectorStoreQueryResult:
     """Search in one request, with one more for each document that is longer than `expand` shows."""
-    hits = await found(core, collection, {**search, "group_by_document": True, "expand": "document"})
+    hits = await search_hits(core, collection, {**search, "group_by_document": True, "expand": "document"})
     cut = [hit["document_id"] for hit in hits if is_cut(hit)]
-    whole: dict[str, Mapping[str, Any]] = {one["id"]: one for one in await stored(core, collection, cut)}
-    whole |= {hit["document_id"]: shown_document(hit) for hit in hits if not is_cut(hit)}
+    whole: dict[str, Mapping[str, Any]] = {
+        one["id"]: one for one in await read_documents(core, collection, cut)
+    }
+    whole |= {hit["document_id"]: expanded_document(hit) for hit in hits if not is_cut(hit)}
     kept = [hit for hit in hits if hit["document_id"] in whole]  # without those deleted in between
     return VectorStoreQueryResult(
         nodes=[node_of(whole[hit["document_id"]]) for hit in kept],
@@ -250,9 +259,9 @@ async def nodes_found(core: Endpoints, collection: str, search: dict[str, Any]) 
     )
 
 
-async def removed_source(core: Endpoints, collection: str, ref_doc_id: str) -> None:
+async def remove_source(core: Endpoints, collection: str, ref_doc_id: str) -> None:
     try:
-        await removed_matching(core, collection, {"type": "eq", "key": SOURCE, "value": ref_doc_id})
+        await remove_matching(core, collection, {"type": "eq", "key": SOURCE, "value": ref_doc_id})
     except ServiceError as error:
         if error.status != 422:  # no document has the key
             raise

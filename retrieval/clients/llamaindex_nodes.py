@@ -188,7 +188,7 @@ def is_cut(hit: Hit) -> bool:
     return expanded is not None and expanded.get("cut", False)
 
 
-def shown_document(hit: Hit) -> dict[str, Any]:
+def expanded_document(hit: Hit) -> dict[str, Any]:
     expanded = hit.get("expanded")
     text = hit["text"] if expanded is None else expanded["text"]
     return {"id": hit["document_id"], "text": text, "metadata": hit["metadata"]}

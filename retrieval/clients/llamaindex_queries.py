@@ -73,10 +73,10 @@ def search_of(query: VectorStoreQuery, options: dict[str, Any], *, own_vectors: 
             wanted["fusion"] = {"weights": {"dense": query.alpha, "lexical": 1 - query.alpha}}
     # An empty list from VectorStoreIndex means no restriction.
     condition = condition_of(query.filters, node_ids=query.node_ids or None, sources=query.doc_ids or None)
-    return narrowed({**wanted, **options}, condition)
+    return narrow({**wanted, **options}, condition)
 
 
-def narrowed(search: dict[str, Any], condition: dict[str, Any] | None) -> dict[str, Any]:
+def narrow(search: dict[str, Any], condition: dict[str, Any] | None) -> dict[str, Any]:
     """Return the search with a condition added to its filter."""
     parts = [one for one in (condition, search.get("filter")) if one is not None]
     return {**search, "filter": all_of(parts)} if parts else search
@@ -90,15 +90,17 @@ def condition_of(
 ) -> dict[str, Any] | None:
     """Translate filters to the service's grammar; None means everything. Raises ValueError for an unsupported
     operator."""
-    parts = [] if filters is None or not filters.filters else [joined(filters)]
+    parts = [] if filters is None or not filters.filters else [combination(filters)]
     for key, values in ((NODE, node_ids), (SOURCE, sources)):
         if values is not None:
             parts.append({"type": "in", "key": key, "value": list(values)})
     return all_of(parts) if parts else None
 
 
-def joined(filters: MetadataFilters) -> dict[str, Any]:
-    parts = [joined(one) if isinstance(one, MetadataFilters) else comparison(one) for one in filters.filters]
+def combination(filters: MetadataFilters) -> dict[str, Any]:
+    parts = [
+        combination(one) if isinstance(one, MetadataFilters) else comparison(one) for one in filters.filters
+    ]
     if filters.condition == FilterCondition.NOT:
         return {"type": "not", "filter": {"type": "or", "filters": parts}}
     if filters.condition == FilterCondition.OR:

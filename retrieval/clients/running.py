@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from retrieval.clients.calling import Connection
+from retrieval.clients.calling import ServiceConnection
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,7 +30,7 @@ CLOSE_S = 10.0
 class Core:
     """The class whose methods the endpoints are."""
 
-    connection: Connection
+    connection: ServiceConnection
 
 
 class endpoint(Generic[P, T]):  # noqa: N801 - a decorator, as property is
@@ -103,12 +103,12 @@ class steps(Generic[P, T]):  # noqa: N801
     def __get__(self, client: Any, owner: type) -> Any:
         @functools.wraps(self._make)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            return await driven(self._make(client, *args, **kwargs))
+            return await drive(self._make(client, *args, **kwargs))
 
         @functools.wraps(self._make)
         def called(*args: Any, **kwargs: Any) -> Any:
             # Only `run` waits in it, so the coroutine runs from start to end without an event loop.
-            work = driven(self._make(client.core, *args, **kwargs), through=client.run)
+            work = drive(self._make(client.core, *args, **kwargs), through=client.run)
             try:
                 work.send(None)
             except StopIteration as end:
@@ -118,7 +118,7 @@ class steps(Generic[P, T]):  # noqa: N801
         return called if isinstance(client, Blocking) else awaited
 
 
-async def driven(
+async def drive(
     plan: Generator[Coroutine[Any, Any, Any], Any, T], through: Callable[[Any], Any] | None = None
 ) -> T:
     """Await each coroutine of a plan, or pass it to `through`, and send the result or the error back into the plan."""

@@ -99,19 +99,19 @@ class Store:
         return await work(core, self.collection, *args, **kwargs)
 
 
-async def written(core: Endpoints, collection: str, documents: Iterable[Mapping[str, Any]]) -> None:
+async def write(core: Endpoints, collection: str, documents: Iterable[Mapping[str, Any]]) -> None:
     """Write documents durably. Raises RefusedDocument for the first that cannot be written."""
     await core.ingest(collection, documents)
 
 
-async def written_with_text(core: Endpoints, collection: str, documents: Sequence[Mapping[str, Any]]) -> None:
+async def write_with_text(core: Endpoints, collection: str, documents: Sequence[Mapping[str, Any]]) -> None:
     """Write the documents that have a text durably, and delete those whose new text is blank.
 
     The last document with an id wins. Raises RefusedDocument for the first that cannot be written, after all others
     are.
     """
     last = {one["id"]: one for one in documents}
-    await removed(core, collection, [name for name, one in last.items() if is_blank(one)])
+    await remove(core, collection, [name for name, one in last.items() if is_blank(one)])
     places = [at for at, one in enumerate(documents) if not is_blank(last[one["id"]]) and not is_blank(one)]
     refused: list[Refused] = []
     await core.ingest(collection, [documents[at] for at in places], on_refused=refused.append)
@@ -142,11 +142,11 @@ def without_blanks(documents: Sequence[Document]) -> list[Document]:
     return [one for one in documents if not is_blank(one)]
 
 
-async def found(core: Endpoints, collection: str, search: Mapping[str, Any]) -> list[Hit]:
+async def search_hits(core: Endpoints, collection: str, search: Mapping[str, Any]) -> list[Hit]:
     return (await core.search(collection, **search))["hits"]
 
 
-async def stored(core: Endpoints, collection: str, ids: Sequence[str]) -> list[DocumentBody]:
+async def read_documents(core: Endpoints, collection: str, ids: Sequence[str]) -> list[DocumentBody]:
     """Return whole documents in the order of `ids`, each once, without those that do not exist."""
     reading = asyncio.Semaphore(READ_AT_ONCE)
 
@@ -169,7 +169,7 @@ async def matching(core: Endpoints, collection: str, condition: Any) -> list[Doc
     return [one async for one in core.scroll(collection, limit=PAGE, **which)]
 
 
-async def removed(core: Endpoints, collection: str, ids: Iterable[str]) -> int:
+async def remove(core: Endpoints, collection: str, ids: Iterable[str]) -> int:
     """Delete these documents and return how many existed."""
     rest, number = iter(ids), 0
     while part := list(islice(rest, IDS_PER_REQUEST)):
@@ -177,12 +177,12 @@ async def removed(core: Endpoints, collection: str, ids: Iterable[str]) -> int:
     return number
 
 
-async def removed_matching(core: Endpoints, collection: str, condition: Any) -> int:
+async def remove_matching(core: Endpoints, collection: str, condition: Any) -> int:
     """Delete the documents that match a filter; None deletes all."""
     if condition is not None:
         return (await core.delete_documents(collection, filter=condition))["deleted"]
     ids = [one["id"] async for one in core.scroll(collection, limit=PAGE, text=False)]
-    return await removed(core, collection, ids)
+    return await remove(core, collection, ids)
 
 
 def provenance(hit: Hit) -> dict[str, Any]:
