@@ -112,10 +112,8 @@ def ingesting(
     total: Ingested | None,
     limits: RequestLimits | None = None,
 ) -> Steps:
-    """Yield the coroutines of an ingestion; await each before asking for the next.
-
-    This way the caller's own thread reads the documents.
-    """
+    """Yield the coroutines of an ingestion; await each before asking for the next. This way the caller's own thread
+    reads the documents."""
     patience = bulk_patience()
     write = partial(connection.content, "POST", path_of(collection, "documents"), patience=patience)
 
@@ -276,9 +274,7 @@ def batches(
     chars_max: Callable[[], int] = lambda: CHARS_PER_REQUEST,
 ) -> Iterator[list[Encoded]]:
     """Yield documents with their positions in batches bounded by number, characters and bytes, with unique ids.
-
-    Oversized documents are refused. `chars_max` may change from batch to batch.
-    """
+    Oversized documents are refused. `chars_max` may change from batch to batch."""
     batch: list[Encoded] = []
     for position, document in documents:
         one = encode(position, document, limits)

@@ -94,10 +94,8 @@ class Patience:
             self._under_way -= 1
 
     def pause_s(self, failure: ServiceError, *, begun: float, attempt: int, twice: bool) -> float:
-        """Return the seconds to wait before the next try. Raises `failure` if there should be none.
-
-        `begun` is when the request was first sent; `twice` is whether the service may receive it twice.
-        """
+        """Return the seconds to wait before the next try. Raises `failure` if there should be none. `begun` is when
+        the request was first sent; `twice` is whether the service may receive it twice."""
         now = time.monotonic()
         busy = failure.status in BUSY and failure.kind not in FINAL
         away = failure.kind == UNREACHABLE or (twice and failure.status in AWAY)
@@ -181,9 +179,8 @@ class ServiceConnection:
             raise ServiceError(f"{url!r} is not the address of a service; expected http://HOST:PORT")
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
-        self.fingerprints: dict[
-            str | None, str
-        ] = {}  # of models that this service embedded with, by requested name
+        # Of the models that this service embedded with, by requested name.
+        self.fingerprints: dict[str | None, str] = {}
         self._options: dict[str, Any] = {
             "key": key,
             "timeout_s": timeout_s,

@@ -70,10 +70,8 @@ class AsyncClient(Endpoints):
 
 
 class Client(Blocking, Endpoints):
-    """The client for code without an event loop. Threads may share it.
-
-    Callbacks run on the client's own thread, except those of `ingest` about documents that were not sent.
-    """
+    """The client for code without an event loop. Threads may share it. Callbacks run on the client's own thread,
+    except those of `ingest` about documents that were not sent."""
 
     def __init__(self, url: str | None = None, **options: Unpack[Options]) -> None:
         """Takes the same options as AsyncClient."""

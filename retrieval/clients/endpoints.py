@@ -49,10 +49,8 @@ class Endpoints(Core):
         twice: bool = True,
         patience: Patience | None = None,
     ) -> Any:
-        """Send a request to any path and return the decoded answer, None if empty.
-
-        `twice` is whether the service may receive the request twice if a connection breaks.
-        """
+        """Send a request to any path and return the decoded answer, None if empty. `twice` is whether the service
+        may receive the request twice if a connection breaks."""
         content = await self.connection.content(method, path, body, twice=twice, patience=patience)
         return msgspec.json.decode(content) if content else None
 

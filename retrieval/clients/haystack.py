@@ -145,11 +145,8 @@ class NearlineDocumentStore:
     # -- metadata: each of these reads the metadata, not the texts, of every document that matches
 
     def get_metadata_fields_info(self) -> dict[str, dict[str, str]]:
-        """Return the type of each field: `keyword`, `int`, `float` or `boolean`.
-
-        A list counts as its elements. A field with values of several types is `float` if all are numbers, else
-        `keyword`.
-        """
+        """Return the type of each field: `keyword`, `int`, `float` or `boolean`. A list counts as its elements. A
+        field with values of several types is `float` if all are numbers, else `keyword`."""
         return self._store.run(describe_fields)
 
     async def get_metadata_fields_info_async(self) -> dict[str, dict[str, str]]:
@@ -170,10 +167,8 @@ class NearlineDocumentStore:
         size: int = 10,
         filters: dict[str, Any] | None = None,
     ) -> tuple[list[Any], int]:
-        """Return a page of the distinct values in the order of their text, and their total number.
-
-        A list counts as its elements. `search_term` matches values that contain it, ignoring case.
-        """
+        """Return a page of the distinct values in the order of their text, and their total number. A list counts as
+        its elements. `search_term` matches values that contain it, ignoring case."""
         return self._store.run(
             search_values, metadata_field, search_term, slice(from_, from_ + size), condition_of(filters)
         )
@@ -295,10 +290,8 @@ class NearlineRetriever(Retriever):
 
 @component
 class NearlineEmbeddingRetriever(Retriever):
-    """Retrieves passages for the vector of a query, best first.
-
-    The vector must come from the collection's own model, for example from a text embedder that uses this service.
-    """
+    """Retrieves passages for the vector of a query, best first. The vector must come from the collection's own
+    model, for example from a text embedder that uses this service."""
 
     __module__ = PUBLIC
 

@@ -388,10 +388,7 @@ def with_relevance(hits: list[Hit]) -> list[tuple[Document, float]]:
 
 
 def relevance_of(hit: Hit) -> float:
-    """Return the relevance, from 0 to 1.
-
-    The service has none for a search by the caller's own vector alone; then it is LangChain's value for cosine
-    similarity.
-    """
+    """Return the relevance, from 0 to 1. The service has none for a search by the caller's own vector alone; then it
+    is LangChain's value for cosine similarity."""
     relevance = hit.get("relevance")
     return relevance if relevance is not None else min(1.0, max(0.0, hit["scores"]["dense"] or 0.0))

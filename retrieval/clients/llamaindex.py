@@ -277,10 +277,8 @@ def some(condition: dict[str, Any] | None) -> dict[str, Any]:
 
 
 class EmbedInService(TransformComponent):
-    """The last step of a pipeline into a NearlineVectorStore: keeps nodes without an embedding.
-
-    A pipeline passes its store only nodes with an embedding. An empty embedding means that the service makes it.
-    """
+    """The last step of a pipeline into a NearlineVectorStore: keeps nodes without an embedding. A pipeline passes
+    its store only nodes with an embedding. An empty embedding means that the service makes it."""
 
     own_vectors: bool
 

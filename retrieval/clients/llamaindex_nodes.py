@@ -41,10 +41,8 @@ PROVENANCE_KEY = "nearline"
 
 
 def document_of(node: BaseNode, *, with_vector: bool) -> dict[str, Any]:
-    """Return a node as the service takes it: text, metadata, and the small rest needed to rebuild it.
-
-    A pipeline names a node without a source as its own source, and so does this.
-    """
+    """Return a node as the service takes it: text, metadata, and the small rest needed to rebuild it. A pipeline
+    names a node without a source as its own source, and so does this."""
     text = node.get_content(metadata_mode=MetadataMode.NONE)
     metadata = node.model_dump(mode="json", include={"metadata"})["metadata"]
     flat = {key: value for key, value in filterable(metadata).items() if key not in BOOKKEEPING}
@@ -67,11 +65,8 @@ def document_of(node: BaseNode, *, with_vector: bool) -> dict[str, Any]:
 
 
 def rest_of(node: BaseNode, text: str, metadata: dict[str, Any], odd: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that differ from their defaults.
-
-    `metadata` holds what the service would not return unchanged, with the order of all keys; `edges` holds the white
-    space around the text, which passages do not have.
-    """
+    """Return the fields that differ from their defaults. `metadata` holds what the service would not return
+    unchanged, with the order of all keys; `edges` holds the white space around the text, which passages do not have."""
     kept = {"id_", "embedding", "metadata", "text", "class_name"}
     rest = {
         name: value

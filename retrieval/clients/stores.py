@@ -37,11 +37,8 @@ PROVENANCE = ("document_id", "passage", "start", "end", "title", "heading", "sco
 
 
 class Store:
-    """A collection and the client for it. Safe to use from several threads and event loops.
-
-    Copies share the client. A pickled store holds no access key: where it is loaded, a new client reads
-    NEARLINE_KEY.
-    """
+    """A collection and the client for it. Safe to use from several threads and event loops. Copies share the client.
+    A pickled store holds no access key: where it is loaded, a new client reads NEARLINE_KEY."""
 
     def __init__(self, collection: str, *, url: str | None, client: Client | None, create: bool) -> None:
         """Without `client`, a new client for `url` is used. `create` creates the collection if it does not exist."""
@@ -105,11 +102,8 @@ async def write(core: Endpoints, collection: str, documents: Iterable[Mapping[st
 
 
 async def write_with_text(core: Endpoints, collection: str, documents: Sequence[Mapping[str, Any]]) -> None:
-    """Write the documents that have a text durably, and delete those whose new text is blank.
-
-    The last document with an id wins. Raises RefusedDocument for the first that cannot be written, after all others
-    are.
-    """
+    """Write the documents that have a text durably, and delete those whose new text is blank. The last document with
+    an id wins. Raises RefusedDocument for the first that cannot be written, after all others are."""
     last = {one["id"]: one for one in documents}
     await remove(core, collection, [name for name, one in last.items() if is_blank(one)])
     places = [at for at, one in enumerate(documents) if not is_blank(last[one["id"]]) and not is_blank(one)]

@@ -101,11 +101,8 @@ class RankingBody(msgspec.Struct, kw_only=True):
 
 
 class CollectionBody(msgspec.Struct, kw_only=True):
-    """One collection.
-
-    Recall is recall@10 as the last rebuild measured it with its settings. `memory_bytes` is the memory of the
-    indexes without files read in place: copies of those are `resident_bytes`, the rest `mapped_bytes`.
-    """
+    """One collection. Recall is recall@10 as the last rebuild measured it with its settings. `memory_bytes` is the
+    memory of the indexes without files read in place: copies of those are `resident_bytes`, the rest `mapped_bytes`."""
 
     name: Annotated[str, Doc("The collection's own name, not an alias")]
     aliases: Annotated[list[str], Doc("Other names of this collection")]

@@ -109,11 +109,8 @@ _STEP = re.compile(r"\[[^\[\]]*\]|[^.\[\]]+")
 
 
 def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """Decode a body as `kind`. For more than INLINE_BYTES, run it on a thread.
-
-    Raises MalformedRequest if it is not JSON, TooLarge for far too many values, otherwise InvalidInput naming the
-    field.
-    """
+    """Decode a body as `kind`. For more than INLINE_BYTES, run it on a thread. Raises MalformedRequest if it is not
+    JSON, TooLarge for far too many values, otherwise InvalidInput naming the field."""
     if len(body) > INLINE_BYTES:
         check_values(body, decoded_depth(kind))  # type: ignore[arg-type]  # mypy: a type[T] is not hashable
     try:
@@ -153,9 +150,7 @@ def invalid(error: msgspec.ValidationError, kind: type) -> InvalidInput:
 
 def split_place(text: str) -> tuple[str, str]:
     """Split a msgspec message into its text and the path at its end, "" for the whole body."""
-    message, _, place = text.rpartition(
-        " - at `"
-    )  # from the right, because a client's field name may contain these words
+    message, _, place = text.rpartition(" - at `")  # the last one: a client's field name may contain it
     found = _PLACE.fullmatch(place)
     return (message, found["path"].removeprefix(".")) if found else (text, "")
 

@@ -187,10 +187,8 @@ def response(error: NearlineError, *, status: int | None = None) -> web.Response
 
 
 def error_headers(error: NearlineError) -> dict[str, str]:
-    """Return the headers for the kind of key required and for when to retry.
-
-    Retry-After is in whole seconds; some clients prefer a header in milliseconds.
-    """
+    """Return the headers for the kind of key required and for when to retry. Retry-After is in whole seconds; some
+    clients prefer a header in milliseconds."""
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": "Bearer"}
     if not isinstance(error, Unavailable):

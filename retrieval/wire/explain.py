@@ -70,11 +70,8 @@ class FollowedWord(msgspec.Struct):
 
 
 class FollowedPassage(msgspec.Struct):
-    """One passage followed through the search.
-
-    `exact` ranks are among all passages that the filter allows; `candidate` ranks are those of the search, null if
-    it did not reach the passage.
-    """
+    """One passage followed through the search. `exact` ranks are among all passages that the filter allows;
+    `candidate` ranks are those of the search, null if it did not reach the passage."""
 
     passage: Annotated[int, Doc("Position of the passage in its document, from 0")]
     tier: Annotated[Tier, Doc("Tier that holds the passage")]

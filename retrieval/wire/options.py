@@ -94,11 +94,8 @@ class Decay(Request, frozen=True, kw_only=True):
 
 
 class Boost(Request, frozen=True, kw_only=True):
-    """Multiplies scores by `1 + weight * f(value)`.
-
-    `f` is the number itself (true is 1), ln(1 + number), or with `decay` the fraction of 1 left at the age of the
-    date (ISO, or seconds since 1970).
-    """
+    """Multiplies scores by `1 + weight * f(value)`. `f` is the number itself (true is 1), ln(1 + number), or with
+    `decay` the fraction of 1 left at the age of the date (ISO, or seconds since 1970)."""
 
     key: Annotated[Name, Doc("The metadata key; passages without a value keep their score")]
     weight: Annotated[BoostWeight, Doc("Strength of the boost; negative values lower scores")] = 1.0

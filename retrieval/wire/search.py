@@ -367,10 +367,8 @@ class Considered(PassageKey, omit_defaults=True):
 
 
 class ContextAnswer(msgspec.Struct):
-    """`omitted` passages were found but did not fit; `irrelevant` ones are below the similarity floor.
-
-    `tokens` counts the context, or with format `messages` the contents of the messages.
-    """
+    """`omitted` passages were found but did not fit; `irrelevant` ones are below the similarity floor. `tokens`
+    counts the context, or with format `messages` the contents of the messages."""
 
     context: Annotated[str, Doc("The text for the prompt")]
     citations: Annotated[list[Citation], Doc("One for each numbered frame of the context")]
