@@ -1,11 +1,11 @@
-"""Bulk ingestion: documents to a service in requests of bounded size, two at a time.
+"""Bulk ingestion: sends documents to a service in requests of bounded size, two at a time.
 
     documents -> batches within the service's limits -> two requests in flight -> acknowledged: durable and searchable
 
-A batch has as much text as the service writes in a few seconds, by the pace that its answers tell; a document that
-takes longer goes alone. While the service is busy or away its requests are repeated; if it refuses a document, the
-others are sent. Repeating is idempotent: writes are keyed by document id, and unchanged documents cost the service next
-to nothing.
+A batch has as much text as the service writes in a few seconds, at the pace of its answers so far; a document that
+takes longer is sent alone. Requests are repeated while the service is busy or unreachable; if it refuses a document,
+the others are still sent. Repeating is idempotent: writes are keyed by document id, and unchanged documents cost the
+service almost nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from retrieval.clients.calling import JSON, TIMEOUT_S, Connection, Patience, ServiceError, path_of
+from retrieval.clients.calling import JSON, TIMEOUT_S, Patience, ServiceConnection, ServiceError, path_of
 
 if TYPE_CHECKING:
     from retrieval.clients.wire.records import RequestLimits, Written
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 DOCUMENTS_PER_REQUEST = 200
 CHARS_PER_REQUEST = 200_000  # a retry resends no more than this
-CHARS_AT_FIRST, CHARS_AT_LEAST = 20_000, 2_000  # before the service's pace is known, and where that is slow
-REQUEST_S = 5.0  # what a request should take, so that progress moves: at the pace so far
-REQUESTS_AT_ONCE = 2  # one is embedded while the next is read and chunked; more would only queue
+CHARS_AT_FIRST, CHARS_AT_LEAST = 20_000, 2_000  # before the service's pace is known, and if it is slow
+REQUEST_S = 5.0  # target time of a request, so that progress is visible
+REQUESTS_AT_ONCE = 2  # one is embedded while the next is read and chunked; more would just queue
 REQUEST_S_MAX = 3600.0  # embedding a document of several megabytes can take many minutes
 BUSY_S = 600.0
 AWAY_S = 60.0
 ENVELOPE_BYTES = len(b'{"documents":[]}')
-# Of services that report none.
+# For services that do not report their limits.
 LIMITS: RequestLimits = {
     "documents_per_request": 1000,
     "document_bytes": 1_048_576,
@@ -48,11 +48,11 @@ REFUSED = {400, 413, 422}  # the request's content is at fault; other errors wou
 
 @dataclass(slots=True)
 class Ingested:
-    """What the service acknowledged.
+    """What the service has acknowledged.
 
-    The first `read` documents of the iterable are settled, all of them: written, unchanged or refused. `last_id` is the
-    id of the last of them. To resume after an interruption, begin behind them, with the same total:
-    `ingest(collection, itertools.islice(documents, done.read, None), total=done)`. `seq` is of the last operation.
+    The first `read` documents of the iterable are all settled: written, unchanged or refused. `last_id` is the id of
+    the last of them. To resume after an interruption, start after them with the same total: `ingest(collection,
+    itertools.islice(documents, done.read, None), total=done)`. `seq` is that of the last operation.
     """
 
     documents: int = 0
@@ -71,7 +71,7 @@ class Ingested:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A document that cannot be written, and why. `position` is its place in the iterable, from 0."""
+    """A document that cannot be written, and why. `position` is its index in the iterable, from 0."""
 
     position: int
     id: str | int
@@ -93,7 +93,7 @@ Steps = Generator[Coroutine[Any, Any, Any], Any, Ingested]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A document as sent, with what errors report about it."""
+    """A document as it is sent, with what errors report about it."""
 
     position: int
     id: str | int
@@ -102,7 +102,7 @@ class Encoded:
 
 
 def ingesting(
-    connection: Connection,
+    connection: ServiceConnection,
     collection: str,
     documents: Iterable[SentDocument | Mapping[str, Any]],
     *,
@@ -112,10 +112,8 @@ def ingesting(
     total: Ingested | None,
     limits: RequestLimits | None = None,
 ) -> Steps:
-    """Yields the coroutines of an ingestion, each to be awaited before the next is asked for.
-
-    So the documents are read by whoever drives it, on the caller's own thread.
-    """
+    """Yield the coroutines of an ingestion; await each before asking for the next. This way the caller's own thread
+    reads the documents."""
     patience = bulk_patience()
     write = partial(connection.content, "POST", path_of(collection, "documents"), patience=patience)
 
@@ -144,20 +142,20 @@ def limits_in(collection: Mapping[str, Any]) -> RequestLimits:
     return limits
 
 
-def chars_per_request(connection: Connection) -> int:
-    """As much text as the service writes in REQUEST_S, within bounds."""
+def chars_per_request(connection: ServiceConnection) -> int:
+    """Return how much text the service writes in REQUEST_S, within bounds."""
     if connection.chars_per_s is None:
         return CHARS_AT_FIRST
     return min(max(int(connection.chars_per_s * REQUEST_S), CHARS_AT_LEAST), CHARS_PER_REQUEST)
 
 
 def busy_patience() -> Patience:
-    """Patience for calls before and after an ingestion: an unreachable service may be the wrong address."""
+    """Return the patience for calls before and after an ingestion: an unreachable service may be a wrong address."""
     return Patience(busy_s=BUSY_S, away_s=0, try_s=TIMEOUT_S)
 
 
 def bulk_patience() -> Patience:
-    """Patience for the requests of one ingestion."""
+    """Return the patience for the requests of one ingestion."""
     return Patience(busy_s=BUSY_S, away_s=AWAY_S, try_s=REQUEST_S_MAX)
 
 
@@ -166,7 +164,7 @@ def stop(refused: Refused) -> None:
 
 
 class Bulk:
-    """Requests under way, oldest first."""
+    """The requests in flight, oldest first."""
 
     def __init__(
         self,
@@ -177,9 +175,9 @@ class Bulk:
         on_refused: OnRefused,
         learn: Callable[[int, float], None],
     ) -> None:
-        """`learn` is told how many characters the service wrote in how many seconds."""
+        """`learn` is called with the number of characters that the service wrote and the seconds it took."""
         self.total = total
-        self.unsent: deque[Refused] = deque()  # read, and refused here
+        self.unsent: deque[Refused] = deque()  # read but refused by this client
         self._last_unsent: Refused | None = None
         self._request = write
         self._requests = requests
@@ -199,10 +197,10 @@ class Bulk:
             self._refuse(self._last_unsent)
 
     async def send(self, batch: list[Encoded]) -> None:
-        """Returns once its request is under way."""
+        """Send a batch; returns once its request is in flight."""
         self._refuse_unsent()
         ids = {one.id for one in batch}
-        # Among equal ids the last document wins, so it must not overtake an earlier one.
+        # The last document with an id wins, so it must not overtake an earlier one.
         while len(self._under_way) >= self._requests or any(
             one.id in ids for _, sent in self._under_way for one in sent
         ):
@@ -232,21 +230,21 @@ class Bulk:
         self._progress()
 
     async def _write(self, batch: list[Encoded]) -> None:
-        """Write what the service accepts of the batch."""
+        """Write the documents of the batch that the service accepts."""
         parts: list[Sequence[Encoded]] = [batch]
         while parts:
             part = parts.pop()
             try:
                 body = {"documents": [msgspec.Raw(one.body) for one in part]}
                 written: Written = msgspec.json.decode(await self._request(body))
-                if not written.get("unchanged"):  # those cost it nothing
+                if not written.get("unchanged"):  # unchanged documents cost no time
                     self._learn(sum(one.chars for one in part), written.get("took_ms", 0) / 1000)
                 self._count(written)
             except ServiceError as error:
                 if error.status not in REFUSED:
                     raise
                 at = refused_place(error, part)
-                if at is None:  # an unnamed document, or the total size: bisect
+                if at is None:  # the error names no document: bisect
                     half = len(part) // 2
                     parts += [part[half:], part[:half]]
                     continue
@@ -275,11 +273,11 @@ def batches(
     refuse: OnRefused,
     chars_max: Callable[[], int] = lambda: CHARS_PER_REQUEST,
 ) -> Iterator[list[Encoded]]:
-    """Documents with their positions, in batches bounded by number, characters and bytes, with unique ids. Oversized
-    ones are refused. `chars_max` may change from batch to batch."""
+    """Yield documents with their positions in batches bounded by number, characters and bytes, with unique ids.
+    Oversized documents are refused. `chars_max` may change from batch to batch."""
     batch: list[Encoded] = []
     for position, document in documents:
-        one = encoded(position, document, limits)
+        one = encode(position, document, limits)
         if isinstance(one, Refused):
             refuse(one)
             continue
@@ -300,10 +298,10 @@ def request_bytes(batch: Sequence[Encoded]) -> int:
     return ENVELOPE_BYTES + sum(len(one.body) + 1 for one in batch)  # plus a comma each
 
 
-def encoded(
+def encode(
     position: int, document: SentDocument | Mapping[str, Any], limits: RequestLimits
 ) -> Encoded | Refused:
-    """Refused: a document that is not UTF-8 or exceeds a limit by itself."""
+    """Encode a document, or return Refused if it is not UTF-8 or exceeds a limit by itself."""
     document_id: Any = document.get("id")
     text: Any = document.get("text") or ""
 
@@ -314,7 +312,7 @@ def encoded(
         body = msgspec.json.encode(document)
         text_bytes = len(text.encode())
     except UnicodeEncodeError as error:
-        return refused(f"holds text that cannot be UTF-8: {error.reason}")
+        return refused(f"contains text that is not valid Unicode: {error.reason}")
     if text_bytes > limits["document_bytes"]:
         return refused(f"text has {text_bytes:,} bytes, at most {limits['document_bytes']:,} are allowed")
     one = Encoded(position, document_id, len(text), body)
@@ -326,7 +324,7 @@ def encoded(
 
 
 def refused_place(error: ServiceError, part: Sequence[Encoded]) -> int | None:
-    """Index of the document that the error is about; None if unknown."""
+    """Return the index of the document that the error is about, or None if unknown."""
     named = re.search(r"documents\[(\d+)\]", error.param or error.message)
     if named and int(named[1]) < len(part):
         return int(named[1])

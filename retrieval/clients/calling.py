@@ -1,11 +1,11 @@
 """Sends requests to a service: errors, retries, deadlines and the circuit breaker of the Python client.
 
-    429, 503                     wait for Retry-After(-Ms), then again
-    refused connections          again after a pause that doubles up to PAUSE_S_MAX
+    429, 503                     wait for Retry-After(-Ms), then retry
+    refused connections          retry after a pause that doubles up to PAUSE_S_MAX
     broken connections, 502, 504 the same, for requests that may be sent twice
-    anything else                an error at once: another try would end the same way
+    anything else                raise an error at once: a retry would fail the same way
 
-Pauses have jitter, or clients that were refused together would come back together. No try begins after the request's
+Pauses have jitter, so that clients refused together do not come back together. No try begins after the request's
 time is over.
 """
 
@@ -24,25 +24,26 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-JSON = Mapping[str, Any]  # an object as it was decoded
+JSON = Mapping[str, Any]  # a decoded object
 
 TIMEOUT_S = 300.0
 CONNECT_S = 30.0
 RETRY_S = 10.0
-PAUSE_S, PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 0.05, 2.0  # the minimum where Retry-After is 0
-# The service's own answer about a missed deadline says more than ours: it gets this long to arrive.
+PAUSE_S, PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 0.05, 2.0  # the minimum applies if Retry-After is 0
+# The service's own answer about a missed deadline says more than ours, so wait this much longer for it.
 GRACE_S = 0.25
 
 BUSY = {429, 503}
 AWAY = {0, 408, 502, 504}  # 0: unreachable or disconnected; the others come from proxies in front of it
-FINAL = {"quarantined", "deadline_exceeded"}  # 503, and waiting does not help
+FINAL = {"quarantined", "deadline_exceeded"}  # 503s that waiting does not help
 UNREACHABLE, OPEN = "unreachable", "circuit_open"
 
 
 class ServiceError(Exception):
-    """The service refused or failed. `status` is 0 if it was not reached, `retry_after_s` how long it asks to wait.
+    """The service refused or failed. `status` is 0 if it was not reached; `retry_after_s` is how long it asks to
+    wait.
 
-    `kind` is the service's word for the error (docs/api.md), or one of the client's own: `unreachable`, `disconnected`,
+    `kind` is the service's error type (docs/api.md), or one of the client's own: `unreachable`, `disconnected`,
     `timeout`, `circuit_open`, `unknown`.
     """
 
@@ -66,15 +67,15 @@ class ServiceError(Exception):
 class Patience:
     """Decides whether and when a failed request is sent again.
 
-    Gives up if the service was away for `away_s`, or busy for `busy_s` without acknowledging anything meanwhile.
-    Requests that share one, as those of a bulk ingestion do, are one effort: while one is under way or acknowledged,
-    the others go on waiting for a busy service; and they wait for an open circuit breaker as for a service that is
-    away.
+    Gives up if the service was unreachable for `away_s`, or busy for `busy_s` without acknowledging anything.
+    Requests may share one object, as those of a bulk ingestion do: while one of them is in flight or acknowledged,
+    the others keep waiting for a busy service; and they wait for an open circuit breaker as they do for an
+    unreachable service.
     """
 
     def __init__(self, *, busy_s: float, away_s: float, try_s: float | None = None) -> None:
-        """`try_s` is the time of each try, for patience that is shared; None: a request's tries have its time
-        together."""
+        """`try_s` is the time limit of each try, for shared objects; with None, all tries of a request share its
+        time."""
         self.try_s = try_s
         self._busy_s = busy_s
         self._away_s = away_s
@@ -93,10 +94,8 @@ class Patience:
             self._under_way -= 1
 
     def pause_s(self, failure: ServiceError, *, begun: float, attempt: int, twice: bool) -> float:
-        """Seconds to wait before the next try. Raises `failure` if there should be none.
-
-        `begun`: when the request was first sent; `twice`: whether the service may be sent it twice.
-        """
+        """Return the seconds to wait before the next try. Raises `failure` if there should be none. `begun` is when
+        the request was first sent; `twice` is whether the service may receive it twice."""
         now = time.monotonic()
         busy = failure.status in BUSY and failure.kind not in FINAL
         away = failure.kind == UNREACHABLE or (twice and failure.status in AWAY)
@@ -105,7 +104,7 @@ class Patience:
         if busy:
             self._away_since = None
             stuck = now - max(begun, self._acknowledged_at) >= self._busy_s and not self._under_way
-            stuck = stuck or (failure.retry_after_s or 0) > self._busy_s  # a quota is full until tomorrow
+            stuck = stuck or (failure.retry_after_s or 0) > self._busy_s  # for example a daily quota
         else:
             self._away_since = self._away_since or now
             stuck = now - self._away_since >= self._away_s
@@ -116,14 +115,15 @@ class Patience:
         return min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
 
 
-class Breaker:
-    """Fails at once for `open_s` after `failures_max` failures in a row, then lets one request find out.
+class CircuitBreaker:
+    """Fails at once for `open_s` after `failures_max` failures in a row, then lets one request probe the service.
 
-    A failure is a service that is unreachable, too slow or unavailable. A refusal is not one: somebody answers.
+    A failure is a service that is unreachable, too slow or unavailable. A refusal is not one, because the service
+    answers.
     """
 
     def __init__(self, failures_max: int, open_s: float) -> None:
-        """`failures_max` 0: never opens."""
+        """With `failures_max` 0 it never opens."""
         self._failures_max = failures_max
         self._open_s = open_s
         self._failures = 0
@@ -133,7 +133,7 @@ class Breaker:
 
     @contextlib.contextmanager
     def one_try(self, url: str) -> Iterator[None]:
-        """Around each try. Raises ServiceError of the kind `circuit_open` instead of letting it begin."""
+        """Wrap each try. Raises ServiceError of the kind `circuit_open` instead of letting it begin."""
         probing = self._enter(url)
         try:
             yield
@@ -150,18 +150,18 @@ class Breaker:
                 self._probing = False
 
     def _enter(self, url: str) -> bool:
-        """Whether this try is the one that finds out."""
+        """Return whether this try is the probe."""
         if not self._failures_max or self._failures < self._failures_max:
             return False
         left_s = self._open_until - time.monotonic()
         if left_s > 0 or self._probing:
-            message = f"{url} failed {self._failures} times in a row, the last time so: {self._last}"
+            message = f"{url} failed {self._failures} times in a row, most recently: {self._last}"
             raise ServiceError(message, kind=OPEN, retry_after_s=max(left_s, 0.0))
         self._probing = True
         return True
 
 
-class Connection:
+class ServiceConnection:
     """A pool of connections to one service. Use it on one event loop; it opens with the first request."""
 
     def __init__(
@@ -176,12 +176,11 @@ class Connection:
     ) -> None:
         """Raises ServiceError for a url without http."""
         if not url.startswith(("http://", "https://")):
-            raise ServiceError(f"{url!r} is no address of a service; expected http://HOST:PORT")
+            raise ServiceError(f"{url!r} is not the address of a service; expected http://HOST:PORT")
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
-        self.fingerprints: dict[
-            str | None, str
-        ] = {}  # of models that this service embedded with, by name asked for
+        # Of the models that this service embedded with, by requested name.
+        self.fingerprints: dict[str | None, str] = {}
         self._options: dict[str, Any] = {
             "key": key,
             "timeout_s": timeout_s,
@@ -189,16 +188,16 @@ class Connection:
             "failures_max": failures_max,
             "open_s": open_s,
         }
-        # Of a request that brings none.
+        # For requests without their own.
         self.patience: Callable[[], Patience] = partial(Patience, busy_s=retry_s, away_s=retry_s)
-        self.chars_per_s: float | None = None  # at which this service wrote documents lately
+        self.chars_per_s: float | None = None  # the recent pace of writing
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._breaker = Breaker(failures_max, open_s)
+        self._breaker = CircuitBreaker(failures_max, open_s)
         self._session: aiohttp.ClientSession | None = None
 
-    def to(self, url: str) -> Connection:
-        """Another service, with the same settings."""
-        return Connection(url, **self._options)
+    def to(self, url: str) -> ServiceConnection:
+        """Return a connection to another service with the same settings."""
+        return ServiceConnection(url, **self._options)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -214,9 +213,10 @@ class Connection:
         twice: bool = True,
         patience: Patience | None = None,
     ) -> bytes:
-        """The answer's body. `twice`: whether the service may be sent the request twice, should a connection break.
+        """Return the body of the answer. `twice` is whether the service may receive the request twice if a
+        connection breaks.
 
-        A `deadline_ms` in the body bounds all tries together, and each try tells the service what is left of it.
+        A `deadline_ms` in the body limits all tries together, and each try tells the service what is left of it.
         """
         patience = patience or self.patience()
         begun = time.monotonic()
@@ -228,7 +228,7 @@ class Connection:
                 with patience.one_try(), self._breaker.one_try(self.url):
                     if deadline_s is None:
                         return await self._once(method, path, body, left_s)
-                    return await self._once(method, path, told(body, left_s), left_s + GRACE_S)
+                    return await self._once(method, path, with_deadline(body, left_s), left_s + GRACE_S)
             except ServiceError as error:
                 failure = error
             pause_s = patience.pause_s(failure, begun=begun, attempt=attempt, twice=twice)
@@ -242,7 +242,7 @@ class Connection:
             return await answer.read()
 
     async def lines(self, method: str, path: str, body: object) -> AsyncIterator[bytes]:
-        """The answer's lines as they arrive. It is not asked for again; each line may take `timeout_s`."""
+        """Yield the lines of the answer as they arrive. The request is not retried; each line may take `timeout_s`."""
         with self._breaker.one_try(self.url):
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self.timeout_s)
             async with self._answer(method, path, body, timeout) as answer:
@@ -253,7 +253,7 @@ class Connection:
     async def _answer(
         self, method: str, path: str, body: object, timeout: float | aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer of a status below 400. Raises ServiceError, also for what goes wrong while it is read."""
+        """Open an answer with a status below 400. Raises ServiceError, also for errors while it is read."""
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers)
         data = None if body is None else msgspec.json.encode(body)
@@ -279,13 +279,13 @@ class Connection:
 
 
 def deadline_of(body: object) -> float | None:
-    """Seconds that the body gives its request, None if it does not say."""
+    """Return the deadline in the body in seconds, or None."""
     deadline_ms = body.get("deadline_ms") if isinstance(body, Mapping) else None
     return deadline_ms / 1000 if isinstance(deadline_ms, int | float) else None
 
 
-def told(body: object, left_s: float) -> JSON:
-    """The body with what is left of its deadline."""
+def with_deadline(body: object, left_s: float) -> JSON:
+    """Return the body with the rest of its deadline."""
     assert isinstance(body, Mapping)
     return {**body, "deadline_ms": max(1, round(left_s * 1000))}
 
@@ -295,7 +295,7 @@ def path_of(collection: str, *below: str) -> str:
 
 
 def refusal(detail: JSON, *, status: int, retry_after_s: float | None = None) -> ServiceError:
-    """From the service's own description of an error."""
+    """Return the exception for the service's description of an error."""
     return ServiceError(
         detail["message"],
         status=status,
@@ -315,7 +315,8 @@ def error_from(status: int, content: bytes, headers: Mapping[str, str]) -> Servi
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait, by the finer of the two headers; None where there is none, or a date as proxies may send."""
+    """Return the seconds to wait, from the finer of the two headers; None without one, or for a date as proxies may
+    send."""
     for name, unit_s in (("Retry-After-Ms", 0.001), ("Retry-After", 1.0)):
         written = headers.get(name, "")
         if written.isascii() and written.isdigit():

@@ -6,7 +6,7 @@ import os
 from types import TracebackType
 from typing import Self, TypedDict, Unpack
 
-from retrieval.clients.calling import RETRY_S, TIMEOUT_S, Connection
+from retrieval.clients.calling import RETRY_S, TIMEOUT_S, ServiceConnection
 from retrieval.clients.endpoints import Endpoints
 from retrieval.clients.running import Blocking
 
@@ -24,7 +24,7 @@ class Options(TypedDict, total=False):
 
 
 class AsyncClient(Endpoints):
-    """For one event loop."""
+    """The client for one event loop."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class AsyncClient(Endpoints):
         failures_max: int = FAILURES_MAX,
         open_s: float = OPEN_S,
     ) -> None:
-        """`url`: default NEARLINE_URL, else this machine's port 8080; `key`, default NEARLINE_KEY, is sent as a bearer
-        token.
+        """`url` defaults to NEARLINE_URL, else port 8080 of this machine; `key` defaults to NEARLINE_KEY and is sent
+        as a bearer token.
 
-        `timeout_s` is for a whole request, its tries and its answer included; failures are retried for `retry_s`, 0:
-        never. After `failures_max` failures in a row (0: no limit) requests fail at once for `open_s`. Raises
+        `timeout_s` limits a whole request, including retries and the answer; failures are retried for `retry_s` (0:
+        never). After `failures_max` failures in a row (0: no limit), requests fail at once for `open_s`. Raises
         ServiceError for a url without http.
         """
-        self.connection = Connection(
+        self.connection = ServiceConnection(
             url or os.environ.get("NEARLINE_URL") or URL,
             key=key or os.environ.get("NEARLINE_KEY"),
             timeout_s=timeout_s,
@@ -70,11 +70,11 @@ class AsyncClient(Endpoints):
 
 
 class Client(Blocking, Endpoints):
-    """The same for code without an event loop. Threads may share it; callbacks run on its own thread, except those of
-    `ingest` about documents that were not sent."""
+    """The client for code without an event loop. Threads may share it. Callbacks run on the client's own thread,
+    except those of `ingest` about documents that were not sent."""
 
     def __init__(self, url: str | None = None, **options: Unpack[Options]) -> None:
-        """As AsyncClient's."""
+        """Takes the same options as AsyncClient."""
         super().__init__(lambda: AsyncClient(url, **options))
 
     @property

@@ -1,4 +1,4 @@
-"""Embeds texts at a service, or at another one that serves the same model."""
+"""Embeds texts at a service, or at a fallback that serves the same model."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from retrieval.clients.calling import AWAY, BUSY, Connection, Patience, ServiceError
+from retrieval.clients.calling import AWAY, BUSY, Patience, ServiceConnection, ServiceError
 
 MISMATCH = "model_mismatch"
 
 
 class Embedded(TypedDict):
-    """`url` is the service that embedded, `truncated` are the positions of texts longer than the model reads."""
+    """`url` is the service that embedded; `truncated` are the positions of texts longer than the model reads."""
 
     vectors: list[list[float]]
     model: str
@@ -22,8 +22,8 @@ class Embedded(TypedDict):
     truncated: list[int]
 
 
-async def embedded(
-    first: Connection,
+async def embed_with_fallback(
+    first: ServiceConnection,
     texts: Sequence[str],
     *,
     model: str | None,
@@ -31,10 +31,10 @@ async def embedded(
     fingerprint: str | None,
     fallback: Sequence[str],
 ) -> Embedded:
-    """As the client's `embed`. `first.fingerprints` remembers what it served."""
-    patience = Patience(busy_s=0, away_s=0) if fallback else None  # the fallback is quicker than waiting
+    """Implement the client's `embed`. `first.fingerprints` remembers which models that service used."""
+    patience = Patience(busy_s=0, away_s=0) if fallback else None  # a fallback is faster than waiting
     try:
-        found = await embedded_at(
+        found = await embed_at(
             first, texts, model=model, kind=kind, fingerprint=fingerprint, patience=patience
         )
     except ServiceError as error:
@@ -46,11 +46,11 @@ async def embedded(
         return found
     expected = fingerprint or first.fingerprints.get(model)
     if expected is None:
-        raise failure  # nothing to compare a fallback's model with
+        raise failure  # without a fingerprint, a fallback's model cannot be checked
     for url in fallback:
         other = first.to(url)
         try:
-            return await embedded_at(other, texts, model=model, kind=kind, fingerprint=expected)
+            return await embed_at(other, texts, model=model, kind=kind, fingerprint=expected)
         except ServiceError as error:
             if error.status not in AWAY | BUSY:
                 raise
@@ -60,8 +60,8 @@ async def embedded(
     raise failure
 
 
-async def embedded_at(
-    connection: Connection,
+async def embed_at(
+    connection: ServiceConnection,
     texts: Sequence[str],
     *,
     model: str | None,
@@ -69,8 +69,8 @@ async def embedded_at(
     fingerprint: str | None,
     patience: Patience | None = None,
 ) -> Embedded:
-    """Raises ServiceError of the kind `model_mismatch` for a model of another fingerprint than the one given."""
-    name, serves = await served(connection, model, patience)
+    """Embed at one service. Raises ServiceError of the kind `model_mismatch` if its model has another fingerprint."""
+    name, serves = await served_model(connection, model, patience)
     if fingerprint is not None and serves != fingerprint:
         raise ServiceError(
             f"{connection.url} serves {name} with the fingerprint {serves}, expected {fingerprint}",
@@ -88,8 +88,10 @@ async def embedded_at(
     }
 
 
-async def served(connection: Connection, model: str | None, patience: Patience | None) -> tuple[str, str]:
-    """Name and fingerprint of a model, which may be given by an alias; None: the default one."""
+async def served_model(
+    connection: ServiceConnection, model: str | None, patience: Patience | None
+) -> tuple[str, str]:
+    """Return name and fingerprint of a model, which may be given by an alias; None is the default model."""
     info: Any = msgspec.json.decode(await connection.content("GET", "/info", patience=patience))
     if model is None:
         return info["model_id"], info["model_sha"]

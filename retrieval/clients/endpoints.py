@@ -1,5 +1,6 @@
-"""The service's own API as methods. `AsyncClient` and `Client` have the same ones; answers are plain dictionaries,
-which type checkers know key by key (`wire/`).
+"""The service's own API as methods, the same on `AsyncClient` and `Client`.
+
+Answers are plain dictionaries, whose keys type checkers know (`wire/`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from retrieval.clients.calling import (
     path_of,
     refusal,
 )
-from retrieval.clients.embedding import Embedded, embedded
+from retrieval.clients.embedding import Embedded, embed_with_fallback
 from retrieval.clients.running import Core, endpoint, steps, stream
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ OnStage = Callable[[str, int, int], None]
 
 
 class Endpoints(Core):
-    """Every method raises ServiceError."""
+    """The endpoints of the service. Every method raises ServiceError."""
 
     @endpoint
     async def request(
@@ -48,19 +49,19 @@ class Endpoints(Core):
         twice: bool = True,
         patience: Patience | None = None,
     ) -> Any:
-        """Any path: the decoded answer, None for an empty one. `twice`: whether the service may be sent the request
-        twice, should a connection break."""
+        """Send a request to any path and return the decoded answer, None if empty. `twice` is whether the service
+        may receive the request twice if a connection breaks."""
         content = await self.connection.content(method, path, body, twice=twice, patience=patience)
         return msgspec.json.decode(content) if content else None
 
     @endpoint
     async def metrics(self) -> str:
-        """What GET /metrics says, in Prometheus's text format."""
+        """Return the metrics in Prometheus's text format."""
         return (await self.connection.content("GET", "/metrics")).decode()
 
     @endpoint
     async def ready(self) -> bool:
-        """Whether the service is ready for searches. Asks once."""
+        """Whether the service is ready for searches. Asks once, without retries."""
         try:
             await self.connection.content("GET", "/readyz", patience=Patience(busy_s=0, away_s=0))
         except ServiceError:
@@ -86,7 +87,7 @@ class Endpoints(Core):
     async def ensure_collection(
         self, name: str, **settings: Unpack[sent.CreateCollection]
     ) -> records.CollectionBody:
-        """The collection, made if it does not exist."""
+        """Return the collection, creating it if it does not exist."""
         try:
             return await self.collection(name)
         except ServiceError as error:
@@ -101,13 +102,13 @@ class Endpoints(Core):
 
     @endpoint
     async def quarantined(self) -> list[records.QuarantinedBody]:
-        """Name, aliases and reason of each collection that cannot serve."""
+        """Return name, aliases and reason of each collection that cannot serve."""
         found: records.CollectionList = await self.request("GET", COLLECTIONS)
         return found["quarantined"]
 
     @endpoint
     async def delete_collection(self, name: str) -> None:
-        """With all its documents. By its own name, not an alias."""
+        """Delete a collection with all its documents, by its own name, not an alias."""
         await self.request("DELETE", path_of(name), twice=False)
 
     @endpoint
@@ -118,7 +119,7 @@ class Endpoints(Core):
 
     @endpoint
     async def rollback(self, collection: str) -> int:
-        """Serve the generation before the present one again; returns its number."""
+        """Go back to the previous generation; returns its number."""
         return int((await self.request("POST", path_of(collection, "rollback"), twice=False))["generation"])
 
     @endpoint
@@ -141,7 +142,7 @@ class Endpoints(Core):
         *,
         patience: Patience | None = None,
     ) -> records.Written:
-        """Write documents, which may be JSON already; `ingest` is for more than a request may hold."""
+        """Write documents, which may be JSON already. Use `ingest` for more than one request may hold."""
         path, body = path_of(collection, "documents"), {"documents": documents}
         written: records.Written = await self.request("POST", path, body, patience=patience)
         return written
@@ -158,13 +159,13 @@ class Endpoints(Core):
         total: Ingested | None = None,
         limits: records.RequestLimits | None = None,
     ) -> Steps:
-        """Write any number of documents, `requests` at a time; among equal ids the last one wins.
+        """Write any number of documents, `requests` at a time; the last document with an id wins.
 
-        Updates `total` and passes it to `on_progress` after each acknowledgement. Documents that cannot be written go
-        to `on_refused`; without it the first raises RefusedDocument. Waits for a service that is busy or restarted.
-        Raises ServiceError when it fails, stays away or makes no progress, and whatever reading the documents raises;
-        what was acknowledged remains written, and `Ingested.read` says where to resume. `limits`: what the collection
-        tells, for callers that have asked it already.
+        Updates `total` and passes it to `on_progress` after each acknowledgement. Documents that cannot be written
+        go to `on_refused`; without it, the first raises RefusedDocument. `limits` are the collection's, for callers
+        that have already asked for them. Waits for a service that is busy or restarting. Raises ServiceError if the
+        service fails, stays unreachable or makes no progress, and any error of reading the documents; what was
+        acknowledged remains written, and `Ingested.read` says where to resume.
         """
         return ingesting(
             self.connection,
@@ -181,7 +182,7 @@ class Endpoints(Core):
     async def patch(
         self, collection: str, document_id: str, metadata: JSON, **expires: Unpack[sent.PatchDocument]
     ) -> records.Written:
-        """Merge into the document's metadata: a null (None) removes a key, keys that are not named stay."""
+        """Merge into the document's metadata: None removes a key; keys that are not named stay."""
         path = path_of(collection, "documents", document_id)
         written: records.Written = await self.request("PATCH", path, {"metadata": metadata, **expires})
         return written
@@ -195,7 +196,7 @@ class Endpoints(Core):
     async def delete_documents(
         self, collection: str, **which: Unpack[sent.DeleteDocuments]
     ) -> records.Deleted:
-        """By `ids` or by `filter`."""
+        """Delete documents by `ids` or by `filter`."""
         deleted: records.Deleted = await self.request(
             "POST", path_of(collection, "documents", "delete"), which
         )
@@ -213,7 +214,7 @@ class Endpoints(Core):
     async def scroll(
         self, collection: str, **options: Unpack[sent.ScrollDocuments]
     ) -> AsyncIterator[records.DocumentBody]:
-        """Every document in the order of writing, a page of `limit` at a time; a `cursor` says where to begin."""
+        """Yield every document in the order of writing, reading pages of `limit`; `cursor` is where to begin."""
         while True:
             page: records.ScrollPage = await self.request(
                 "POST", path_of(collection, "documents", "scroll"), options
@@ -226,7 +227,7 @@ class Endpoints(Core):
 
     @endpoint
     async def count(self, collection: str, **options: Unpack[sent.CountDocuments]) -> records.CountBody:
-        """`documents`, `passages` and the `seq` at which they were counted; `filter` narrows it."""
+        """Return `documents`, `passages` and the `seq` at which they were counted; `filter` restricts them."""
         counted: records.CountBody = await self.request(
             "POST", path_of(collection, "documents", "count"), options
         )
@@ -243,7 +244,7 @@ class Endpoints(Core):
     async def search_batch(
         self, collection: str, searches: Sequence[sent.SearchRequest | Mapping[str, Any]]
     ) -> list[answers.SearchAnswer]:
-        """Answers in order. Raises ServiceError with the first error among them."""
+        """Return the answers in order. Raises ServiceError with the first error among them."""
         path, body = path_of(collection, "search", "batch"), {"searches": searches}
         results: list[Any] = (await self.request("POST", path, body))["results"]
         for result in results:
@@ -253,25 +254,25 @@ class Endpoints(Core):
 
     @endpoint
     async def context(self, collection: str, **wanted: Unpack[sent.ContextRequest]) -> answers.ContextAnswer:
-        """Passages for a prompt, within `token_budget`."""
+        """Return passages for a prompt, within `token_budget`."""
         built: answers.ContextAnswer = await self.request("POST", path_of(collection, "context"), wanted)
         return built
 
     @endpoint
     async def explain(self, collection: str, **wanted: Unpack[sent.ExplainRequest]) -> answers.ExplainAnswer:
-        """Why the document `document_id` is, or is not, among the hits of this search."""
+        """Explain why the document `document_id` is, or is not, among the hits of this search."""
         explained: answers.ExplainAnswer = await self.request("POST", path_of(collection, "explain"), wanted)
         return explained
 
     @endpoint
     async def assess(self, collection: str, **wanted: Unpack[sent.AssessRequest]) -> answers.Assessment:
-        """The risk of an action or alert, by the outcomes of the most similar past ones."""
+        """Estimate the risk of an action or alert by the outcomes of the most similar past ones."""
         assessed: answers.Assessment = await self.request("POST", path_of(collection, "assess"), wanted)
         return assessed
 
     @endpoint
     async def answer(self, collection: str, **wanted: Unpack[sent.AnswerRequest]) -> answers.Answer:
-        """A language model's answer from the documents, with citations."""
+        """Return a language model's answer from the documents, with citations."""
         answered: answers.Answer = await self.request("POST", path_of(collection, "answer"), wanted)
         return answered
 
@@ -279,8 +280,8 @@ class Endpoints(Core):
     async def stream_answer(
         self, collection: str, **wanted: Unpack[sent.AnswerRequest]
     ) -> AsyncIterator[JSON]:
-        """The same in pieces as they are made, and at last the whole answer. Raises ServiceError also where the answer
-        ends in an error."""
+        """Stream the answer in pieces, and finally the whole answer. Raises ServiceError also if the stream ends in
+        an error."""
         body = {**wanted, "stream": True}
         async for line in self.connection.lines("POST", path_of(collection, "answer"), body):
             event = line.removeprefix(DATA).strip()
@@ -300,13 +301,13 @@ class Endpoints(Core):
         fingerprint: str | None = None,
         fallback: Sequence[str] = (),
     ) -> Embedded:
-        """Vectors of `texts`, which are of the kind `document` or `query`, from this service or, while it fails, from
-        the first of the `fallback` services that answers.
+        """Return vectors of `texts`, which are of the kind `document` or `query`.
 
-        A fallback must serve a model of the same fingerprint: `fingerprint`, or what this service said before. Raises
-        ServiceError of the kind `model_mismatch` for another one.
+        They come from this service or, while it fails, from the first of the `fallback` services that answers. A
+        fallback must serve a model with the same fingerprint: `fingerprint`, or that of this service's earlier
+        answers. Raises ServiceError of the kind `model_mismatch` for another one.
         """
-        return await embedded(
+        return await embed_with_fallback(
             self.connection, texts, model=model, kind=kind, fingerprint=fingerprint, fallback=fallback
         )
 
@@ -316,20 +317,20 @@ class Endpoints(Core):
     async def set_ranking(
         self, collection: str, **settings: Unpack[sent.SetRanking]
     ) -> records.CollectionBody:
-        """Rank so where a search does not say; returns the collection."""
+        """Set the collection's default ranking; returns the collection."""
         ranked: records.CollectionBody = await self.request("PUT", path_of(collection, "ranking"), settings)
         return ranked
 
     @endpoint
     async def reset_ranking(self, collection: str) -> None:
-        """Rank as configured again."""
+        """Return to the configured ranking."""
         await self.request("DELETE", path_of(collection, "ranking"))
 
     @endpoint
     async def send_feedback(
         self, collection: str, feedback: Sequence[sent.SentFeedback | Mapping[str, Any]]
     ) -> int:
-        """Judgments and clicks; returns how many were kept."""
+        """Send judgments and clicks; returns how many were kept."""
         path, body = path_of(collection, "feedback"), {"feedback": feedback}
         return int((await self.request("POST", path, body, twice=False))["kept"])
 
@@ -359,7 +360,7 @@ class Endpoints(Core):
 
     @endpoint
     async def jobs(self) -> list[records.JobBody]:
-        """All since the service's start, newest first."""
+        """Return all jobs since the service's start, newest first."""
         listed: records.JobList = await self.request("GET", "/v1/jobs")
         return listed["jobs"]
 
@@ -372,7 +373,7 @@ class Endpoints(Core):
     async def finished(
         self, job_id: str, *, on_progress: OnStage = lambda *_: None, timeout_s: float = 7200
     ) -> records.JobBody:
-        """Wait for a job; raises ServiceError if it did not succeed."""
+        """Wait for a job. Raises ServiceError if it did not succeed."""
         job = await self.ended(job_id, on_progress=on_progress, timeout_s=timeout_s)
         if job["status"] != "succeeded":
             raise failure_of(job)
@@ -382,7 +383,7 @@ class Endpoints(Core):
     async def ended(
         self, job_id: str, *, on_progress: OnStage = lambda *_: None, timeout_s: float = 7200
     ) -> records.JobBody:
-        """Wait for a job, whatever comes of it. Raises ServiceError if it is not over in time."""
+        """Wait until a job has ended, successfully or not. Raises ServiceError if it takes too long."""
         deadline = time.monotonic() + timeout_s
         while (job := await self.job(job_id))["status"] in ("queued", "running"):
             if time.monotonic() > deadline:

@@ -1,11 +1,11 @@
-"""Haystack: `NearlineDocumentStore`, and the components `NearlineRetriever` and `NearlineEmbeddingRetriever`. Needs the
-extra `haystack`.
+"""Haystack: `NearlineDocumentStore`, and the components `NearlineRetriever` and `NearlineEmbeddingRetriever`.
 
     store = NearlineDocumentStore("docs", url="http://127.0.0.1:8080")
     store.write_documents([Document(id="refunds", content="Refunds take five days.")])
     pipeline.add_component("retriever", NearlineRetriever(store, top_k=5))
 
-The service embeds texts and splits long documents. The store reads whole documents, the retriever returns passages.
+Needs the extra `haystack`. The service embeds texts and splits long documents. The store reads whole documents, the
+retriever returns passages.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from haystack.utils import Secret
 
 from retrieval.clients.client import Client
 from retrieval.clients.haystack_operations import (
-    checked,
     condition_of,
-    counted,
+    count_matching,
+    count_unique,
+    delete_by_filter,
+    describe_fields,
+    documents_of,
     extremes,
-    fields_described,
-    filtered,
-    passages_found,
-    removed_by,
+    read_matching,
+    search_passages,
+    search_values,
     some,
-    unique_counted,
-    updated_by,
-    values_found,
-    written_under,
+    update_by_filter,
+    write_under_policy,
 )
-from retrieval.clients.stores import Store, removed, removed_matching
+from retrieval.clients.stores import Store, remove, remove_matching
 
 TOP_K = 10  # Haystack's own default
 KEY = "NEARLINE_KEY"
@@ -40,10 +40,10 @@ PUBLIC = "nearline.haystack"  # the module that saved pipelines name
 
 
 class NearlineDocumentStore:
-    """A collection as Haystack's document store, made on first use if it is absent.
+    """A collection as Haystack's document store, created on first use if it does not exist.
 
-    Embeddings of documents are neither used nor kept. Everything that reaches the service raises ServiceError, and
-    FilterError for filters that it refuses. A copy, also an unpickled one, has a connection of its own.
+    Embeddings of documents are neither used nor stored. Methods that call the service raise ServiceError, and
+    FilterError for filters that it refuses. A copy, including an unpickled one, has its own connection.
     """
 
     __module__ = PUBLIC
@@ -55,7 +55,7 @@ class NearlineDocumentStore:
         url: str | None = None,
         key: Secret = Secret.from_env_var(KEY, strict=False),  # noqa: B008 - immutable, as Haystack does it
     ) -> None:
-        """`url`: default NEARLINE_URL, else this machine's port 8080. `key`: where the service asks for keys."""
+        """`url` defaults to NEARLINE_URL, else port 8080 of this machine. `key` is for services that require keys."""
         self.collection = collection
         self.url = url
         self.key = key
@@ -77,86 +77,83 @@ class NearlineDocumentStore:
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (type(self), self.collection, self.url, self.key)
+        return _open, (type(self), self.collection, self.url, self.key)
 
     # -- documents
 
     def count_documents(self) -> int:
-        return self._store.run(counted)
+        return self._store.run(count_matching)
 
     async def count_documents_async(self) -> int:
-        return await self._store.awaited(counted)
+        return await self._store.awaited(count_matching)
 
     def count_documents_by_filter(self, filters: dict[str, Any]) -> int:
-        return self._store.run(counted, condition_of(filters))
+        return self._store.run(count_matching, condition_of(filters))
 
     async def count_documents_by_filter_async(self, filters: dict[str, Any]) -> int:
-        return await self._store.awaited(counted, condition_of(filters))
+        return await self._store.awaited(count_matching, condition_of(filters))
 
     def filter_documents(self, filters: dict[str, Any] | None = None) -> list[Document]:
-        """Whole documents, in the order of writing; without filters all."""
-        return self._store.run(filtered, condition_of(filters))
+        """Return whole documents in the order of writing, all of them without filters."""
+        return self._store.run(read_matching, condition_of(filters))
 
     async def filter_documents_async(self, filters: dict[str, Any] | None = None) -> list[Document]:
-        return await self._store.awaited(filtered, condition_of(filters))
+        return await self._store.awaited(read_matching, condition_of(filters))
 
     def write_documents(
         self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE
     ) -> int:
-        """Durable and searchable when it returns; how many were written. NONE overwrites.
+        """Write documents durably and return how many were written. NONE overwrites.
 
-        FAIL and SKIP look before they write: a document that another writer adds in between is overwritten. FAIL
-        writes nothing if any document is there. Raises ValueError for what is no document with text.
+        FAIL and SKIP check before they write: a document that another writer adds in between is overwritten. FAIL
+        writes nothing if any document exists. Raises ValueError for anything but documents with text.
         """
-        return self._store.run(written_under, checked(documents), policy)
+        return self._store.run(write_under_policy, documents_of(documents), policy)
 
     async def write_documents_async(
         self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE
     ) -> int:
-        return await self._store.awaited(written_under, checked(documents), policy)
+        return await self._store.awaited(write_under_policy, documents_of(documents), policy)
 
     def delete_documents(self, document_ids: list[str]) -> None:
-        """Ids that are absent are no error."""
-        self._store.run(removed, document_ids)
+        """Delete documents by id, ignoring ids that do not exist."""
+        self._store.run(remove, document_ids)
 
     async def delete_documents_async(self, document_ids: list[str]) -> None:
-        await self._store.awaited(removed, document_ids)
+        await self._store.awaited(remove, document_ids)
 
     def delete_all_documents(self) -> None:
-        self._store.run(removed_matching, None)
+        self._store.run(remove_matching, None)
 
     async def delete_all_documents_async(self) -> None:
-        await self._store.awaited(removed_matching, None)
+        await self._store.awaited(remove_matching, None)
 
     def delete_by_filter(self, filters: dict[str, Any]) -> int:
-        """How many were deleted. Raises FilterError for empty filters."""
-        return self._store.run(removed_by, some(condition_of(filters)))
+        """Delete the documents that match and return how many. Raises FilterError for empty filters."""
+        return self._store.run(delete_by_filter, some(condition_of(filters)))
 
     async def delete_by_filter_async(self, filters: dict[str, Any]) -> int:
-        return await self._store.awaited(removed_by, some(condition_of(filters)))
+        return await self._store.awaited(delete_by_filter, some(condition_of(filters)))
 
     def update_by_filter(self, filters: dict[str, Any], meta: dict[str, Any]) -> int:
-        """Merge into the metadata of each document that matches; how many those are. A None removes a key."""
-        return self._store.run(updated_by, some(condition_of(filters)), meta)
+        """Merge into the metadata of each matching document and return how many match. None removes a key."""
+        return self._store.run(update_by_filter, some(condition_of(filters)), meta)
 
     async def update_by_filter_async(self, filters: dict[str, Any], meta: dict[str, Any]) -> int:
-        return await self._store.awaited(updated_by, some(condition_of(filters)), meta)
+        return await self._store.awaited(update_by_filter, some(condition_of(filters)), meta)
 
     # -- metadata: each of these reads the metadata, not the texts, of every document that matches
 
     def get_metadata_fields_info(self) -> dict[str, dict[str, str]]:
-        """The type of each field: `keyword`, `int`, `float` or `boolean`.
-
-        A list counts as its elements. A field whose values are of several types is `float` where all are numbers,
-        else `keyword`.
-        """
-        return self._store.run(fields_described)
+        """Return the type of each field: `keyword`, `int`, `float` or `boolean`. A list counts as its elements. A
+        field with values of several types is `float` if all are numbers, else `keyword`."""
+        return self._store.run(describe_fields)
 
     async def get_metadata_fields_info_async(self) -> dict[str, dict[str, str]]:
-        return await self._store.awaited(fields_described)
+        return await self._store.awaited(describe_fields)
 
     def get_metadata_field_min_max(self, metadata_field: str) -> dict[str, Any]:
-        """`min` and `max` of a field. Both are None where it has no values, or some that cannot be compared."""
+        """Return `min` and `max` of a field. Both are None if it has no values, or values that cannot be compared."""
         return self._store.run(extremes, metadata_field)
 
     async def get_metadata_field_min_max_async(self, metadata_field: str) -> dict[str, Any]:
@@ -170,12 +167,10 @@ class NearlineDocumentStore:
         size: int = 10,
         filters: dict[str, Any] | None = None,
     ) -> tuple[list[Any], int]:
-        """A page of the different values in the order of their text, and how many there are in all.
-
-        A list counts as its elements. `search_term` is looked for in each value, without regard to case.
-        """
+        """Return a page of the distinct values in the order of their text, and their total number. A list counts as
+        its elements. `search_term` matches values that contain it, ignoring case."""
         return self._store.run(
-            values_found, metadata_field, search_term, slice(from_, from_ + size), condition_of(filters)
+            search_values, metadata_field, search_term, slice(from_, from_ + size), condition_of(filters)
         )
 
     async def get_metadata_field_unique_values_async(
@@ -187,44 +182,44 @@ class NearlineDocumentStore:
         filters: dict[str, Any] | None = None,
     ) -> tuple[list[Any], int]:
         return await self._store.awaited(
-            values_found, metadata_field, search_term, slice(from_, from_ + size), condition_of(filters)
+            search_values, metadata_field, search_term, slice(from_, from_ + size), condition_of(filters)
         )
 
     def count_unique_metadata_by_filter(
         self, filters: dict[str, Any], metadata_fields: list[str]
     ) -> dict[str, int]:
-        """How many different values each field has."""
-        return self._store.run(unique_counted, metadata_fields, condition_of(filters))
+        """Return the number of distinct values of each field."""
+        return self._store.run(count_unique, metadata_fields, condition_of(filters))
 
     async def count_unique_metadata_by_filter_async(
         self, filters: dict[str, Any], metadata_fields: list[str]
     ) -> dict[str, int]:
-        return await self._store.awaited(unique_counted, metadata_fields, condition_of(filters))
+        return await self._store.awaited(count_unique, metadata_fields, condition_of(filters))
 
     # -- search
 
     def search(
         self, query: str | list[float], filters: dict[str, Any] | None, options: dict[str, Any]
     ) -> list[Document]:
-        """Passages for a text or a vector, best first."""
-        return self._store.run(passages_found, query, condition_of(filters), options)
+        """Return passages for a text or a vector, best first."""
+        return self._store.run(search_passages, query, condition_of(filters), options)
 
     async def search_async(
         self, query: str | list[float], filters: dict[str, Any] | None, options: dict[str, Any]
     ) -> list[Document]:
-        return await self._store.awaited(passages_found, query, condition_of(filters), options)
+        return await self._store.awaited(search_passages, query, condition_of(filters), options)
 
 
-def _opened(kind: type[NearlineDocumentStore], collection: str, url: str | None, key: Secret) -> Any:
+def _open(kind: type[NearlineDocumentStore], collection: str, url: str | None, key: Secret) -> Any:
     return kind(collection, url=url, key=key)
 
 
 class Retriever:
-    """What both retrievers share: their settings, and how to save them.
+    """The settings that both retrievers share, and how they are saved.
 
-    Each document's `id` is its passage's (`refunds:0`), `score` the service's. Its metadata is the whole document's,
-    and says under `nearline` where the passage is from (`document_id`, `passage`, `start`, `end`, `title`, `heading`)
-    and how good it is (`score`, `relevance`).
+    Each document's `id` is that of its passage (`refunds:0`), and `score` is the service's. Its metadata is the
+    whole document's; under `nearline` it has the passage's source (`document_id`, `passage`, `start`, `end`,
+    `title`, `heading`) and quality (`score`, `relevance`).
     """
 
     def __init__(
@@ -236,7 +231,8 @@ class Retriever:
         filter_policy: FilterPolicy | str = FilterPolicy.REPLACE,
         search: dict[str, Any] | None = None,
     ) -> None:
-        """`search`: options of the service's search, such as `mode`, `rerank`, `min_relevance`, `group_by_document`."""
+        """`search` holds options of the service's search, such as `mode`, `rerank`, `min_relevance`,
+        `group_by_document`."""
         self.document_store = document_store
         self.filters = filters
         self.top_k = top_k
@@ -275,7 +271,7 @@ class Retriever:
 
 @component
 class NearlineRetriever(Retriever):
-    """Passages for a query, best first."""
+    """Retrieves passages for a query, best first."""
 
     __module__ = PUBLIC
 
@@ -294,8 +290,8 @@ class NearlineRetriever(Retriever):
 
 @component
 class NearlineEmbeddingRetriever(Retriever):
-    """Passages for the vector of a query, best first. The vector must be of the collection's own model, as from a text
-    embedder that asks this service for it."""
+    """Retrieves passages for the vector of a query, best first. The vector must come from the collection's own
+    model, for example from a text embedder that uses this service."""
 
     __module__ = PUBLIC
 

@@ -1,6 +1,6 @@
-"""What Haystack's store asks of the service: a coroutine for each operation, and the translation of filters.
+"""The operations of Haystack's store as coroutines, and the translation of filters.
 
-Metadata that the service does not count by itself is read from all documents that match, without their texts.
+Metadata statistics that the service does not compute are computed from all matching documents, read without texts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from haystack.errors import FilterError
 
 from retrieval.clients.calling import ServiceError
 from retrieval.clients.stores import (
-    found,
     matching,
     plain,
     provenance,
-    removed_matching,
-    stored,
-    written,
+    read_documents,
+    remove_matching,
+    search_hits,
+    write,
 )
 
 if TYPE_CHECKING:
@@ -35,44 +35,44 @@ PROVENANCE_KEY = "nearline"
 ORDERS = {">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 LISTS = {"in": "in", "not in": "nin"}
 PAGE = 1000  # documents without their texts; the service may answer with fewer
-TYPES = {bool: "boolean", int: "int", float: "float", str: "keyword"}  # in Haystack's words
+TYPES = {bool: "boolean", int: "int", float: "float", str: "keyword"}  # Haystack's names
 
 Value = str | int | float | bool
 
 
-async def counted(core: Endpoints, collection: str, condition: Any = None) -> int:
+async def count_matching(core: Endpoints, collection: str, condition: Any = None) -> int:
     with refused_filters():
         return (await core.count(collection, **({} if condition is None else {"filter": condition})))[
             "documents"
         ]
 
 
-async def filtered(core: Endpoints, collection: str, condition: Any) -> list[Document]:
+async def read_matching(core: Endpoints, collection: str, condition: Any) -> list[Document]:
     with refused_filters():
         return [whole(one) for one in await matching(core, collection, condition)]
 
 
-async def written_under(
+async def write_under_policy(
     core: Endpoints, collection: str, documents: list[dict[str, Any]], policy: DuplicatePolicy
 ) -> int:
     if policy in {DuplicatePolicy.FAIL, DuplicatePolicy.SKIP}:
         ids = [one["id"] for one in documents]
-        present = {one["id"] for one in await stored(core, collection, ids)}
+        present = {one["id"] for one in await read_documents(core, collection, ids)}
         if policy == DuplicatePolicy.FAIL and (present or len(set(ids)) < len(ids)):
             twice = next(one for at, one in enumerate(ids) if one in present or one in ids[:at])
             raise DuplicateDocumentError(f"there is a document {twice!r} already, and nothing was written")
-        # Of equal ids the first is kept.
+        # The first document with an id is kept.
         documents = list({one["id"]: one for one in reversed(documents) if one["id"] not in present}.values())
-    await written(core, collection, documents)
+    await write(core, collection, documents)
     return len(documents)
 
 
-async def removed_by(core: Endpoints, collection: str, condition: Any) -> int:
+async def delete_by_filter(core: Endpoints, collection: str, condition: Any) -> int:
     with refused_filters():
-        return await removed_matching(core, collection, condition)
+        return await remove_matching(core, collection, condition)
 
 
-async def updated_by(core: Endpoints, collection: str, condition: Any, meta: dict[str, Any]) -> int:
+async def update_by_filter(core: Endpoints, collection: str, condition: Any, meta: dict[str, Any]) -> int:
     with refused_filters():
         ids = [one["id"] for one in await matching(core, collection, condition)]
     updated = 0
@@ -86,19 +86,19 @@ async def updated_by(core: Endpoints, collection: str, condition: Any, meta: dic
     return updated
 
 
-async def passages_found(
+async def search_passages(
     core: Endpoints, collection: str, query: str | list[float], condition: Any, options: dict[str, Any]
 ) -> list[Document]:
     asked = {"query": query} if isinstance(query, str) else {"mode": "dense", "vector": plain(query)}
     narrowed = {} if condition is None else {"filter": condition}
     with refused_filters():
-        return [passage(hit) for hit in await found(core, collection, {**asked, **options, **narrowed})]
+        return [passage(hit) for hit in await search_hits(core, collection, {**asked, **options, **narrowed})]
 
 
 async def values_of(
     core: Endpoints, collection: str, condition: Any = None
 ) -> AsyncIterator[tuple[str, Value]]:
-    """Each value of the metadata of each document that matches, with its dotted path, as filters see it."""
+    """Yield each metadata value of each matching document with its dotted path, as filters see it."""
     narrowed = {} if condition is None else {"filter": condition}
     with refused_filters():
         async for document in core.scroll(collection, limit=PAGE, text=False, **narrowed):
@@ -117,7 +117,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Value]]:
         yield path, value
 
 
-async def fields_described(core: Endpoints, collection: str) -> dict[str, dict[str, str]]:
+async def describe_fields(core: Endpoints, collection: str) -> dict[str, dict[str, str]]:
     found: dict[str, set[str]] = {}
     async for key, value in values_of(core, collection):
         found.setdefault(key, set()).add(TYPES[type(value)])
@@ -138,11 +138,11 @@ async def extremes(core: Endpoints, collection: str, field: str) -> dict[str, An
     return {"min": min(values), "max": max(values)}
 
 
-async def values_found(
+async def search_values(
     core: Endpoints, collection: str, field: str, search_term: str | None, page: slice, condition: Any
 ) -> tuple[list[Any], int]:
     key, wanted = key_of(field), (search_term or "").lower()
-    # To Python 1, 1.0 and True are equal, but they are different values.
+    # In Python 1, 1.0 and True are equal, but they are distinct values.
     values = {
         (str(value), type(value).__name__): value
         async for one, value in values_of(core, collection, condition)
@@ -151,9 +151,7 @@ async def values_found(
     return [values[one] for one in sorted(values)[page]], len(values)
 
 
-async def unique_counted(
-    core: Endpoints, collection: str, fields: list[str], condition: Any
-) -> dict[str, int]:
+async def count_unique(core: Endpoints, collection: str, fields: list[str], condition: Any) -> dict[str, int]:
     found: dict[str, set[tuple[type, Value]]] = {key_of(field): set() for field in fields}
     async for key, value in values_of(core, collection, condition):
         if key in found:
@@ -167,7 +165,7 @@ def key_of(field: str) -> str:
 
 @contextlib.contextmanager
 def refused_filters() -> Iterator[None]:
-    """The service's refusal of a filter as Haystack's error."""
+    """Raise the service's refusal of a filter as Haystack's error."""
     try:
         yield
     except ServiceError as error:
@@ -179,8 +177,8 @@ def refused_filters() -> Iterator[None]:
 # --- documents ------------------------------------------------------------------------------------------------------
 
 
-def checked(documents: Sequence[Document]) -> list[dict[str, Any]]:
-    """As the service takes them. Raises ValueError."""
+def documents_of(documents: Sequence[Document]) -> list[dict[str, Any]]:
+    """Return the documents in the form the service takes. Raises ValueError."""
     if not isinstance(documents, list) or not all(isinstance(one, Document) for one in documents):
         raise ValueError("documents: expected a list of haystack Documents")
     for at, one in enumerate(documents):
@@ -206,17 +204,17 @@ def passage(hit: Hit) -> Document:
 
 
 def condition_of(filters: dict[str, Any] | None) -> dict[str, Any] | None:
-    """In the service's grammar; None: everything. Raises FilterError."""
-    return joined(filters) if filters else None
+    """Translate filters to the service's grammar; None means everything. Raises FilterError."""
+    return combination(filters) if filters else None
 
 
-def joined(filters: dict[str, Any]) -> dict[str, Any]:
+def combination(filters: dict[str, Any]) -> dict[str, Any]:
     if "field" in filters:
         return comparison(filters)
     operator, conditions = part(filters, "operator"), part(filters, "conditions")
     if operator not in {"AND", "OR", "NOT"}:
         raise FilterError(f"operator: expected AND, OR or NOT beside conditions, found {operator!r}")
-    parts = [joined(one) for one in conditions]
+    parts = [combination(one) for one in conditions]
     if operator == "NOT":
         return {"type": "not", "filter": {"type": "and", "filters": parts}}
     return {"type": operator.lower(), "filters": parts}
@@ -235,7 +233,7 @@ def comparison(wanted: dict[str, Any]) -> dict[str, Any]:
         return {"type": LISTS[operator], "key": key, "value": value}
     if operator not in ORDERS:
         raise FilterError(f"{key}: the operator {operator!r} is not supported")
-    if value is None:  # nothing is more or less than it
+    if value is None:  # None has no order
         return {
             "type": "and",
             "filters": [{"type": "exists", "key": key, "value": one} for one in (True, False)],

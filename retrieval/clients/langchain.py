@@ -4,8 +4,8 @@
     store.add_documents([Document("Refunds take five days.", id="refunds")])
     retriever = NearlineRetriever(collection="docs", k=5, rerank=True)
 
-The service embeds texts and splits long documents; what is found are passages. A passage's `id` is its document's, and
-`get_by_ids` gives the whole document.
+The service embeds texts and splits long documents; searches return passages. A passage's `id` is that of its
+document, and `get_by_ids` returns the whole document.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from retrieval.clients.plain_filters import condition_of
 from retrieval.clients.stores import (
     Store,
     check_options,
-    found,
     plain,
     provenance,
-    removed,
-    removed_matching,
-    stored,
+    read_documents,
+    remove,
+    remove_matching,
+    search_hits,
     without_blanks,
     without_none,
-    written_with_text,
+    write_with_text,
 )
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ class NearlineVectorStore(VectorStore):
     """A collection as LangChain's vector store.
 
     Searches take the options of the service's own search as keyword arguments (`filter`, `mode`, `rerank`,
-    `min_relevance`, `group_by_document` and so on); those given here hold for all. Filters are plain dictionaries,
-    {"lang": "en", "price": {"$lt": 3}}, or in the service's grammar. Everything that reaches the service raises
-    ServiceError.
+    `min_relevance`, `group_by_document` and so on); options given to the constructor apply to all searches. Filters
+    are plain dictionaries, {"lang": "en", "price": {"$lt": 3}}, or in the service's grammar. Methods that call the
+    service raise ServiceError.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class NearlineVectorStore(VectorStore):
         embedding: Embeddings | None = None,
         **search: Any,
     ) -> None:
-        """The collection is made on first use if it is absent.
+        """The collection is created on first use if it does not exist.
 
-        `embedding` makes the vectors in place of the service, one for each document, however long; it must have as many
-        dimensions as the collection's model. Raises TypeError for what is no option of a search.
+        `embedding` makes the vectors instead of the service, one per document of any length; it must have as many
+        dimensions as the collection's model. Raises TypeError for unknown search options.
         """
         check_options(search)
         self._store = Store(collection, url=url, client=client, create=True)
@@ -88,7 +88,7 @@ class NearlineVectorStore(VectorStore):
         collection: str = "langchain",
         **options: Any,
     ) -> Self:
-        """`options`: as the constructor's."""
+        """Create a store with these texts. `options` are those of the constructor."""
         store = cls(collection, embedding=embedding, **options)
         store.add_texts(texts, metadatas, ids=ids)
         return store
@@ -118,17 +118,18 @@ class NearlineVectorStore(VectorStore):
         ids: Sequence[str | None] | None = None,
         batch_size: int | None = None,
     ) -> list[str]:
-        """Durable and searchable when it returns. A known id replaces its document; a text without one gets a new one.
+        """Write texts durably and return their ids, in order.
 
-        Returns an id for each text, in order. A blank text, which no search could find, is not stored, and what its id
-        stood for is deleted; a warning names it. `batch_size` changes nothing: requests have the size that suits the
-        service. Raises RefusedDocument for the first text that the service does not take, after all others are stored.
+        A known id replaces its document; a text without an id gets a new one. A blank text, which no search could
+        find, is not stored, and any document with its id is deleted; a warning names it. `batch_size` has no effect:
+        requests have the size that suits the service. Raises RefusedDocument for the first text that the service
+        refuses, after storing all others.
         """
         documents = documents_of(texts, metadatas, ids)
         full = without_blanks(documents)
         if self._embedding is not None:
             add_vectors(full, self._embedding.embed_documents([one["text"] for one in full]))
-        self._store.run(written_with_text, documents)
+        self._store.run(write_with_text, documents)
         return [one["id"] for one in documents]
 
     async def aadd_texts(
@@ -143,35 +144,35 @@ class NearlineVectorStore(VectorStore):
         full = without_blanks(documents)
         if self._embedding is not None:
             add_vectors(full, await self._embedding.aembed_documents([one["text"] for one in full]))
-        await self._store.awaited(written_with_text, documents)
+        await self._store.awaited(write_with_text, documents)
         return [one["id"] for one in documents]
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """Whole documents, without those that do not exist."""
-        return [whole(one) for one in self._store.run(stored, ids)]
+        """Return whole documents, without those that do not exist."""
+        return [whole(one) for one in self._store.run(read_documents, ids)]
 
     async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        return [whole(one) for one in await self._store.awaited(stored, ids)]
+        return [whole(one) for one in await self._store.awaited(read_documents, ids)]
 
     def delete(self, ids: Sequence[str] | None = None, *, filter: Any = None) -> bool:  # noqa: A002
         """Delete by ids or by a filter; with neither, all documents."""
         if ids is not None:
-            self._store.run(removed, one_of(ids, filter))
+            self._store.run(remove, one_of(ids, filter))
         else:
-            self._store.run(removed_matching, chosen(filter))
+            self._store.run(remove_matching, delete_condition(filter))
         return True
 
     async def adelete(self, ids: Sequence[str] | None = None, *, filter: Any = None) -> bool:  # noqa: A002
         if ids is not None:
-            await self._store.awaited(removed, one_of(ids, filter))
+            await self._store.awaited(remove, one_of(ids, filter))
         else:
-            await self._store.awaited(removed_matching, chosen(filter))
+            await self._store.awaited(remove_matching, delete_condition(filter))
         return True
 
-    # -- search: by a query
+    # -- search by a query
 
     def similarity_search(self, query: str, k: int = K, **search: Any) -> list[Document]:
-        """Passages, best first, with the metadata of their documents."""
+        """Return passages, best first, with the metadata of their documents."""
         return [passage(hit) for hit in self._hits(query, k, search)]
 
     async def asimilarity_search(self, query: str, k: int = K, **search: Any) -> list[Document]:
@@ -180,13 +181,13 @@ class NearlineVectorStore(VectorStore):
     def similarity_search_with_score(
         self, query: str, k: int = K, **search: Any
     ) -> list[tuple[Document, float]]:
-        """With the service's scores: higher is better, and only within one search."""
-        return scored(self._hits(query, k, search))
+        """Return passages with the service's scores: higher is better, comparable only within one search."""
+        return with_scores(self._hits(query, k, search))
 
     async def asimilarity_search_with_score(
         self, query: str, k: int = K, **search: Any
     ) -> list[tuple[Document, float]]:
-        return scored(await self._ahits(query, k, search))
+        return with_scores(await self._ahits(query, k, search))
 
     def _similarity_search_with_relevance_scores(
         self, query: str, k: int = K, **search: Any
@@ -202,7 +203,7 @@ class NearlineVectorStore(VectorStore):
     def max_marginal_relevance_search(
         self, query: str, k: int = K, fetch_k: int = 0, lambda_mult: float = 0.5, **search: Any
     ) -> list[Document]:
-        """Passages that differ. The service chooses among its first 128 candidates, whatever `fetch_k` says."""
+        """Return diverse passages. The service chooses among its first 128 candidates, regardless of `fetch_k`."""
         return [passage(hit) for hit in self._hits(query, k, {"mmr": lambda_mult, **search})]
 
     async def amax_marginal_relevance_search(
@@ -212,15 +213,17 @@ class NearlineVectorStore(VectorStore):
 
     def _hits(self, query: str, k: int, search: dict[str, Any]) -> list[Hit]:
         vector = {} if self._embedding is None else {"vector": plain(self._embedding.embed_query(query))}
-        return self._store.run(found, self._wanted({"query": query, "k": k, **vector, **search}))
+        return self._store.run(search_hits, self._wanted({"query": query, "k": k, **vector, **search}))
 
     async def _ahits(self, query: str, k: int, search: dict[str, Any]) -> list[Hit]:
         vector = (
             {} if self._embedding is None else {"vector": plain(await self._embedding.aembed_query(query))}
         )
-        return await self._store.awaited(found, self._wanted({"query": query, "k": k, **vector, **search}))
+        return await self._store.awaited(
+            search_hits, self._wanted({"query": query, "k": k, **vector, **search})
+        )
 
-    # -- search: by a vector, by meaning alone
+    # -- search by a vector, dense only
 
     def similarity_search_by_vector(
         self, embedding: list[float], k: int = K, **search: Any
@@ -236,12 +239,12 @@ class NearlineVectorStore(VectorStore):
         self, embedding: list[float], k: int = K, **search: Any
     ) -> list[tuple[Document, float]]:
         """Return hits with their cosine similarity."""
-        return scored(self._hits_near(embedding, k, search))
+        return with_scores(self._hits_near(embedding, k, search))
 
     async def asimilarity_search_with_score_by_vector(
         self, embedding: list[float], k: int = K, **search: Any
     ) -> list[tuple[Document, float]]:
-        return scored(await self._ahits_near(embedding, k, search))
+        return with_scores(await self._ahits_near(embedding, k, search))
 
     def similarity_search_by_vector_with_relevance_scores(
         self, embedding: list[float], k: int = K, **search: Any
@@ -266,11 +269,11 @@ class NearlineVectorStore(VectorStore):
 
     def _hits_near(self, vector: list[float], k: int, search: dict[str, Any]) -> list[Hit]:
         wanted = self._wanted({"vector": plain(vector), "k": k, "mode": "dense", **search})
-        return self._store.run(found, wanted)
+        return self._store.run(search_hits, wanted)
 
     async def _ahits_near(self, vector: list[float], k: int, search: dict[str, Any]) -> list[Hit]:
         wanted = self._wanted({"vector": plain(vector), "k": k, "mode": "dense", **search})
-        return await self._store.awaited(found, wanted)
+        return await self._store.awaited(search_hits, wanted)
 
     def _wanted(self, search: dict[str, Any]) -> dict[str, Any]:
         return with_condition({**self._search, **search})
@@ -279,10 +282,9 @@ class NearlineVectorStore(VectorStore):
 class NearlineRetriever(BaseRetriever):
     """Searches a collection. The fields are the options of the service's search; `options` holds any others.
 
-    Each document's metadata says under `nearline` where the passage comes from (`document_id`, `passage`, `start`,
-    `end`, `title`, `heading`) and how good it is (`score`, `relevance`). `invoke` takes the same options as keyword
-    arguments, and another `collection`, for one search. A field that is changed counts from the next search on; one
-    that does not exist is refused.
+    Each document's metadata has under `nearline` the passage's source (`document_id`, `passage`, `start`, `end`,
+    `title`, `heading`) and quality (`score`, `relevance`). `invoke` takes the same options as keyword arguments, and
+    another `collection`, for one search. Changed fields apply from the next search on; unknown fields are refused.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -298,25 +300,25 @@ class NearlineRetriever(BaseRetriever):
     group_by_document: bool | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 
-    # Their clients, by url, are shared by copies of the retriever, also by those that search another collection.
+    # By url. Copies of the retriever share the clients, even if they search another collection.
     _stores: dict[str | None, Store] = PrivateAttr(default_factory=dict)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **search: Any
     ) -> list[Document]:
         store, wanted = self._planned(query, **search)
-        return [passage(hit, with_provenance=True) for hit in store.run(found, wanted)]
+        return [passage(hit, with_provenance=True) for hit in store.run(search_hits, wanted)]
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **search: Any
     ) -> list[Document]:
         store, wanted = self._planned(query, **search)
-        return [passage(hit, with_provenance=True) for hit in await store.awaited(found, wanted)]
+        return [passage(hit, with_provenance=True) for hit in await store.awaited(search_hits, wanted)]
 
     def _planned(
         self, query: str, *, collection: str | None = None, **search: Any
     ) -> tuple[Store, dict[str, Any]]:
-        """Where to search, and for what, as the fields are now."""
+        """Return where to search and what for, from the current fields."""
         if self.client is None and self.url not in self._stores:
             self._stores[self.url] = Store(self.collection, url=self.url, client=None, create=False)
         client = self.client or self._stores[self.url].client
@@ -329,7 +331,7 @@ class NearlineRetriever(BaseRetriever):
 def documents_of(
     texts: Iterable[str], metadatas: Sequence[dict[str, Any]] | None, ids: Sequence[str | None] | None
 ) -> list[dict[str, Any]]:
-    """As the service takes them. Raises ValueError where there are not as many of each."""
+    """Return documents as the service takes them. Raises ValueError if the lists differ in length."""
     texts = list(texts)
     for name, others in (("metadatas", metadatas), ("ids", ids)):
         if others is not None and len(others) != len(texts):
@@ -353,7 +355,7 @@ def one_of(ids: Sequence[str], condition: Any) -> Sequence[str]:
     return ids
 
 
-def chosen(given: Any) -> dict[str, Any] | None:
+def delete_condition(given: Any) -> dict[str, Any] | None:
     condition = condition_of(given)
     if condition is None and given is not None:
         raise ValueError("delete: the filter is empty; to delete all documents, give none")
@@ -361,7 +363,7 @@ def chosen(given: Any) -> dict[str, Any] | None:
 
 
 def with_condition(search: dict[str, Any]) -> dict[str, Any]:
-    """The search with its filter in the service's grammar."""
+    """Return the search with its filter in the service's grammar."""
     condition = condition_of(search.pop("filter", None))
     return search if condition is None else {**search, "filter": condition}
 
@@ -377,7 +379,7 @@ def whole(document: DocumentBody) -> Document:
     return Document(id=document["id"], page_content=document["text"], metadata=dict(document["metadata"]))
 
 
-def scored(hits: list[Hit]) -> list[tuple[Document, float]]:
+def with_scores(hits: list[Hit]) -> list[tuple[Document, float]]:
     return [(passage(hit), hit["score"]) for hit in hits]
 
 
@@ -386,7 +388,7 @@ def with_relevance(hits: list[Hit]) -> list[tuple[Document, float]]:
 
 
 def relevance_of(hit: Hit) -> float:
-    """From 0 to 1. The service knows none for a vector of one's own alone; then it is what LangChain makes of cosine
-    similarity."""
+    """Return the relevance, from 0 to 1. The service has none for a search by the caller's own vector alone; then it
+    is LangChain's value for cosine similarity."""
     relevance = hit.get("relevance")
     return relevance if relevance is not None else min(1.0, max(0.0, hit["scores"]["dense"] or 0.0))

@@ -4,7 +4,7 @@
     store = NearlineVectorStore("nodes", url="http://127.0.0.1:8080")
     index = VectorStoreIndex.from_vector_store(store, embed_model=MockEmbedding(embed_dim=1))
 
-The retriever searches any collection and returns passages. The vector store keeps nodes and returns them whole.
+The retriever searches any collection and returns passages. The vector store stores nodes and returns them whole.
 """
 
 from __future__ import annotations
@@ -33,36 +33,44 @@ from llama_index.core.vector_stores.types import (
 
 from retrieval.clients.calling import ServiceError
 from retrieval.clients.client import Client
-from retrieval.clients.llamaindex_nodes import SOURCE, document_of, is_cut, node_of, passage, shown_document
-from retrieval.clients.llamaindex_queries import condition_of, narrowed, search_of
+from retrieval.clients.llamaindex_nodes import (
+    SOURCE,
+    document_of,
+    expanded_document,
+    is_cut,
+    node_of,
+    passage,
+)
+from retrieval.clients.llamaindex_queries import condition_of, narrow, search_of
 from retrieval.clients.stores import (
     Store,
     check_options,
-    found,
     matching,
-    removed,
-    removed_matching,
-    stored,
+    read_documents,
+    remove,
+    remove_matching,
+    search_hits,
     without_blanks,
-    written_with_text,
+    write_with_text,
 )
 
 if TYPE_CHECKING:
     from retrieval.clients.endpoints import Endpoints
 
 K = 2  # LlamaIndex's own default
-# Of a store's dictionary, what follows from the rest.
+# Entries of a store's dictionary that follow from the others.
 DERIVED = {"class_name", "stores_text", "is_embedding_query"}
 
 
 class NearlineVectorStore(BasePydanticVectorStore):
-    """A collection of nodes, made on first use if it is absent. Everything that reaches the service raises
+    """A collection of nodes, created on first use if it does not exist. Methods that call the service raise
     ServiceError.
 
-    The service embeds nodes and queries, so the embeddings that LlamaIndex gives nodes are not used; with
-    `own_vectors` they are, and need as many dimensions as the collection's model.
+    The service embeds nodes and queries, so the nodes' own embeddings are not used; with `own_vectors` they are, and
+    need as many dimensions as the collection's model.
 
-    It can be pickled and made from its `to_dict`; neither holds an access key, which is then NEARLINE_KEY.
+    The store can be pickled and restored from its `to_dict`; neither holds an access key, so NEARLINE_KEY is used
+    then.
     """
 
     stores_text: bool = True
@@ -82,7 +90,7 @@ class NearlineVectorStore(BasePydanticVectorStore):
         own_vectors: bool = False,
         **derived: Any,
     ) -> None:
-        """`derived` are the other fields that `to_dict` gives. Raises TypeError for anything else."""
+        """`derived` takes the other fields of `to_dict`. Raises TypeError for anything else."""
         if unknown := derived.keys() - DERIVED:
             raise TypeError(f"unexpected arguments {', '.join(sorted(unknown))}")
         store = Store(collection, url=url, client=client, create=True)
@@ -96,7 +104,7 @@ class NearlineVectorStore(BasePydanticVectorStore):
 
     @property
     def _store(self) -> Store:
-        """Return the store that the fields name now: a changed collection is never answered from the one before."""
+        """Return the store that the fields name now, so that a changed collection takes effect."""
         reached = self._reached
         if (self.collection, self.url) != (reached.collection, reached.client.url):
             client = reached.client if self.url == reached.client.url else None
@@ -104,7 +112,7 @@ class NearlineVectorStore(BasePydanticVectorStore):
         return self._reached
 
     def __getstate__(self) -> dict[str, Any]:
-        """What LlamaIndex's `__setstate__` gives the constructor."""
+        """Return what LlamaIndex's `__setstate__` passes to the constructor."""
         return {"__dict__": {"collection": self.collection, "url": self.url, "own_vectors": self.own_vectors}}
 
     @classmethod
@@ -118,21 +126,21 @@ class NearlineVectorStore(BasePydanticVectorStore):
     # -- nodes
 
     def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
-        """Durable and searchable when it returns. A known id replaces its node. Returns the ids, in order.
+        """Write nodes durably and return their ids, in order. A known id replaces its node.
 
-        A node with a blank text, which no search could find, is not stored, and what its id stood for is deleted; a
-        warning names it. Raises RefusedDocument for the first node that the service does not take, after all others
-        are stored.
+        A node with a blank text, which no search could find, is not stored, and any node with its id is deleted; a
+        warning names it. Raises RefusedDocument for the first node that the service refuses, after storing all
+        others.
         """
         documents = self._documents(nodes)
         without_blanks(documents)
-        self._store.run(written_with_text, documents)
+        self._store.run(write_with_text, documents)
         return [node.node_id for node in nodes]
 
     async def async_add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
         documents = self._documents(nodes)
         without_blanks(documents)
-        await self._store.awaited(written_with_text, documents)
+        await self._store.awaited(write_with_text, documents)
         return [node.node_id for node in nodes]
 
     def _documents(self, nodes: Sequence[BaseNode]) -> list[dict[str, Any]]:
@@ -141,70 +149,70 @@ class NearlineVectorStore(BasePydanticVectorStore):
     def get_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
-        """Those with these ids, or that match the filters; with neither, all."""
+        """Return the nodes with these ids, or those that match the filters; with neither, all."""
         if node_ids is not None and filters is None:
-            return [node_of(one) for one in self._store.run(stored, node_ids)]
+            return [node_of(one) for one in self._store.run(read_documents, node_ids)]
         return [node_of(one) for one in self._store.run(matching, condition_of(filters, node_ids=node_ids))]
 
     async def aget_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
         if node_ids is not None and filters is None:
-            return [node_of(one) for one in await self._store.awaited(stored, node_ids)]
+            return [node_of(one) for one in await self._store.awaited(read_documents, node_ids)]
         condition = condition_of(filters, node_ids=node_ids)
         return [node_of(one) for one in await self._store.awaited(matching, condition)]
 
     def delete(self, ref_doc_id: str, **_: Any) -> None:
-        """The nodes made of this document."""
-        self._store.run(removed_source, ref_doc_id)
+        """Delete the nodes of this document."""
+        self._store.run(remove_source, ref_doc_id)
 
     async def adelete(self, ref_doc_id: str, **_: Any) -> None:
-        await self._store.awaited(removed_source, ref_doc_id)
+        await self._store.awaited(remove_source, ref_doc_id)
 
     def delete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any
     ) -> None:
-        """Those with these ids and that match the filters. Raises ValueError for neither: `clear` deletes all."""
+        """Delete nodes that have these ids and match the filters. Raises ValueError for neither: `clear` deletes
+        all."""
         if node_ids is not None and filters is None:
-            self._store.run(removed, node_ids)
+            self._store.run(remove, node_ids)
         else:
-            self._store.run(removed_matching, some(condition_of(filters, node_ids=node_ids)))
+            self._store.run(remove_matching, some(condition_of(filters, node_ids=node_ids)))
 
     async def adelete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any
     ) -> None:
         if node_ids is not None and filters is None:
-            await self._store.awaited(removed, node_ids)
+            await self._store.awaited(remove, node_ids)
         else:
-            await self._store.awaited(removed_matching, some(condition_of(filters, node_ids=node_ids)))
+            await self._store.awaited(remove_matching, some(condition_of(filters, node_ids=node_ids)))
 
     def clear(self) -> None:
-        self._store.run(removed_matching, None)
+        self._store.run(remove_matching, None)
 
     async def aclear(self) -> None:
-        await self._store.awaited(removed_matching, None)
+        await self._store.awaited(remove_matching, None)
 
     # -- search
 
     def query(self, query: VectorStoreQuery, **search: Any) -> VectorStoreQueryResult:
-        """Nodes, best first, each once and whole; `similarities` are the service's scores.
+        """Return whole nodes, each once, best first; `similarities` are the service's scores.
 
-        `search` are options of the service's search, or LlamaIndex's `mmr_threshold`. Raises ValueError for what the
-        service does not do: the learned modes, and filters by text.
+        `search` takes options of the service's search, or LlamaIndex's `mmr_threshold`. Raises ValueError for what
+        the service does not support: the learned modes, and filters by text.
         """
-        return self._store.run(nodes_found, search_of(query, search, own_vectors=self.own_vectors))
+        return self._store.run(search_nodes, search_of(query, search, own_vectors=self.own_vectors))
 
     async def aquery(self, query: VectorStoreQuery, **search: Any) -> VectorStoreQueryResult:
         wanted = search_of(query, search, own_vectors=self.own_vectors)
-        return await self._store.awaited(nodes_found, wanted)
+        return await self._store.awaited(search_nodes, wanted)
 
 
 class NearlineRetriever(BaseRetriever):
     """Searches any collection; the service embeds the query.
 
-    Each node is a passage, `start_char_idx` and `end_char_idx` its place in the document that `ref_doc_id` names. Its
-    metadata is the document's, and says under `nearline` how good the passage is (`score`, `relevance`) and where it
-    is from.
+    Each node is a passage; `start_char_idx` and `end_char_idx` are its position in the document `ref_doc_id`. Its
+    metadata is the document's; under `nearline` it has the passage's quality (`score`, `relevance`) and source.
     """
 
     def __init__(
@@ -217,30 +225,33 @@ class NearlineRetriever(BaseRetriever):
         filters: MetadataFilters | None = None,
         **search: Any,
     ) -> None:
-        """`search`: options of the service's search, such as `mode`, `rerank`, `min_relevance`, `group_by_document`, or
-        a `filter` in its own grammar, which holds beside `filters`. Raises TypeError for what is none."""
+        """`search` takes options of the service's search, such as `mode`, `rerank`, `min_relevance`,
+        `group_by_document`, or a `filter` in its own grammar, which is combined with `filters`. Raises TypeError for
+        anything else."""
         super().__init__()
         check_options(search)
         self._store = Store(collection, url=url, client=client, create=False)
-        self._search = narrowed({"k": k, **search}, condition_of(filters))
+        self._search = narrow({"k": k, **search}, condition_of(filters))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return [passage(hit) for hit in self._store.run(found, self._wanted(query_bundle))]
+        return [passage(hit) for hit in self._store.run(search_hits, self._wanted(query_bundle))]
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return [passage(hit) for hit in await self._store.awaited(found, self._wanted(query_bundle))]
+        return [passage(hit) for hit in await self._store.awaited(search_hits, self._wanted(query_bundle))]
 
     def _wanted(self, query: QueryBundle) -> dict[str, Any]:
         return {**self._search, "query": query.query_str}
 
 
-async def nodes_found(core: Endpoints, collection: str, search: dict[str, Any]) -> VectorStoreQueryResult:
-    """One request, and one more for each document that is longer than `expand` shows."""
-    hits = await found(core, collection, {**search, "group_by_document": True, "expand": "document"})
+async def search_nodes(core: Endpoints, collection: str, search: dict[str, Any]) -> VectorStoreQueryResult:
+    """Search in one request, with one more for each document that is longer than `expand` shows."""
+    hits = await search_hits(core, collection, {**search, "group_by_document": True, "expand": "document"})
     cut = [hit["document_id"] for hit in hits if is_cut(hit)]
-    whole: dict[str, Mapping[str, Any]] = {one["id"]: one for one in await stored(core, collection, cut)}
-    whole |= {hit["document_id"]: shown_document(hit) for hit in hits if not is_cut(hit)}
-    kept = [hit for hit in hits if hit["document_id"] in whole]  # not what was deleted in between
+    whole: dict[str, Mapping[str, Any]] = {
+        one["id"]: one for one in await read_documents(core, collection, cut)
+    }
+    whole |= {hit["document_id"]: expanded_document(hit) for hit in hits if not is_cut(hit)}
+    kept = [hit for hit in hits if hit["document_id"] in whole]  # without those deleted in between
     return VectorStoreQueryResult(
         nodes=[node_of(whole[hit["document_id"]]) for hit in kept],
         similarities=[hit["score"] for hit in kept],
@@ -248,9 +259,9 @@ async def nodes_found(core: Endpoints, collection: str, search: dict[str, Any]) 
     )
 
 
-async def removed_source(core: Endpoints, collection: str, ref_doc_id: str) -> None:
+async def remove_source(core: Endpoints, collection: str, ref_doc_id: str) -> None:
     try:
-        await removed_matching(core, collection, {"type": "eq", "key": SOURCE, "value": ref_doc_id})
+        await remove_matching(core, collection, {"type": "eq", "key": SOURCE, "value": ref_doc_id})
     except ServiceError as error:
         if error.status != 422:  # no document has the key
             raise
@@ -266,15 +277,13 @@ def some(condition: dict[str, Any] | None) -> dict[str, Any]:
 
 
 class EmbedInService(TransformComponent):
-    """The last step of a pipeline into a NearlineVectorStore: lets nodes without an embedding pass.
-
-    A pipeline hands its store those alone that have one. An empty embedding says that the service makes it.
-    """
+    """The last step of a pipeline into a NearlineVectorStore: keeps nodes without an embedding. A pipeline passes
+    its store only nodes with an embedding. An empty embedding means that the service makes it."""
 
     own_vectors: bool
 
     def __call__(self, nodes: Sequence[BaseNode], **_: Any) -> Sequence[BaseNode]:
-        """Copies, where it changes a node. Raises ValueError for nodes that must bring their vectors and do not."""
+        """Return copies of the nodes it changes. Raises ValueError if nodes must bring their vectors but do not."""
         bare = sum(node.embedding is None for node in nodes)
         if bare and self.own_vectors:
             raise ValueError(
@@ -288,10 +297,10 @@ class EmbedInService(TransformComponent):
 
 
 class PipelineHandler(BaseSpanHandler[BaseSpan]):
-    """Adds EmbedInService to each pipeline into a NearlineVectorStore when it begins to run.
+    """Adds EmbedInService to each pipeline into a NearlineVectorStore when it starts.
 
-    LlamaIndex's pipeline drops nodes without an embedding before a store sees them, and tells of it nowhere. Of what
-    it offers to others, only this instrumentation is reached before.
+    LlamaIndex's pipeline silently drops nodes without an embedding before a store sees them. This instrumentation is
+    the only hook that runs before that.
     """
 
     def new_span(
@@ -309,7 +318,7 @@ class PipelineHandler(BaseSpanHandler[BaseSpan]):
         others = [one for one in steps if not isinstance(one, EmbedInService)]
         if isinstance(store, NearlineVectorStore):
             instance.transformations = [*others, EmbedInService(own_vectors=store.own_vectors)]
-        elif len(others) < len(steps):  # the pipeline had a store of ours before
+        elif len(others) < len(steps):  # the pipeline had one of our stores before
             instance.transformations = others
 
     def prepare_to_exit_span(self, *_: Any, **__: Any) -> None:

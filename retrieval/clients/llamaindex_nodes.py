@@ -1,9 +1,9 @@
-"""LlamaIndex's nodes as documents of the service, and back.
+"""Converts LlamaIndex's nodes to documents of the service, and back.
 
     text                        the document's text
-    metadata                    the document's metadata, as far as the service filters it
-    `ref_doc_id`, `node_id`     metadata too, for deletions and filters
-    all else                    `_node_content`: the fields that are not as by default
+    metadata                    the document's metadata, as far as the service can filter it
+    `ref_doc_id`, `node_id`     also metadata, for deletions and filters
+    everything else             `_node_content`: the fields that differ from their defaults
 
 So a node's metadata is stored once, and may be nearly as large as the service allows.
 """
@@ -31,20 +31,18 @@ from retrieval.clients.stores import plain, provenance
 if TYPE_CHECKING:
     from retrieval.clients.wire.answers import Hit
 
-# Metadata that this module adds. The content is what rebuilds a node from its text and metadata.
+# Metadata keys that this module adds. With its content, a node is rebuilt from its text and metadata.
 CONTENT, KIND, SOURCE, NODE = "_node_content", "_node_type", "ref_doc_id", "node_id"
 BOOKKEEPING = {CONTENT, KIND, SOURCE, NODE}
-# Others come back as a TextNode, as from LlamaIndex's own stores; a Document must, for its postprocessors take none.
+# Others are returned as a TextNode, as by LlamaIndex's own stores. Documents must be: postprocessors reject them.
 KINDS = {one.class_name(): one for one in (TextNode, IndexNode, ImageNode, Node)}
-COPIED_CHARS_MAX = 200  # of a value in another node's metadata, of which relationships hold a copy
+COPIED_CHARS_MAX = 200  # of a value that a relationship copies from another node's metadata
 PROVENANCE_KEY = "nearline"
 
 
 def document_of(node: BaseNode, *, with_vector: bool) -> dict[str, Any]:
-    """A node as the service takes it: text and metadata in their places, and a small rest of what rebuilds it.
-
-    A pipeline calls a node without a source the source of itself, and so does this.
-    """
+    """Return a node as the service takes it: text, metadata, and the small rest needed to rebuild it. A pipeline
+    names a node without a source as its own source, and so does this."""
     text = node.get_content(metadata_mode=MetadataMode.NONE)
     metadata = node.model_dump(mode="json", include={"metadata"})["metadata"]
     flat = {key: value for key, value in filterable(metadata).items() if key not in BOOKKEEPING}
@@ -67,8 +65,8 @@ def document_of(node: BaseNode, *, with_vector: bool) -> dict[str, Any]:
 
 
 def rest_of(node: BaseNode, text: str, metadata: dict[str, Any], odd: dict[str, Any]) -> dict[str, Any]:
-    """Fields that are not as by default. Under `metadata` what the service would not give back as it was, with the
-    order of all keys; under `edges` the white space around the text, which passages do not have."""
+    """Return the fields that differ from their defaults. `metadata` holds what the service would not return
+    unchanged, with the order of all keys; `edges` holds the white space around the text, which passages do not have."""
     kept = {"id_", "embedding", "metadata", "text", "class_name"}
     rest = {
         name: value
@@ -93,9 +91,10 @@ def rest_of(node: BaseNode, text: str, metadata: dict[str, Any], odd: dict[str, 
 
 
 def related_of(info: dict[str, Any], relation: str, metadata: dict[str, Any]) -> dict[str, Any]:
-    """A related node with its metadata told apart: `same` are the keys of what this node has too, True for all of it.
+    """Return a related node, with the metadata it shares with this node replaced by `same`: the keys, or True for
+    all.
 
-    The copy of a long value of another node is left out; of the source, which is in no store, all is kept.
+    Long values copied from another node are left out; everything of the source, which is in no store, is kept.
     """
     theirs = info.get("metadata", {})
     same = [key for key, value in theirs.items() if key in metadata and metadata[key] == value]
@@ -114,7 +113,7 @@ def related_of(info: dict[str, Any], relation: str, metadata: dict[str, Any]) ->
 
 
 def filterable(value: Any) -> Any:
-    """Metadata as the service filters it: without what is None, and without lists and objects inside lists."""
+    """Return metadata as the service filters it: without None, and without lists and objects inside lists."""
     if isinstance(value, dict):
         inner = {key: filterable(one) for key, one in value.items()}
         return {key: one for key, one in inner.items() if one is not None}
@@ -124,12 +123,12 @@ def filterable(value: Any) -> Any:
 
 
 def node_of(document: Mapping[str, Any]) -> BaseNode:
-    """The node as it was added; of a document that was written otherwise, a node with its text and metadata."""
+    """Return the node as it was added, or a node with the text and metadata of a document written by other means."""
     held, text = document["metadata"], document["text"]
     rest: dict[str, Any] = json.loads(held.get(CONTENT, "{}"))
     kind = KINDS.get(held.get(KIND), TextNode)
     before, after = rest.pop("edges", ("", ""))
-    if text == text.strip():  # as passages have it
+    if text == text.strip():  # passages have no outer white space
         text = f"{before}{text}{after}"
     metadata = metadata_of(held, rest)
     for infos in rest.get("relationships", {}).values():
@@ -145,7 +144,7 @@ def node_of(document: Mapping[str, Any]) -> BaseNode:
 
 
 def metadata_of(held: Mapping[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
-    """A node's metadata as it was, of what is stored; takes its own part out of the rest."""
+    """Rebuild a node's metadata from what is stored; removes its own part from `rest`."""
     odd, order = rest.pop("metadata", {}), rest.pop("keys", ())
     told = set(paths(odd))
     metadata = {key: value for key, value in held.items() if key not in BOOKKEEPING and key not in told}
@@ -154,7 +153,7 @@ def metadata_of(held: Mapping[str, Any], rest: dict[str, Any]) -> dict[str, Any]
 
 
 def paths(metadata: dict[str, Any], above: str = "") -> Iterator[str]:
-    """The keys under which the service stores nested metadata."""
+    """Yield the keys under which the service stores nested metadata."""
     for key, value in metadata.items():
         if isinstance(value, dict):
             yield from paths(value, f"{above}{key}.")
@@ -184,7 +183,7 @@ def is_cut(hit: Hit) -> bool:
     return expanded is not None and expanded.get("cut", False)
 
 
-def shown_document(hit: Hit) -> dict[str, Any]:
+def expanded_document(hit: Hit) -> dict[str, Any]:
     expanded = hit.get("expanded")
     text = hit["text"] if expanded is None else expanded["text"]
     return {"id": hit["document_id"], "text": text, "metadata": hit["metadata"]}

@@ -1,4 +1,5 @@
-"""LlamaIndex's queries and filters in the service's own grammar. Raises ValueError for what the service does not do."""
+"""Translates LlamaIndex's queries and filters to the service. Raises ValueError for what the service does not
+support."""
 
 from __future__ import annotations
 
@@ -34,16 +35,16 @@ COMPARISONS = {
     FilterOperator.LTE: "lte",
     FilterOperator.IN: "in",
     FilterOperator.NIN: "nin",
-    FilterOperator.ANY: "in",  # the service compares each value of a list
+    FilterOperator.ANY: "in",  # the service compares every value of a list
     FilterOperator.CONTAINS: "eq",
 }
 
 
 def search_of(query: VectorStoreQuery, options: dict[str, Any], *, own_vectors: bool) -> dict[str, Any]:
-    """A query as the service takes it. DEFAULT is by the vector that is given, else as the service does by default.
+    """Translate a query. DEFAULT searches by the vector if there is one, else by the service's default.
 
-    `options` of the service go before, but for a `filter`, which holds beside the query's own. Raises ValueError for
-    what the service cannot do.
+    `options` of the service take precedence, except for a `filter`, which is combined with the query's. Raises
+    ValueError for what the service cannot do.
     """
     wanted: dict[str, Any] = {"k": query.similarity_top_k}
     if query.mode in MODES:
@@ -70,13 +71,13 @@ def search_of(query: VectorStoreQuery, options: dict[str, Any], *, own_vectors: 
         wanted["k"] = query.hybrid_top_k or query.similarity_top_k
         if query.alpha is not None:
             wanted["fusion"] = {"weights": {"dense": query.alpha, "lexical": 1 - query.alpha}}
-    # VectorStoreIndex means no restriction by an empty list.
+    # An empty list from VectorStoreIndex means no restriction.
     condition = condition_of(query.filters, node_ids=query.node_ids or None, sources=query.doc_ids or None)
-    return narrowed({**wanted, **options}, condition)
+    return narrow({**wanted, **options}, condition)
 
 
-def narrowed(search: dict[str, Any], condition: dict[str, Any] | None) -> dict[str, Any]:
-    """The search with a condition that holds beside a filter it has already."""
+def narrow(search: dict[str, Any], condition: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the search with a condition added to its filter."""
     parts = [one for one in (condition, search.get("filter")) if one is not None]
     return {**search, "filter": all_of(parts)} if parts else search
 
@@ -87,16 +88,19 @@ def condition_of(
     node_ids: Sequence[str] | None = None,
     sources: Sequence[str] | None = None,
 ) -> dict[str, Any] | None:
-    """In the service's grammar; None: everything. Raises ValueError for an operator that it does not have."""
-    parts = [] if filters is None or not filters.filters else [joined(filters)]
+    """Translate filters to the service's grammar; None means everything. Raises ValueError for an unsupported
+    operator."""
+    parts = [] if filters is None or not filters.filters else [combination(filters)]
     for key, values in ((NODE, node_ids), (SOURCE, sources)):
         if values is not None:
             parts.append({"type": "in", "key": key, "value": list(values)})
     return all_of(parts) if parts else None
 
 
-def joined(filters: MetadataFilters) -> dict[str, Any]:
-    parts = [joined(one) if isinstance(one, MetadataFilters) else comparison(one) for one in filters.filters]
+def combination(filters: MetadataFilters) -> dict[str, Any]:
+    parts = [
+        combination(one) if isinstance(one, MetadataFilters) else comparison(one) for one in filters.filters
+    ]
     if filters.condition == FilterCondition.NOT:
         return {"type": "not", "filter": {"type": "or", "filters": parts}}
     if filters.condition == FilterCondition.OR:

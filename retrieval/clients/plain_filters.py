@@ -1,8 +1,8 @@
-"""Filters in the shape that LangChain's users know from MongoDB and its followers, in the service's own grammar.
+"""Translates filters in the MongoDB style that LangChain's users know to the service's own grammar.
 
-{"lang": "en", "price": {"$gte": 1, "$lt": 3}}     all of it holds
-{"$or": [{"lang": "en"}, {"tags": ["a", "b"]}]}    one of them; a list means one of its values
-{"source": {"page": 3}}                            a key inside another, which is the key `source.page`
+{"lang": "en", "price": {"$gte": 1, "$lt": 3}}     all conditions hold
+{"$or": [{"lang": "en"}, {"tags": ["a", "b"]}]}    one of them holds; a list matches any of its values
+{"source": {"page": 3}}                            a nested key, which is the key `source.page`
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ JSON = dict[str, Any]
 
 
 def condition_of(given: Any) -> JSON | None:
-    """The service's filter for a plain one; one that is in the service's grammar stays as it is.
+    """Translate a plain filter; one in the service's grammar is returned as it is.
 
-    None stands for no filter, as does an empty one. Raises TypeError for what is no dictionary, ValueError for an
-    unknown operator; what only the service knows, such as a misspelt key, it refuses itself.
+    None and empty filters mean no filter. Raises TypeError for anything but a dictionary, ValueError for an unknown
+    operator; the service itself refuses what only it knows, such as a misspelled key.
     """
     if given is None:
         return None
@@ -43,7 +43,7 @@ def _condition(given: Any) -> JSON:
 
 
 def _is_own(given: Mapping[str, Any]) -> bool:
-    """Whether it is in the service's grammar, right or wrong."""
+    """Whether it is in the service's grammar, valid or not."""
     own = isinstance(given.get("type"), str) and given.keys() <= OWN_FIELDS
     return own and bool(given.keys() & {"key", "filter", "filters"})
 

@@ -1,11 +1,11 @@
 """One definition of each endpoint for two classes: awaited on an asynchronous client, called on a blocking one.
 
-A blocking client runs the same coroutines on an event loop in a thread of its own. The decorators tell type checkers
-what a method returns on either.
+A blocking client runs the same coroutines on an event loop in its own thread. The decorators tell type checkers what
+a method returns on either.
 
     @endpoint   a coroutine: its result
     @stream     an async generator: AsyncIterator or Iterator
-    @steps      a generator of coroutines, which itself runs where it was called: its result
+    @steps      a generator of coroutines, which itself runs on the calling thread: its result
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from retrieval.clients.calling import Connection
+from retrieval.clients.calling import ServiceConnection
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,9 +28,9 @@ CLOSE_S = 10.0
 
 
 class Core:
-    """What endpoints are methods of."""
+    """The class whose methods the endpoints are."""
 
-    connection: Connection
+    connection: ServiceConnection
 
 
 class endpoint(Generic[P, T]):  # noqa: N801 - a decorator, as property is
@@ -103,12 +103,12 @@ class steps(Generic[P, T]):  # noqa: N801
     def __get__(self, client: Any, owner: type) -> Any:
         @functools.wraps(self._make)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            return await driven(self._make(client, *args, **kwargs))
+            return await drive(self._make(client, *args, **kwargs))
 
         @functools.wraps(self._make)
         def called(*args: Any, **kwargs: Any) -> Any:
-            # Nothing in it waits but `run`, so the coroutine goes from start to end without an event loop.
-            work = driven(self._make(client.core, *args, **kwargs), through=client.run)
+            # Only `run` waits in it, so the coroutine runs from start to end without an event loop.
+            work = drive(self._make(client.core, *args, **kwargs), through=client.run)
             try:
                 work.send(None)
             except StopIteration as end:
@@ -118,10 +118,10 @@ class steps(Generic[P, T]):  # noqa: N801
         return called if isinstance(client, Blocking) else awaited
 
 
-async def driven(
+async def drive(
     plan: Generator[Coroutine[Any, Any, Any], Any, T], through: Callable[[Any], Any] | None = None
 ) -> T:
-    """Await, or pass `through`, each coroutine of a plan, and hand it the result or the error."""
+    """Await each coroutine of a plan, or pass it to `through`, and send the result or the error back into the plan."""
     go_on: Callable[[Any], Coroutine[Any, Any, Any]] = plan.send
     value: Any = None
     while True:
@@ -139,7 +139,7 @@ async def driven(
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A core with the event loop that it is used on."""
+    """A core and the event loop that it is used on."""
 
     core: Core
     loop: asyncio.AbstractEventLoop
@@ -148,7 +148,7 @@ class Running:
 
     def close(self) -> None:
         if self.pid != os.getpid() or self.loop.is_closed() or threading.current_thread() is self.thread:
-            return  # the loop is the parent's (after a fork), closed already, or would wait for itself
+            return  # the loop belongs to the parent (after a fork), is closed, or would wait for itself
         asyncio.run_coroutine_threadsafe(self.core.connection.close(), self.loop).result(CLOSE_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(CLOSE_S)
@@ -156,8 +156,8 @@ class Running:
 
 
 class Blocking(Core):
-    """Runs coroutines of a core on a thread of its own. Safe to use from several threads, and after a fork: a child
-    process opens connections of its own."""
+    """Runs coroutines of a core on its own thread. Safe to use from several threads and after a fork: a child
+    process opens its own connections."""
 
     def __init__(self, make: Callable[[], Core]) -> None:
         self._make = make
@@ -174,22 +174,22 @@ class Blocking(Core):
         running = self._started()
         if threading.current_thread() is running.thread:
             raise RuntimeError(
-                "a callback of this client cannot call it: its own thread would wait for itself"
+                "a callback of this client cannot call it: the client's thread would wait for itself"
             )
         future = asyncio.run_coroutine_threadsafe(work(running.core), running.loop)
         try:
             return future.result()
-        except BaseException:  # Ctrl-C among them
+        except BaseException:  # including Ctrl-C
             future.cancel()
             raise
 
     async def awaited(self, work: Callable[[Core], Coroutine[Any, Any, T]]) -> T:
-        """As `run`, for a coroutine of any event loop: that loop goes on meanwhile."""
+        """Do the same as `run` for a coroutine on any event loop, which keeps running."""
         running = self._started()
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(running.core), running.loop))
 
     def close(self) -> None:
-        """Close all connections. The client may be used again, and opens new ones."""
+        """Close all connections. The client may be used again and opens new ones."""
         with self._starting:
             if self._running is not None:
                 self._running.close()

@@ -1,4 +1,4 @@
-"""What the integrations with other frameworks share: a collection's documents as those frameworks ask for them.
+"""Operations that the integrations with other frameworks share, on a collection's documents.
 
 Each operation is one coroutine, which `Store` runs for callers with and without an event loop.
 """
@@ -32,18 +32,16 @@ IDS_PER_REQUEST = 1000
 READ_AT_ONCE = 8
 PAGE = 100
 BLANKS_NAMED = 5
-# Of a hit, where it comes from and how good it is; its text and metadata have places of their own.
+# The fields of a hit on its source and quality; its text and metadata are returned separately.
 PROVENANCE = ("document_id", "passage", "start", "end", "title", "heading", "score", "relevance")
 
 
 class Store:
-    """A collection and the client that reaches it. Safe to use from several threads and event loops.
-
-    Copies share the client. A pickled store holds no access key: where it is loaded, a new client reads NEARLINE_KEY.
-    """
+    """A collection and the client for it. Safe to use from several threads and event loops. Copies share the client.
+    A pickled store holds no access key: where it is loaded, a new client reads NEARLINE_KEY."""
 
     def __init__(self, collection: str, *, url: str | None, client: Client | None, create: bool) -> None:
-        """`client`: else one for `url`, as Client's. `create`: make the collection when it is found absent."""
+        """Without `client`, a new client for `url` is used. `create` creates the collection if it does not exist."""
         self.collection = collection
         self.client = client or Client(url)
         self._create = create
@@ -90,27 +88,24 @@ class Store:
         try:
             await core.create_collection(self.collection)
         except ServiceError as error:
-            if error.status == 403:  # the key is not for making collections
+            if error.status == 403:  # the key may not create collections
                 raise absent from None
-            if error.status != 409:  # made by another at the same moment
+            if error.status != 409:  # another client has just created it
                 raise
         self._create = False
         return await work(core, self.collection, *args, **kwargs)
 
 
-async def written(core: Endpoints, collection: str, documents: Iterable[Mapping[str, Any]]) -> None:
-    """Durable and searchable. Raises RefusedDocument for the first that cannot be written."""
+async def write(core: Endpoints, collection: str, documents: Iterable[Mapping[str, Any]]) -> None:
+    """Write documents durably. Raises RefusedDocument for the first that cannot be written."""
     await core.ingest(collection, documents)
 
 
-async def written_with_text(core: Endpoints, collection: str, documents: Sequence[Mapping[str, Any]]) -> None:
-    """Write the documents that have a text, durable and searchable, and delete those whose new text is blank.
-
-    Among equal ids the last one wins. Raises RefusedDocument for the first that cannot be written, after all others
-    are.
-    """
+async def write_with_text(core: Endpoints, collection: str, documents: Sequence[Mapping[str, Any]]) -> None:
+    """Write the documents that have a text durably, and delete those whose new text is blank. The last document with
+    an id wins. Raises RefusedDocument for the first that cannot be written, after all others are."""
     last = {one["id"]: one for one in documents}
-    await removed(core, collection, [name for name, one in last.items() if is_blank(one)])
+    await remove(core, collection, [name for name, one in last.items() if is_blank(one)])
     places = [at for at, one in enumerate(documents) if not is_blank(last[one["id"]]) and not is_blank(one)]
     refused: list[Refused] = []
     await core.ingest(collection, [documents[at] for at in places], on_refused=refused.append)
@@ -128,24 +123,25 @@ def is_blank(document: Mapping[str, Any]) -> bool:
 
 
 def without_blanks(documents: Sequence[Document]) -> list[Document]:
-    """The documents that have a text; a warning names the others, at the line that called the caller's method."""
+    """Return the documents that have a text; a warning names the others, at the line that called the caller's
+    method."""
     blank = [f"number {at} ({one['id']!r})" for at, one in enumerate(documents) if is_blank(one)]
     if blank:
         named = ", ".join(blank[:BLANKS_NAMED]) + (", ..." if len(blank) > BLANKS_NAMED else "")
         warnings.warn(
-            f"{len(blank)} of {len(documents)} texts are blank and are not stored, for no search could find them: "
+            f"{len(blank)} of {len(documents)} texts are blank and not stored, because no search could find them: "
             f"{named}",
             stacklevel=3,
         )
     return [one for one in documents if not is_blank(one)]
 
 
-async def found(core: Endpoints, collection: str, search: Mapping[str, Any]) -> list[Hit]:
+async def search_hits(core: Endpoints, collection: str, search: Mapping[str, Any]) -> list[Hit]:
     return (await core.search(collection, **search))["hits"]
 
 
-async def stored(core: Endpoints, collection: str, ids: Sequence[str]) -> list[DocumentBody]:
-    """Whole documents in the order of `ids`, each once, without those that do not exist."""
+async def read_documents(core: Endpoints, collection: str, ids: Sequence[str]) -> list[DocumentBody]:
+    """Return whole documents in the order of `ids`, each once, without those that do not exist."""
     reading = asyncio.Semaphore(READ_AT_ONCE)
 
     async def read(document_id: str) -> DocumentBody | None:
@@ -162,34 +158,34 @@ async def stored(core: Endpoints, collection: str, ids: Sequence[str]) -> list[D
 
 
 async def matching(core: Endpoints, collection: str, condition: Any) -> list[DocumentBody]:
-    """Whole documents that match a filter, None: all, in the order of writing."""
+    """Return whole documents that match a filter (None: all), in the order of writing."""
     which = {} if condition is None else {"filter": condition}
     return [one async for one in core.scroll(collection, limit=PAGE, **which)]
 
 
-async def removed(core: Endpoints, collection: str, ids: Iterable[str]) -> int:
-    """How many of these documents were there; now none is."""
+async def remove(core: Endpoints, collection: str, ids: Iterable[str]) -> int:
+    """Delete these documents and return how many existed."""
     rest, number = iter(ids), 0
     while part := list(islice(rest, IDS_PER_REQUEST)):
         number += (await core.delete_documents(collection, ids=part))["deleted"]
     return number
 
 
-async def removed_matching(core: Endpoints, collection: str, condition: Any) -> int:
-    """By a filter, None: all documents."""
+async def remove_matching(core: Endpoints, collection: str, condition: Any) -> int:
+    """Delete the documents that match a filter; None deletes all."""
     if condition is not None:
         return (await core.delete_documents(collection, filter=condition))["deleted"]
     ids = [one["id"] async for one in core.scroll(collection, limit=PAGE, text=False)]
-    return await removed(core, collection, ids)
+    return await remove(core, collection, ids)
 
 
 def provenance(hit: Hit) -> dict[str, Any]:
-    """Where a hit comes from, and how good it is: those of PROVENANCE that it has."""
+    """Return the fields of PROVENANCE that a hit has."""
     return {name: value for name in PROVENANCE if (value := hit.get(name)) is not None}
 
 
 def check_options(search: Mapping[str, Any]) -> None:
-    """Raises TypeError for what is no option of a search: misspelt, `url` would otherwise be taken for one."""
+    """Raises TypeError for unknown search options, so that a misspelled `url` is not passed on as one."""
     if unknown := search.keys() - SearchRequest.__annotations__.keys():
         raise TypeError(
             f"unexpected arguments {', '.join(sorted(unknown))}: neither arguments nor options of a search"
@@ -201,5 +197,5 @@ def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(vector: Iterable[float]) -> list[float]:
-    """As JSON has it: embedding models return numbers of numpy, too."""
+    """Return the vector with Python floats: embedding models also return numpy numbers, which JSON cannot encode."""
     return [float(number) for number in vector]

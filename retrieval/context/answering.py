@@ -163,11 +163,8 @@ def declines(answer: str) -> bool:
 
 
 def check_sentences(answer: str, passages: Mapping[int, tuple[str, str]]) -> list[AnswerSentence]:
-    """Return each sentence with the share of its words that occur in the passages it cites.
-
-    A sentence without citations is compared with all passages. `passages` has the text and language of each, by
-    number.
-    """
+    """Return each sentence with the share of its words that occur in the passages it cites. A sentence without
+    citations is compared with all passages. `passages` has the text and language of each, by number."""
     words = {number: set(terms(text, language)) for number, (text, language) in passages.items()}
     language = next((language for _, language in passages.values()), "en")
     answer = AFTER_MARK.sub(r"\2\1", answer)

@@ -98,10 +98,8 @@ def receipt_of(receipts: Sequence[Receipt]) -> Receipt:
 
 
 def without_repetition(hits: Sequence[Hit], on_step: OnStep = do_nothing) -> tuple[list[Hit], dict[Key, Hit]]:
-    """Return the hits without repetitions, and the repetitions with the hit that each repeats.
-
-    Hits repeat each other if they have equal words, or are mostly the same stretch of one document.
-    """
+    """Return the hits without repetitions, and the repetitions with the hit that each repeats. Hits repeat each
+    other if they have equal words, or are mostly the same stretch of one document."""
     kept: list[Hit] = []
     repeats: dict[Key, Hit] = {}
     by_document: dict[str, list[Hit]] = {}

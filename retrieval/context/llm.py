@@ -74,9 +74,7 @@ class LanguageModel:
 
     async def answer(self, messages: list[Message]) -> AsyncGenerator[Piece, None]:
         """Yield the answer as it arrives; the last piece has `finish`. Closing the generator ends the request.
-
-        Raises LanguageModelFailed and LanguageModelTimeout.
-        """
+        Raises LanguageModelFailed and LanguageModelTimeout."""
         settings = self._settings
         body = {
             "model": settings.model,

@@ -1,7 +1,7 @@
-"""Text of uploaded files: of those that are text as they come, and of PDF and office files by an extractor.
+"""Text of uploaded files: plain text as it is, PDF and office files through an extractor.
 
-Extraction runs native code on files that may be broken or hostile. So it is passed in from outside the service, works
-in a process of its own with bounds on time and memory, and ends with the request that wants it.
+Extraction runs native code on files that may be broken or hostile. The extractor is therefore passed in from outside
+the service, runs in its own process with time and memory limits, and is cancelled with the request.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from typing import Protocol
 
 from retrieval.documents.uploads import text_of
 
-AT_ONCE = 2  # each takes up to a core and some memory; more requests wait
+AT_ONCE = 2  # each takes up to a core and some memory; others wait
 
 
 class Extraction(Protocol):
-    """How the text of one file is found."""
+    """The extraction of one file's text."""
 
     def run(self) -> str:
-        """Blocks until the text is there. Raises InvalidInput with the reason why there is none, such as what this
-        machine lacks."""
+        """Block until the text is extracted. Raises InvalidInput with the reason for a failure, such as a missing
+        program."""
 
     def end(self) -> None:
-        """From any thread: `run` raises soon."""
+        """Cancel, from any thread: `run` raises soon."""
 
 
-# From a file's bytes, its name and the most bytes that its text may have; None for a file of another kind.
+# Takes a file's bytes, its name and the maximum bytes of its text; returns None for an unsupported type.
 Extract = Callable[[bytes, str, int], Extraction | None]
 
 
 class Texts:
-    """Finds the text of files, a few at a time. For one event loop."""
+    """Extracts the text of files, a few at a time. Use it on one event loop."""
 
     def __init__(self, extract: Extract | None) -> None:
         self._extract = extract or (lambda content, filename, bytes_max: None)
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def find(self, content: bytes, filename: str, bytes_max: int) -> str:
-        """Raises InvalidInput. A caller that leaves ends the extraction."""
+        """Return the text. Raises InvalidInput. Cancelling the caller cancels the extraction."""
         extraction = self._extract(content, filename, bytes_max)
         if extraction is None:
             return await asyncio.to_thread(text_of, content, filename)
@@ -50,5 +50,5 @@ class Texts:
                 extraction.end()
                 await asyncio.wait([running])
                 if not running.cancelled():
-                    running.exception()  # it is of no interest any more
+                    running.exception()  # retrieve it so that asyncio does not log it
                 raise

@@ -40,11 +40,8 @@ def metadata_of(raw: msgspec.Raw, where: str, config: Config) -> Metadata:
 
 
 def check_metadata(metadata: Metadata, where: str) -> Metadata:
-    """Return the same metadata.
-
-    Raises InvalidInput for what cannot be stored or compared: integers beyond 64 bits, NUL characters, long paths,
-    and deep nesting.
-    """
+    """Return the same metadata. Raises InvalidInput for what cannot be stored or compared: integers beyond 64 bits,
+    NUL characters, long paths, and deep nesting."""
     for path, value, depth in _nodes(metadata):
         fault = None
         if len(path) > PATH_CHARS_MAX:

@@ -39,10 +39,8 @@ STRONGEST = 7
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A heading at `start`, of level 1 to 6, below the nearest earlier one of a higher rank.
-
-    Without a title, it only ends the previous heading's section.
-    """
+    """A heading at `start`, of level 1 to 6, below the nearest earlier one of a higher rank. Without a title, it
+    only ends the previous heading's section."""
 
     start: int
     level: int
@@ -205,10 +203,8 @@ def add_block(found: Outline, start: int, level: int, line: str) -> None:
 
 
 def title_in(written: str) -> str:
-    """Return the title of `# a heading {#anchor} ##`: the part before its anchor and closing marks.
-
-    Marks that touch a word belong to it: `# Learning C#`.
-    """
+    """Return the title of `# a heading {#anchor} ##`: the part before its anchor and closing marks. Marks that touch
+    a word belong to it: `# Learning C#`."""
     title = written.rstrip(" \t")
     unmarked = title.rstrip("#")
     if not unmarked or unmarked[-1] in " \t":

@@ -139,10 +139,8 @@ def patch_metadata(
     config: Config,
     expires_ms: int | UnsetType | None = UNSET,
 ) -> Future[WriteResult]:
-    """Merge a patch into the stored metadata, without embedding again; UNSET leaves the expiry.
-
-    The future raises TooLarge or InvalidInput for the result.
-    """
+    """Merge a patch into the stored metadata, without embedding again; UNSET leaves the expiry. The future raises
+    TooLarge or InvalidInput for the result."""
 
     def change(stored: Upsert) -> Upsert:
         metadata = apply_patch(stored.metadata, patch)
@@ -227,10 +225,8 @@ async def embed(
     cutting: Callable[[int], Executor],
     entry: AdmittedRequest,
 ) -> list[Upsert]:
-    """Chunk and embed documents, except those that bring their own vectors.
-
-    Long documents are chunked on the threads of `cutting`; all passages are embedded together.
-    """
+    """Chunk and embed documents, except those that bring their own vectors. Long documents are chunked on the
+    threads of `cutting`; all passages are embedded together."""
 
     def cut(on_step: OnStep) -> list[list[Piece]]:
         def step() -> None:

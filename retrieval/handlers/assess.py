@@ -23,9 +23,8 @@ from retrieval.search.plan import filter_of
 from retrieval.wire.assess import AssessRequest
 from retrieval.wire.decoding import decode_part
 
-OWN_PLACE = re.compile(
-    r"^filter[\w.\[\]]*: "
-)  # the prefix of errors about a filter that we built, not the caller
+# The prefix of errors about a filter that we built, not the caller.
+OWN_PLACE = re.compile(r"^filter[\w.\[\]]*: ")
 ACTION_BYTES_MAX = 1 << 18  # decoded on the event loop; only a small part is read
 
 
@@ -65,10 +64,8 @@ def action_of(wanted: AssessRequest) -> str:
 
 
 def base_rate_of(collection: Collection, wanted: AssessRequest, judge: Judge, config: Config) -> float | None:
-    """Return the share of bad outcomes among matching events that have an outcome, or None if none has one.
-
-    Raises InvalidInput naming `outcome`.
-    """
+    """Return the share of bad outcomes among matching events that have an outcome, or None if none has one. Raises
+    InvalidInput naming `outcome`."""
     own = decode_part(wanted.filter, object, "filter")
 
     def count(outcome: dict[str, Any]) -> int:

@@ -74,10 +74,8 @@ def chars_of(one: FeedbackEntry) -> int:
 
 
 def check_entry(one: SentFeedback, where: str, received_ms: int, config: Config) -> FeedbackEntry:
-    """Return feedback in the form that is kept: of the documents shown, only those ranked above this one.
-
-    Raises InvalidInput or TooLarge.
-    """
+    """Return feedback in the form that is kept: of the documents shown, only those ranked above this one. Raises
+    InvalidInput or TooLarge."""
     query, document_id, shown = one.query.strip(), str(one.document_id), [str(each) for each in one.shown]
     limits = config.limits
     if not query:

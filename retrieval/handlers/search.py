@@ -42,9 +42,7 @@ from retrieval.wire.search import (
 )
 
 CONCURRENT_SEARCHES = 8  # per batch, so that a large batch does not delay other callers' queries
-INLINE_BYTES = (
-    1 << 18
-)  # searches or hits up to this size are processed on the event loop, in under a millisecond
+INLINE_BYTES = 1 << 18  # of searches or hits processed on the event loop, in under a millisecond
 
 
 async def search(request: web.Request) -> web.Response:
@@ -59,11 +57,8 @@ async def search(request: web.Request) -> web.Response:
 
 
 async def search_batch(request: web.Request) -> web.Response:
-    """Run several searches and answer in their order; one that fails has an error in its place.
-
-    All exact searches of a batch with the same filter share one scan of the log. All searches share the byte budget
-    of one answer.
-    """
+    """Run several searches and answer in their order; one that fails has an error in its place. All exact searches
+    of a batch with the same filter share one scan of the log. All searches share the byte budget of one answer."""
     wanted = await body(request, SearchBatch)
     name, collection = collection_of(request)
     most = request.app[CONFIG].limits.searches_per_batch_max
@@ -102,9 +97,7 @@ async def search_batch(request: web.Request) -> web.Response:
         except NearlineError as error:
             return msgspec.Raw(msgspec.json.encode(body_of(in_callers_words(request.app, error))))
         note_search(request.app, collection, search, found)
-        return msgspec.Raw(
-            await encode_answer(found, budget)
-        )  # now: the objects take several times the memory
+        return msgspec.Raw(await encode_answer(found, budget))  # now: objects take several times the memory
 
     results = await asyncio.gather(*(one(search) for search in searches))
     return await answer_from(lambda: SearchBatchAnswer(results))

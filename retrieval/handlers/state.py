@@ -53,12 +53,11 @@ FREQUENT = web.AppKey("FREQUENT", Frequent)
 FEEDBACK = web.AppKey("FEEDBACK", Feedback)
 UPLOADS = web.AppKey("UPLOADS", Uploads)
 TEXTS = web.AppKey("TEXTS", Texts)  # texts of uploads
-USED = web.AppKey(
-    "USED", dict[str, float]
-)  # when collections were last used, until store_expiry has stored it
+# When collections were last used, until store_expiry has stored it.
+USED = web.AppKey("USED", dict[str, float])
 TASKS = web.AppKey("TASKS", Tasks)
 API = web.AppKey("API", dict[str, Any])
-PARAMETERS = web.AppKey(  # of query strings, by handler: where others are refused
+PARAMETERS = web.AppKey(  # allowed in the query string, by handler; others are refused
     "PARAMETERS", dict[object, tuple[str, ...]]
 )
 READY = web.AppKey("READY", dict[str, bool])

@@ -88,10 +88,8 @@ class Watch:
         self._request, self._name, self._collection, self._wanted = request, name, collection, wanted
 
     async def events(self, after: int | None) -> AsyncGenerator[bytes]:
-        """Yield encoded events. `after` is the operation the client knows already, or None for a new client.
-
-        Raises only before the first event; later errors become an event.
-        """
+        """Yield encoded events. `after` is the operation the client knows already, or None for a new client. Raises
+        only before the first event; later errors become an event."""
         loop, begun, shown, looked = asyncio.get_running_loop(), False, None, 0.0
         if after is not None and after > (last := self._collection.snapshot.seq):
             raise Conflict(
@@ -185,10 +183,8 @@ def check(wanted: SearchRequest) -> None:
 
 
 def last_event(request: web.Request, collection: Collection) -> int | None:
-    """Return the last operation that a reconnecting client knows, or None for a new client.
-
-    Raises InvalidInput, and Conflict if the event came from another collection.
-    """
+    """Return the last operation that a reconnecting client knows, or None for a new client. Raises InvalidInput, and
+    Conflict if the event came from another collection."""
     text = request.headers.get("Last-Event-ID")
     if text is None:
         return None

@@ -144,10 +144,8 @@ def assess(
     base_rate: float | None,
     settings: Assess,
 ) -> Assessment:
-    """Assess an action by the events found. `base_rate` is None if no event has an outcome.
-
-    The caller sets `read_chars` and `cut`.
-    """
+    """Assess an action by the events found. `base_rate` is None if no event has an outcome. The caller sets
+    `read_chars` and `cut`."""
     near_from = settings.near_from if wanted.near_from is None else wanted.near_from
     neighbors = neighbors_of(found.hits, judge, near_from)
     counted = [one for one in neighbors if one.counted]

@@ -84,10 +84,8 @@ def numbers(trail: Trail) -> dict[str, Any]:
 
 
 def filter_cause(trail: Trail, value: dict[str, Any]) -> tuple[Cause, dict[str, Any] | None] | None:
-    """Return the conditions that the document fails, and the filter without them.
-
-    `value` is the request's filter, without the conditions for what the caller may see.
-    """
+    """Return the conditions that the document fails, and the filter without them. `value` is the request's filter,
+    without the conditions for what the caller may see."""
     condition = parse_filter(value, conditions_max=sys.maxsize)
     rest, unmet = relaxed(value, condition, trail.satisfies)
     if not unmet:

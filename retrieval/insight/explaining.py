@@ -208,9 +208,8 @@ class Inquiry:
             await self._deeper(trail.plan.k + 1, most=4 * trail.plan.k)
             if await self._next(missed, self._modes(trail)):
                 return True
-            exact = await self._try(
-                {"mode": "dense", "exact": True}
-            )  # last, because it reads every vector of the log
+            # Last, because it reads every vector of the log.
+            exact = await self._try({"mode": "dense", "exact": True})
             self._changes += [exact] if exact else []
             return exact is not None
         deeper = beyond_depth(trail)

@@ -67,11 +67,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """One followed search.
-
-    `best` holds the highest-scoring passages, a hit first; it is empty if the snapshot has none. `words` maps the
-    words of the query to its terms.
-    """
+    """One followed search. `best` holds the highest-scoring passages, a hit first; it is empty if the snapshot has
+    none. `words` maps the words of the query to its terms."""
 
     target: Target
     search: TracedSearch

@@ -47,9 +47,7 @@ def trace(app: web.Application) -> None:
 
     async def until_sent(app: web.Application) -> AsyncIterator[None]:
         yield
-        sending = threading.Thread(
-            target=provider.shutdown, daemon=True
-        )  # do not wait: the collector may never answer
+        sending = threading.Thread(target=provider.shutdown, daemon=True)  # the collector may never answer
         sending.start()
         await asyncio.to_thread(sending.join, LAST_SPANS_S)
 

@@ -51,16 +51,13 @@ class Door:
             (re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), path, load) for path, load in classes.items()
         ]
         self._class_of = functools.lru_cache(maxsize=256)(self._find)
-        self._let_in: dict[
-            object, AdmittedRequest
-        ] = {}  # by connection, until its request has reached the middlewares
+        # By connection, until its request has reached the middlewares.
+        self._let_in: dict[object, AdmittedRequest] = {}
         self._refused = 0  # since the last log line
 
     def refusal(self, connection: object, data: bytes) -> bytes | None:
-        """Return the response that refuses these bytes, or None to let them pass.
-
-        `data` is everything received on a connection that awaits a request.
-        """
+        """Return the response that refuses these bytes, or None to let them pass. `data` is everything received on a
+        connection that awaits a request."""
         line = REQUEST_LINE.match(data)
         end = data.find(HEAD_END) + len(HEAD_END)
         length = LENGTH.search(data, 0, end)

@@ -151,11 +151,8 @@ async def shared_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
-    """Load the models in use now, so that the first query does not wait.
-
-    A model that cannot be loaded is only a warning: other collections still serve, and its own answer with the
-    reason.
-    """
+    """Load the models in use now, so that the first query does not wait. A model that cannot be loaded is only a
+    warning: other collections still serve, and its own answer with the reason."""
     store = app[SHARED]
     shared = None if store is None else SharedVectors(store, ttl_s=ttl_s(app[CONFIG]))
     app[EMBEDDERS] = embedders = Embedders(app[CONFIG], app[METRICS].embedding_observer, shared)
@@ -337,10 +334,8 @@ async def memory_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def ready_ctx(app: web.Application) -> AsyncIterator[None]:
-    """Become ready once a search has been answered with each model.
-
-    Searching every collection would take too long, and opening one has already checked that it is intact.
-    """
+    """Become ready once a search has been answered with each model. Searching every collection would take too long,
+    and opening one has already checked that it is intact."""
     tried = {one.settings.model: (name, one) for name, one in app[CATALOG].collections.items()}
     for done, (name, collection) in enumerate(tried.values()):
         app[START].at = StartBody("searches", done, len(tried), name)

@@ -89,9 +89,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
 @web.middleware
 async def cross_origin(request: web.Request, handler: Handler) -> web.StreamResponse:
     """CORS: let pages of the configured origins call from a browser, and read answers, errors and all headers.
-
-    Credentials are never allowed, so `*` may stand for all headers; only a preflight has to name them.
-    """
+    Credentials are never allowed, so `*` may stand for all headers; only a preflight has to name them."""
     allowed = request.app[CONFIG].server.cors_origins
     if not allowed:
         return await handler(request)
@@ -113,11 +111,8 @@ async def cross_origin(request: web.Request, handler: Handler) -> web.StreamResp
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer every error in the shape of its path's dialect.
-
-    An unexpected error is logged with its traceback and answered without details; a storage error is logged with its
-    path and answered without it.
-    """
+    """Answer every error in the shape of its path's dialect. An unexpected error is logged with its traceback and
+    answered without details; a storage error is logged with its path and answered without it."""
     try:
         return await handler(request)
     except NearlineError as error:

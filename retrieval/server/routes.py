@@ -274,7 +274,7 @@ def add_routes(app: web.Application) -> None:
     app[LOADS] = loads
     scopes: dict[object, Needed] = {system.asset: "public", ui.asset: "public"}
     app[SCOPES] = scopes
-    # Clients of other servers may send what those know; pages and probes answer whatever is sent.
+    # Dialects accept the parameters of other servers; pages and probes ignore parameters.
     parameters: dict[object, tuple[str, ...]] = {
         route.handler: route.parameters
         for route in ROUTES

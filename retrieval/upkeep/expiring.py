@@ -27,11 +27,8 @@ async def keep_deleting(collections: Callable[[], Mapping[str, Collection]], eve
 
 
 async def delete_expired(collection: Collection) -> int:
-    """Delete expired documents and return how many.
-
-    Commits have at most `commit_ops_max` passages and their documents. A document that is replaced or patched before
-    its turn has new passages and stays.
-    """
+    """Delete expired documents and return how many. Commits have at most `commit_ops_max` passages and their
+    documents. A document that is replaced or patched before its turn has new passages and stays."""
     passages, most = collection.snapshot.expired, collection.options.commit_ops_max
     deleted = 0
     for at in range(0, len(passages), most):

@@ -155,9 +155,8 @@ def lines_of(path: Path, uid: str) -> list[bytes]:
             content = path.read_bytes()
         except FileNotFoundError:
             return []
-    lines = content[: content.rfind(b"\n") + 1].splitlines(
-        keepends=True
-    )  # a crash may have torn the last one
+    # A crash may have torn the last line.
+    lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
         if lines and msgspec.json.decode(lines[0], type=Header) == Header(VERSION, uid):
             return lines

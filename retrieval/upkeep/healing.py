@@ -18,11 +18,8 @@ LONGEST_S: Final = 600.0
 
 
 async def keep_healing(catalog: Catalog, asked: asyncio.Event) -> None:
-    """Retry quarantined collections until cancelled.
-
-    Each is retried after a second, then after twice as long each time, up to ten minutes; all at once when `asked`
-    is set.
-    """
+    """Retry quarantined collections until cancelled. Each is retried after a second, then after twice as long each
+    time, up to ten minutes; all at once when `asked` is set."""
     waits: dict[str, tuple[float, float]] = {}  # by name: the delay, and when it ends
     while True:
         with contextlib.suppress(TimeoutError):

@@ -107,19 +107,15 @@ class Tasks:
         apply: bool = True,
     ) -> JobBody:
         """Queue a tuning of search settings with these queries or synthetic ones; `apply` activates the result.
-
-        Raises Conflict as `reindex` does, or if there is no generation; InvalidInput for a target below the floor.
-        """
+        Raises Conflict as `reindex` does, or if there is no generation; InvalidInput for a target below the floor."""
         check_target(collection, recall_target)
         return self._start(
             "tune", name, lambda job: self._tune(job, collection, recall_target, queries, apply)
         )
 
     def erase(self, name: str, collection: Collection, forget: Forget | None = None) -> JobBody:
-        """Queue the erasure of deleted and overwritten data; `forget` erases it elsewhere.
-
-        It waits for a rebuild or tuning in progress. Raises Conflict while another erasure is queued or running.
-        """
+        """Queue the erasure of deleted and overwritten data; `forget` erases it elsewhere. It waits for a rebuild or
+        tuning in progress. Raises Conflict while another erasure is queued or running."""
         return self._start("erase", name, lambda job: self._erase(job, collection, forget))
 
     def erase_if_due(self, name: str, collection: Collection, after_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The wire types of answers: a question with its context's options, and what a language model made of it."""
+"""The wire types of answers: a question with context options, and a language model's answer."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from retrieval.wire.search import Citation, ContextRequest, Doc, NonEmpty, Recei
 
 
 class AnswerRequest(ContextRequest, frozen=True, kw_only=True):
-    """A question. All options of a context apply: the context is what the model reads."""
+    """A question. All options of a context apply; the model reads that context."""
 
     query: Annotated[NonEmpty, Doc("The question")]
-    token_budget: Annotated[Positive, Doc("Most tokens of the context, markup included")] = 1500
+    token_budget: Annotated[Positive, Doc("Maximum tokens of the context, markup included")] = 1500
     instruction: Annotated[
-        NonEmpty | None, Doc("What the model is to do with the passages, instead of our own words")
+        NonEmpty | None, Doc("What the model should do with the passages; replaces the built-in instruction")
     ] = None
-    stream: Annotated[bool, Doc("Send the answer as it is made, as server-sent events")] = False
+    stream: Annotated[bool, Doc("Stream the answer as server-sent events")] = False
     ask_anyway: Annotated[
-        bool, Doc("Ask the model also where the search says that the documents do not answer this")
+        bool, Doc("Ask the model even if the search found that the documents do not answer this")
     ] = False
 
 
 class AnswerSentence(msgspec.Struct):
-    """One sentence of an answer, with what could be checked of it: words, not truth."""
+    """One sentence of an answer and what could be checked of it: its words, not its truth."""
 
     text: Annotated[str, Doc("The sentence, without its citations")]
     citations: Annotated[list[int], Doc("Numbers of the passages it cites")]
     words_found: Annotated[
         float | None,
         Doc(
-            "Share of its words, without stopwords, that the passages it cites have, or any where it cites none"
+            "Share of its words, without stopwords, that its cited passages contain, or any passage if it cites none"
         ),
     ]
 
@@ -41,26 +41,26 @@ class AnswerSentence(msgspec.Struct):
 class Answer(msgspec.Struct):
     """An answer with its evidence."""
 
-    answer: Annotated[str | None, Doc("What the model says; null where it was not asked")]
+    answer: Annotated[str | None, Doc("The model's answer; null if it was not asked")]
     reason: Annotated[
         Literal["no_model", "not_in_documents", "declined"] | None,
         Doc(
-            "Why there is no answer: none is configured; nothing found supports one; the model says that the passages "
-            "do not answer this"
+            "Why there is no answer: no model is configured; no passage found supports one; the model says that the "
+            "passages do not answer this"
         ),
     ]
     supported: Annotated[
-        bool | None, Doc("As in the receipt: false where nothing found is about the question")
+        bool | None, Doc("As in the receipt: false if no passage found is about the question")
     ]
-    citations: Annotated[list[Citation], Doc("One for each numbered passage that the model was shown")]
-    cited: Annotated[list[int], Doc("Numbers of the passages that the answer cites, in its order")]
+    citations: Annotated[list[Citation], Doc("One for each numbered passage in the prompt")]
+    cited: Annotated[list[int], Doc("Numbers of the passages that the answer cites, in order of appearance")]
     unknown_citations: Annotated[
         list[int],
-        Doc("Numbers that the model cited and that it was not shown; they were taken out of the answer"),
+        Doc("Numbers that the model cited but that are not in the prompt; removed from the answer"),
     ]
-    sentences: Annotated[list[AnswerSentence], Doc("The answer by sentences, each with what was checked")]
-    messages: Annotated[list[Message] | None, Doc("The prompt, where no model is configured")]
-    model: Annotated[str | None, Doc("Name of the language model; null where it was not asked")]
+    sentences: Annotated[list[AnswerSentence], Doc("The sentences of the answer, each with its checks")]
+    messages: Annotated[list[Message] | None, Doc("The prompt, if no model is configured")]
+    model: Annotated[str | None, Doc("Name of the language model; null if it was not asked")]
     finish_reason: Annotated[
         str | None, Doc("Why the model stopped: `length` if `llm.max_tokens` cut it short")
     ]

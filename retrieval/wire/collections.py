@@ -17,14 +17,14 @@ from retrieval.base.settings import Count
 from retrieval.wire.search import Doc, DocumentId, NonEmpty, Request, Seq
 
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
-# Only described here: the catalog refuses other names, and says what one is made of.
+# Only documented here: the catalog validates names and explains the rules.
 CollectionName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{NAME.pattern}$"})]
 RankingMethod = Annotated[
-    Literal["rrf", "weighted"] | None, Doc("`rrf` joins by rank, `weighted` by score; null: as configured")
+    Literal["rrf", "weighted"] | None, Doc("`rrf` fuses by rank, `weighted` by score; null: as configured")
 ]
 DenseWeight = Annotated[
     Annotated[float, Meta(ge=0, le=1)] | None,
-    Doc("Of the ranking by meaning, that by words has the rest; null: as configured"),
+    Doc("Weight of the dense ranking, the lexical one has the rest; null: as configured"),
 ]
 JudgedQueries = Annotated[Count, Doc("Judged queries it was learned from; 0 if set by hand")]
 Gain = Annotated[float | None, Doc("Gain in nDCG@10 on held-out queries; null if set by hand")]
@@ -41,7 +41,7 @@ class CreateCollection(Request, frozen=True, kw_only=True):
     model: Annotated[str | None, Doc("Name of the embedding model")] = None
     hot_capacity: Annotated[Capacity | None, Doc("Passages to keep in the hot tier")] = None
     language: Annotated[
-        str, Doc("BCP 47 code of the language of documents that name none; `auto` finds it out for each")
+        str, Doc("BCP 47 code of the language of documents that set none; `auto` detects it for each")
     ] = AUTO
 
 
@@ -54,7 +54,7 @@ class SetAlias(Request, frozen=True, kw_only=True):
 
 
 class RequestLimits(msgspec.Struct):
-    """What one request to write documents may hold."""
+    """Limits on one request to write documents."""
 
     documents_per_request: Annotated[int, Doc("Documents in one write")]
     document_bytes: Annotated[int, Doc("UTF-8 bytes of one text")]
@@ -63,7 +63,7 @@ class RequestLimits(msgspec.Struct):
 
 
 class RebuildDue(msgspec.Struct):
-    """A rebuild that the service starts by itself. After failed attempts the next one begins at `next_ms`."""
+    """A rebuild that the service starts automatically. After a failed attempt, the next one starts at `next_ms`."""
 
     reason: Annotated[str, Doc("Why")]
     failed_attempts: Annotated[int, Doc("Failures since the last rebuild that succeeded")] = 0
@@ -72,14 +72,14 @@ class RebuildDue(msgspec.Struct):
 
 
 class SetRanking(Request, frozen=True, kw_only=True):
-    """How a collection ranks where a search does not say. What is absent comes from the configuration."""
+    """A collection's default ranking. Absent fields come from the configuration."""
 
     method: RankingMethod = None
     weight_dense: DenseWeight = None
     coefficients: Annotated[
         dict[Annotated[str, Meta(max_length=64)], Annotated[list[float], Meta(max_length=256)]],
         Meta(max_length=64),
-        Doc("Further numbers by name, such as those of a calibration of relevance"),
+        Doc("Other numbers by name, such as a calibration of relevance"),
     ] = field(default_factory=dict)
     queries: JudgedQueries = 0
     gain: Gain = None
@@ -88,33 +88,33 @@ class SetRanking(Request, frozen=True, kw_only=True):
 
 
 class RankingBody(msgspec.Struct, kw_only=True):
-    """A collection's own ranking settings. `gain` is in nDCG@10, on queries that they were not chosen by."""
+    """A collection's own ranking settings. `gain` is in nDCG@10 on held-out queries."""
 
     method: RankingMethod
     weight_dense: DenseWeight
-    coefficients: Annotated[dict[str, list[float]], Doc("Further numbers by name")]
+    coefficients: Annotated[dict[str, list[float]], Doc("Other numbers by name")]
     queries: JudgedQueries
     gain: Gain
     gain_low: GainLow
     gain_high: GainHigh
-    set_ms: Annotated[int, Doc("Unix time of the setting in milliseconds")]
+    set_ms: Annotated[int, Doc("Unix time of the change in milliseconds")]
 
 
 class CollectionBody(msgspec.Struct, kw_only=True):
-    """One collection. Recall is what the last rebuild measured at 10, with its settings; memory is of the indexes,
-    less the files that they read in place: copies of those are `resident_bytes`, the others `mapped_bytes`."""
+    """One collection. Recall is recall@10 as the last rebuild measured it with its settings. `memory_bytes` is the
+    memory of the indexes without files read in place: copies of those are `resident_bytes`, the rest `mapped_bytes`."""
 
     name: Annotated[str, Doc("The collection's own name, not an alias")]
     aliases: Annotated[list[str], Doc("Other names of this collection")]
-    tenant: Annotated[str, Doc("Whose collection it is; empty: nobody's in particular")]
+    tenant: Annotated[str, Doc("The tenant that owns it; empty: none")]
     model: Annotated[str, Doc("Name of the embedding model")]
-    fingerprint: Annotated[str, Doc("Hash of everything that shapes a vector")]
+    fingerprint: Annotated[str, Doc("Hash of everything that affects a vector")]
     model_languages: Annotated[
-        list[str] | None, Doc("BCP 47 codes of the languages that the model reads; null if it does not say")
+        list[str] | None, Doc("BCP 47 codes of the languages that the model reads; null if unknown")
     ]
     dimensions: Annotated[int, Doc("Length of a vector")]
     hot_capacity: Annotated[int, Doc("Passages to keep in the hot tier")]
-    language: Annotated[str, Doc("Language of documents that name none; `auto`: found out for each")]
+    language: Annotated[str, Doc("Language of documents that set none; `auto`: detected for each")]
     languages: Annotated[dict[str, int], Doc("Live passages by language, the most frequent first")]
     documents: Annotated[int, Doc("Number of documents")]
     passages: Annotated[dict[Tier, int], Doc("Live passages by tier")]
@@ -122,36 +122,37 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     segments: Annotated[int, Doc("Sealed batches of recent passages; a rebuild empties them")]
     seq: Seq
     generation: Annotated[int, Doc("Number of the live build of the indexes; 0 before the first rebuild")]
-    generations: Annotated[list[int], Doc("Builds on disk; the older ones can be rolled back to")]
+    generations: Annotated[list[int], Doc("Builds on disk; a rollback returns to an older one")]
     recall: Annotated[dict[str, float], Doc("Recall@10 measured by the last rebuild or tuning, by tier")]
     recall_evidence: Annotated[
-        RecallEvidence | None, Doc("What that rests on: queries, and a 95 percent interval for each recall")
+        RecallEvidence | None,
+        Doc("Evidence for the recall: queries, and a 95 percent interval for each value"),
     ]
     recall_target: Annotated[float, Doc("Recall@10 that the next rebuild aims for")]
     search: Annotated[SearchSettings | None, Doc("Search settings in use; null before the first rebuild")]
-    memory_bytes: Annotated[int, Doc("Memory of the indexes, mapped files not counted")]
+    memory_bytes: Annotated[int, Doc("Memory of the indexes, without mapped files")]
     tier_bytes: Annotated[dict[Tier, int], Doc("Memory of the indexes by tier")]
     resident_bytes: Annotated[
         int, Doc("Index files read in place and copied into memory, up to `index.resident_bytes`")
     ]
-    mapped_bytes: Annotated[int, Doc("Mapped index files, which the system may drop from memory")]
+    mapped_bytes: Annotated[int, Doc("Mapped index files, which the system may evict from memory")]
     moves: Annotated[Moves | None, Doc("Passages the last rebuild moved between tiers")]
     cold: Annotated[
         ColdState | None, Doc("How often queries needed the cold tier; null before the first rebuild")
     ]
-    owed_bytes: Annotated[int, Doc("Deleted or overwritten and not erased yet")]
-    owed_since_ms: Annotated[int | None, Doc("Unix time of the oldest of them in milliseconds")]
+    owed_bytes: Annotated[int, Doc("Bytes deleted or overwritten but not erased yet")]
+    owed_since_ms: Annotated[int | None, Doc("Unix time in milliseconds when the oldest of them was deleted")]
     rebuild_due: Annotated[
-        RebuildDue | None, Doc("A rebuild that the service starts by itself; null if none is due")
+        RebuildDue | None, Doc("A rebuild that the service starts automatically; null if none is due")
     ]
     ranking: Annotated[
-        RankingBody | None, Doc("Ranking settings of this collection's own; null if it ranks as configured")
+        RankingBody | None, Doc("This collection's own ranking settings; null if it ranks as configured")
     ]
-    limits: Annotated[RequestLimits, Doc("What one write may hold")]
+    limits: Annotated[RequestLimits, Doc("Limits on one write")]
 
 
 class QuarantinedBody(msgspec.Struct):
-    """A collection that cannot serve, and why. It can be deleted; everything else answers 503 `quarantined`."""
+    """A collection that cannot serve, and why. It can be deleted; all other requests are answered 503 `quarantined`."""
 
     name: Annotated[str, Doc("The collection's own name")]
     aliases: Annotated[list[str], Doc("Other names of this collection")]
@@ -159,8 +160,8 @@ class QuarantinedBody(msgspec.Struct):
 
 
 class CollectionList(msgspec.Struct):
-    collections: Annotated[list[CollectionBody], Doc("Those that serve")]
-    quarantined: Annotated[list[QuarantinedBody], Doc("Those out of service, with the reason")]
+    collections: Annotated[list[CollectionBody], Doc("Collections that serve")]
+    quarantined: Annotated[list[QuarantinedBody], Doc("Collections out of service, with the reason")]
 
 
 class AliasBody(msgspec.Struct):
@@ -172,7 +173,7 @@ class AliasBody(msgspec.Struct):
 
 
 class SentFeedback(Request, frozen=True, kw_only=True):
-    """With a `grade`, a judgment; without, the user opened this document, and passed over what was shown above it."""
+    """With a `grade`, a judgment; without one, the user opened this document and passed over those shown above it."""
 
     query: Annotated[NonEmpty, Doc("The text that was searched for")]
     document_id: Annotated[DocumentId, Doc("Id of the document, as hits show it")]
@@ -182,18 +183,18 @@ class SentFeedback(Request, frozen=True, kw_only=True):
     ] = None
     shown: Annotated[
         Annotated[list[DocumentId], Meta(max_length=100)],
-        Doc("Ids of the documents that the user saw, best first, this one among them"),
+        Doc("Ids of the documents that the user saw, best first, including this one"),
     ] = field(default_factory=list)
 
 
 class SendFeedback(Request, frozen=True, kw_only=True):
-    feedback: Annotated[list[SentFeedback], Doc("Kept all or none")]
+    feedback: Annotated[list[SentFeedback], Doc("Either all entries are kept or none")]
 
 
 class FeedbackKept(msgspec.Struct):
-    """What is counted here is on the disk, but for what is about documents that a key with groups may not see."""
+    """How much feedback is now durably stored, except for documents that a key with groups may not see."""
 
-    kept: Annotated[int, Doc("How many were kept; from a key with groups, how many were sent")]
+    kept: Annotated[int, Doc("Number of entries kept; for a key with groups, of entries sent")]
 
 
 class FeedbackBody(msgspec.Struct, kw_only=True):
@@ -216,7 +217,8 @@ class Reindex(Request, frozen=True, kw_only=True):
 
 
 class Tune(Request, frozen=True, kw_only=True):
-    """Find the cheapest search settings of this recall@10, by these queries or by made-up ones; `apply` uses them."""
+    """Find the cheapest search settings for this recall@10, with these queries or synthetic ones; `apply` activates
+    them."""
 
     recall_target: Annotated[float, Meta(gt=0, le=1), Doc("Recall@10 to reach")]
     queries: Annotated[list[str] | None, Doc("Queries to measure with; absent: synthetic ones")] = None
@@ -228,20 +230,20 @@ class JobStarted(msgspec.Struct):
 
 
 class JobProgress(msgspec.Struct):
-    stage: Annotated[str, Doc("What it is doing")] = "waiting"
+    stage: Annotated[str, Doc("The current stage")] = "waiting"
     done: Annotated[int, Doc("Steps done")] = 0
-    total: Annotated[int, Doc("Steps in all")] = 0
+    total: Annotated[int, Doc("Total number of steps")] = 0
 
 
 class JobBody(msgspec.Struct):
     id: Annotated[str, Doc("Id of the job")]
     kind: Annotated[str, Doc("reindex, tune or erase")]
     collection: Annotated[str, Doc("Name or alias of a collection")]
-    status: Annotated[JobStatus, Doc("`refused`: measured below its recall floor, and nothing changed")]
-    progress: Annotated[JobProgress, Doc("How far it has come")]
+    status: Annotated[JobStatus, Doc("`refused`: it measured below the recall floor and changed nothing")]
+    progress: Annotated[JobProgress, Doc("Its progress")]
     created_ms: Annotated[int, Doc("Unix time in milliseconds")]
     finished_ms: Annotated[int | None, Doc("Unix time in milliseconds; null while it is not finished")] = None
-    result: Annotated[dict[str, Any], Doc("What the job found or made")] = field(default_factory=dict)
+    result: Annotated[dict[str, Any], Doc("The job's result")] = field(default_factory=dict)
     error: Annotated[str | None, Doc("What went wrong; null if nothing did")] = None
 
 
@@ -250,7 +252,7 @@ class JobList(msgspec.Struct):
 
 
 class Nothing(Request, frozen=True, kw_only=True):
-    """A body without fields."""
+    """An empty body."""
 
 
 class RolledBack(msgspec.Struct):

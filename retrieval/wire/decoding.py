@@ -1,8 +1,8 @@
-"""Request bodies as wire types; what does not fit becomes one error that names the field.
+"""Decodes request bodies into wire types; a body that does not fit raises one error that names the field.
 
-Decoding blocks every other thread, so that a large body is decoded only once its values are counted (`value_budget`).
-Some parts of a request stay JSON until their bytes are counted, too: decoded, a megabyte takes up to 30 MB.
-`decode_part` reads them.
+Decoding blocks every other thread, so the values of a large body are counted before it is decoded (`value_budget`).
+Some parts of a request also stay JSON until their size is checked, because a decoded megabyte takes up to 30 MB;
+`decode_part` decodes them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ IdsJson = Annotated[
 MetadataJson = Annotated[
     msgspec.Raw,
     Meta(
-        description="JSON, returned as it is sent. Filters reach values in objects and lists by dotted paths.",
+        description="JSON, returned as it was sent. Filters address values in objects and lists by dotted paths.",
         extra_json_schema={"type": "object"},
     ),
 ]
 SearchJson = Annotated[msgspec.Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/SearchRequest"})]
 SearchesJson = Annotated[list[SearchJson], Meta(extra_json_schema={"minItems": 1})]
 
-# Already JSON when the answer is put together.
+# Already JSON when the answer is assembled.
 SearchOutcome = Annotated[
     msgspec.Raw,
     Meta(
@@ -53,7 +53,7 @@ SearchOutcome = Annotated[
 
 
 def Doc(text: str) -> Meta:  # noqa: N802 - reads as a type's annotation
-    """What a field means, for the API description. A test holds that each field has it."""
+    """Return the description of a field for the API description. A test checks that every field has one."""
     return Meta(description=text)
 
 
@@ -73,7 +73,7 @@ def no_metadata() -> msgspec.Raw:
     return msgspec.Raw(b"{}")
 
 
-# What people call a field who know another server or library. Each group has one name in any of our bodies.
+# Names of fields in other servers and libraries. Each of our bodies uses at most one name of a group.
 ALIKE = (
     frozenset({"k", "top_k", "topk", "limit", "size", "n_results", "num_results", "n", "count", "top", "max_results"}),
     frozenset({"filter", "filters", "where", "query_filter", "conditions"}),
@@ -103,14 +103,14 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
 _NOT_ALLOWED = re.compile(r"Invalid enum value ")
 _TYPES = re.compile(r"(?:Expected|got) `[^`]*`")
-NAME_CHARS_SHOWN = 100  # of a field's name that a request made up
-JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}  # for Python's
+NAME_CHARS_SHOWN = 100  # of an unknown field's name, in the error
+JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}  # for Python's types
 _STEP = re.compile(r"\[[^\[\]]*\]|[^.\[\]]+")
 
 
 def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """A request body as `kind`. Raises MalformedRequest if it is not JSON, InvalidInput naming the field otherwise,
-    and TooLarge for far too many values. For a thread, if it is longer than INLINE_BYTES."""
+    """Decode a body as `kind`. For more than INLINE_BYTES, run it on a thread. Raises MalformedRequest if it is not
+    JSON, TooLarge for far too many values, otherwise InvalidInput naming the field."""
     if len(body) > INLINE_BYTES:
         check_values(body, decoded_depth(kind))  # type: ignore[arg-type]  # mypy: a type[T] is not hashable
     try:
@@ -120,11 +120,11 @@ def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
-        raise MalformedRequest("the body is nested too deep") from None
+        raise MalformedRequest("the body is nested too deeply") from None
 
 
 def decode_part(part: bytes | msgspec.Raw, kind: type[T], where: str) -> T:
-    """A field of a request body that was left as it came, as `decode` does; `where` is its place in the body."""
+    """Decode a part of a request body that was left as JSON, as `decode` does; `where` is its path in the body."""
     try:
         return decode(part, kind)
     except InvalidInput as error:
@@ -134,8 +134,7 @@ def decode_part(part: bytes | msgspec.Raw, kind: type[T], where: str) -> T:
 
 
 def invalid(error: msgspec.ValidationError, kind: type) -> InvalidInput:
-    """msgspec's message in JSON's words, without its path notation, and the path as `param`; an unknown field with the
-    likely one."""
+    """Return msgspec's error with JSON's type names and the path as `param`, suggesting a name for an unknown field."""
     message, path = split_place(_TYPES.sub(in_json_words, str(error)))
     unknown = _UNKNOWN.fullmatch(message)
     if _NOT_ALLOWED.match(message) and (allowed := values_at(kind, path)):
@@ -150,14 +149,14 @@ def invalid(error: msgspec.ValidationError, kind: type) -> InvalidInput:
 
 
 def split_place(text: str) -> tuple[str, str]:
-    """A message of msgspec's without the place that it ends with, and that place: a path, empty for the whole body."""
-    message, _, place = text.rpartition(" - at `")  # a name that the sender chose may hold the same words
+    """Split a msgspec message into its text and the path at its end, "" for the whole body."""
+    message, _, place = text.rpartition(" - at `")  # the last one: a client's field name may contain it
     found = _PLACE.fullmatch(place)
     return (message, found["path"].removeprefix(".")) if found else (text, "")
 
 
 def shorten(name: str) -> str:
-    """A name from a request, as an error repeats it."""
+    """Shorten a name from a request for an error message."""
     return name if len(name) <= NAME_CHARS_SHOWN else f"{name[:NAME_CHARS_SHOWN]}..."
 
 
@@ -166,13 +165,13 @@ def in_json_words(types: re.Match[str]) -> str:
 
 
 def fields_at(kind: type, path: str) -> list[str]:
-    """The fields that an object at this path may have."""
+    """Return the fields that an object at this path may have."""
     structs = [one for one in types_at(kind, path) if isinstance(one, inspect.StructType)]
     return [field.encode_name for one in structs for field in one.fields]
 
 
 def values_at(kind: type, path: str) -> list[object]:
-    """The values that a field at this path may have, where it may have only some."""
+    """Return the values that a field at this path may have, if it is limited to some."""
     found: list[object] = []
     for one in types_at(kind, path):
         if isinstance(one, inspect.LiteralType):
@@ -183,7 +182,7 @@ def values_at(kind: type, path: str) -> list[object]:
 
 
 def types_at(kind: type, path: str) -> list[inspect.Type]:
-    """Every type that a value at this path may have."""
+    """Return every type that a value at this path may have."""
     here = [inspect.type_info(kind)]
     for step in _STEP.findall(path):
         here = [inner for one in here for inner in inside(one, step)]
@@ -191,7 +190,7 @@ def types_at(kind: type, path: str) -> list[inspect.Type]:
 
 
 def inside(one: inspect.Type, step: str) -> list[inspect.Type]:
-    """The types behind a field's name, or behind the place in a list."""
+    """Return the types behind a field name or a list index."""
     found: list[inspect.Type] = []
     for inner in alternatives(one):
         if isinstance(inner, inspect.ListType) and step.startswith("["):
@@ -205,7 +204,7 @@ def inside(one: inspect.Type, step: str) -> list[inspect.Type]:
 
 @cache
 def decoded_depth(kind: type) -> int:
-    """How many lists and objects inside one another decoding makes; what is left as JSON does not count."""
+    """Return the nesting depth of lists and objects that decoding creates, without parts that are left as JSON."""
     return depth_of(inspect.type_info(kind))
 
 
@@ -225,7 +224,7 @@ def depth_of(one: inspect.Type) -> int:
 
 
 def alternatives(one: inspect.Type) -> list[inspect.Type]:
-    """Of a union each, else the one; without what describes it."""
+    """Return the members of a union, or the type itself, without metadata."""
     while isinstance(one, inspect.Metadata):
         one = one.type
     if not isinstance(one, inspect.UnionType):

@@ -1,4 +1,4 @@
-"""The wire types of documents: what is written, listed, counted and deleted."""
+"""The wire types of documents: writing, listing, counting and deleting them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from retrieval.wire.search import Condition, Doc, DocumentId, End, OwnVector, Re
 
 Expiry = Annotated[
     str | int | None,
-    Doc(
-        "From then on it is not there any more: an ISO 8601 date, or milliseconds since 1970; null: it stays"
-    ),
+    Doc("When it expires: an ISO 8601 date, or milliseconds since 1970; null: never"),
 ]
 
 
 class SentDocument(Request, frozen=True, kw_only=True):
-    """A document as people send it. A number as `id` is the string of its digits. Without a text it needs a title, and
-    is found by that."""
+    """A document as clients send it. A number as `id` becomes the string of its digits. A document without a text
+    needs a title and is found by that."""
 
     id: Annotated[DocumentId, Doc("Unique in its collection; a number is the string of its digits")]
     text: Annotated[str, Doc("The text; may be empty if there is a title")] = ""
@@ -31,14 +29,14 @@ class SentDocument(Request, frozen=True, kw_only=True):
     language: Annotated[
         str | None,
         Doc(
-            "BCP 47 code of its language, such as `en` or `pt-BR`; `auto`: found out; absent: the collection's"
+            "BCP 47 code of its language, such as `en` or `pt-BR`; `auto`: detected; absent: the collection's"
         ),
     ] = None
     expires_at: Expiry = None
 
 
 class NewDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The same as it will be stored, its metadata flat."""
+    """A document as it will be stored, checked and with its fields decoded."""
 
     id: Annotated[str, Doc("Unique in its collection; a number is the string of its digits")]
     text: Annotated[str, Doc("The text")]
@@ -52,13 +50,16 @@ class NewDocument(msgspec.Struct, frozen=True, kw_only=True):
 class WriteDocuments(Request, frozen=True, kw_only=True):
     """`wait` is accepted for clients that send it; an answer always means synced and searchable."""
 
-    documents: Annotated[list[SentDocument], Doc("Documents to write; those of a known id are replaced")]
+    documents: Annotated[list[SentDocument], Doc("Documents to write; those with a known id are replaced")]
     wait: Annotated[bool, Doc("Accepted and ignored: an answer always means synced and searchable")] = True
 
 
 class PatchDocument(Request, frozen=True, kw_only=True):
-    """A JSON merge patch (RFC 7396) of the metadata: a null removes a key, what is not named stays as it is.
-    `expires_at` stays where it is absent, and null takes it away. At least one of the two."""
+    """A JSON merge patch (RFC 7396) of the metadata: null removes a key, and keys that are not named stay as they
+    are.
+
+    An absent `expires_at` stays as it is, and null removes it. At least one of the two is required.
+    """
 
     metadata: Annotated[MetadataJson, Meta(extra_json_schema={"type": ["object", "null"]})] = field(
         default_factory=absent
@@ -72,10 +73,10 @@ class DeleteDocuments(Request, frozen=True, kw_only=True):
 
 
 class ScrollDocuments(Request, frozen=True, kw_only=True):
-    """One page in the order of writing. `cursor` is that of the page before; the filter stays the same throughout."""
+    """One page in the order of writing. `cursor` comes from the previous page; use the same filter for all pages."""
 
     filter: Condition = field(default_factory=absent)
-    cursor: Annotated[str | None, Doc("Where the page begins: `cursor` of the page before")] = None
+    cursor: Annotated[str | None, Doc("Where the page begins: `cursor` of the previous page")] = None
     limit: Annotated[int, Doc("Documents on one page")] = 100
     vectors: Annotated[
         bool, Doc("Whether to list the passages with their vectors; a key needs the scope `vectors`")
@@ -88,14 +89,15 @@ class CountDocuments(Request, frozen=True, kw_only=True):
 
 
 class Written(msgspec.Struct, kw_only=True):
-    """`documents` were written, with so many passages of so many tokens to embed; `unchanged` were there already."""
+    """`documents` were written, as this many passages with this many tokens to embed; `unchanged` were already
+    stored."""
 
     seq: Seq
     documents: Annotated[int, Doc("Number of documents")]
-    unchanged: Annotated[int, Doc("Documents that were there already, unchanged")]
+    unchanged: Annotated[int, Doc("Documents that were already stored unchanged")]
     passages: Annotated[int, Doc("Number of passages")]
     tokens: Annotated[int, Doc("Number of tokens")]
-    took_ms: Annotated[float, Doc("Milliseconds until it was synced and searchable")]
+    took_ms: Annotated[float, Doc("Milliseconds until the write was synced and searchable")]
 
 
 class Deleted(msgspec.Struct):
@@ -110,13 +112,11 @@ class PassageBody(msgspec.Struct):
     start: Start
     end: End
     tokens: Annotated[int, Doc("Number of tokens")]
-    vector: Annotated[
-        list[float], Doc("The unit vector it is searched by, with the noise that is configured")
-    ]
+    vector: Annotated[list[float], Doc("The unit vector it is searched by, with the configured noise")]
 
 
 class DocumentBody(msgspec.Struct, kw_only=True):
-    """`passages` is their number, or with `vectors` the passages themselves; `text` may be left out of a scroll."""
+    """`passages` is their number, or the passages themselves with `vectors`. A scroll may leave out `text`."""
 
     id: Annotated[str, Doc("Unique in its collection; a number is the string of its digits")]
     seq: Seq
@@ -124,7 +124,7 @@ class DocumentBody(msgspec.Struct, kw_only=True):
     title: Annotated[str, Doc("Title of the document")]
     metadata: Annotated[Metadata, Doc("As it was sent")]
     passages: Annotated[int | list[PassageBody], Doc("Number of passages")]
-    language: Annotated[str, Doc("BCP 47 code of its language, given or found out when it was written")]
+    language: Annotated[str, Doc("BCP 47 code of its language, as sent or detected when it was written")]
     expires_at: Annotated[str | UnsetType, Doc("When it expires, in UTC; absent: never")] = UNSET
 
 
@@ -143,7 +143,7 @@ class ScrollPage(msgspec.Struct):
 
 
 class CountBody(msgspec.Struct):
-    """What matches, or everything, as it was after operation `seq`."""
+    """The number of matching documents, or of all, after operation `seq`."""
 
     documents: Annotated[int, Doc("Number of documents")]
     passages: Annotated[int, Doc("Number of passages")]

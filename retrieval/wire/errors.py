@@ -2,7 +2,7 @@
 
     {"error": {"type": "invalid_input", "message": "k must be at most 1000, found 5000", "param": "k"}}
 
-The most specific class decides. A test holds that every error of the tree has its line here.
+The most specific class decides. A test checks that the table covers every error of the tree.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class MalformedRequest(NearlineError):
 
 
 class MethodNotAllowed(NearlineError):
-    """The path exists, not with this method."""
+    """The path exists, but not with this method."""
 
 
 class TargetTooLong(NearlineError):
-    """The path with its query is longer than the service reads."""
+    """The path and its query string are longer than the service accepts."""
 
 
 class ExpectationFailed(NearlineError):
@@ -58,7 +58,7 @@ class ExpectationFailed(NearlineError):
 
 
 class HeadersTooLarge(NearlineError):
-    """A header is longer than the service reads, or there are too many."""
+    """A header is longer than the service accepts, or there are too many."""
 
 
 class RequestTimeout(NearlineError):
@@ -66,19 +66,19 @@ class RequestTimeout(NearlineError):
 
 
 class ForeignOrigin(NearlineError):
-    """A page in a browser calls that the configuration does not allow."""
+    """A web page calls from an origin that the configuration does not allow."""
 
 
 class Unauthorized(NearlineError):
-    """The service wants an access key, and the request has none that is valid."""
+    """The service requires an access key, and the request has no valid one."""
 
 
 class Forbidden(NearlineError):
-    """The access key is valid and may not do this."""
+    """The access key is valid but may not do this."""
 
 
 class RateLimited(Unavailable):
-    """The access key has sent as much as it may for now."""
+    """The access key has reached its limit for now."""
 
 
 class UnknownHost(NearlineError):
@@ -90,11 +90,11 @@ class UnsupportedMediaType(NearlineError):
 
 
 class UnsupportedEncoding(NearlineError):
-    """The body is compressed. How large it becomes would show only by unpacking it."""
+    """The body is compressed, so its full size is unknown until it is unpacked."""
 
 
 class LanguageModelFailed(NearlineError):
-    """The server of the language model refused, broke off, or sent what is no answer."""
+    """The language model server refused, broke off, or sent something that is not an answer."""
 
 
 class LanguageModelTimeout(NearlineError):
@@ -144,9 +144,9 @@ class ErrorDetail(msgspec.Struct, omit_defaults=True):
     type: Annotated[str, Meta(description="The kind of error, for programs")]
     message: Annotated[str, Meta(description="What is wrong, for people")]
     param: Annotated[str | None, Meta(description="The field at fault")] = None
-    job: Annotated[str | None, Meta(description="The job that is in the way of a request that got 409")] = (
-        None
-    )
+    job: Annotated[
+        str | None, Meta(description="The job that conflicts with the request, for status 409")
+    ] = None
 
 
 class ErrorBody(msgspec.Struct):
@@ -154,7 +154,7 @@ class ErrorBody(msgspec.Struct):
 
 
 def status_of(error: NearlineError) -> int:
-    """The status of the nearest class in the tree."""
+    """Return the status of the nearest class in the error tree."""
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
@@ -164,7 +164,7 @@ def body_of(error: NearlineError) -> ErrorBody:
 
 
 def without_folders(message: str, folders: Iterable[Path]) -> str:
-    """The message with these folders by their last names: where they lie is for the log, not for clients."""
+    """Shorten these folders in a message to their last names: full paths belong in the log, not in answers."""
     for folder in folders:
         if folder.is_absolute() and folder.name:
             message = message.replace(str(folder), folder.name)
@@ -172,12 +172,12 @@ def without_folders(message: str, folders: Iterable[Path]) -> str:
 
 
 def type_name(kind: type[NearlineError]) -> str:
-    """`DiskFull` is `disk_full` on the wire."""
+    """Return the name of an error on the wire: `DiskFull` is `disk_full`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def response(error: NearlineError, *, status: int | None = None) -> web.Response:
-    """The answer in our own shape. `status`, where the class does not say it."""
+    """Return the response in our own shape. `status` is for errors whose class does not set one."""
     return web.Response(
         body=msgspec.json.encode(body_of(error)),
         status=status or status_of(error),
@@ -187,8 +187,8 @@ def response(error: NearlineError, *, status: int | None = None) -> web.Response
 
 
 def error_headers(error: NearlineError) -> dict[str, str]:
-    """What kind of key is wanted; or when to try again: in whole seconds for everybody, in milliseconds for the clients
-    that ask for those first."""
+    """Return the headers for the kind of key required and for when to retry. Retry-After is in whole seconds; some
+    clients prefer a header in milliseconds."""
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": "Bearer"}
     if not isinstance(error, Unavailable):

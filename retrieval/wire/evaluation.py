@@ -23,7 +23,7 @@ class KeepEvaluation(Request, frozen=True, kw_only=True):
 
 
 class EvaluationBody(msgspec.Struct):
-    """The report is kept as it was sent."""
+    """An evaluation report, kept as it was sent."""
 
     received_ms: Annotated[int, Doc("Unix time of its arrival in milliseconds")]
     report: ReportJson

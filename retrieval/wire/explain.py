@@ -32,66 +32,72 @@ Stage = Literal["log", "snapshot", "filter", "candidates", "fusion", "rerank", "
 
 
 class ExplainRequest(SearchRequest, frozen=True, kw_only=True):
-    """A search, and the document, or one passage of it, to follow through it."""
+    """A search, and the document or passage to follow through it."""
 
     document_id: Annotated[DocumentId, Doc("The document to follow")]
-    passage: Annotated[Count | None, Doc("One of its passages, from 0; absent: whichever ranks best")] = None
+    passage: Annotated[Count | None, Doc("One of its passages, from 0; absent: the one that ranks best")] = (
+        None
+    )
     answer_seq: Annotated[
-        Count | None, Doc("`seq` in the receipt of an answer that lacked it: was it written later?")
+        Count | None,
+        Doc("`seq` in the receipt of an answer without it, to tell whether it was written later"),
     ] = None
 
 
 class Cause(msgspec.Struct):
-    """What decided, in the stage where it did."""
+    """Why the document is where it is, and the stage that decided it."""
 
-    kind: Annotated[Kind, Doc("What it was")]
+    kind: Annotated[Kind, Doc("The kind of cause")]
     stage: Annotated[Stage, Doc("The stage of the search that decided")]
-    reason: Annotated[str, Doc("The same in words")]
+    reason: Annotated[str, Doc("The cause in words")]
     evidence: Annotated[dict[str, Any], Doc("The numbers behind it; their names depend on the kind")]
 
 
 class Change(msgspec.Struct):
-    """A change of the request that finds the document. It was run: `verified_rank` is what that search gave."""
+    """A change of the request that finds the document. It was tried: `verified_rank` is the rank in that search."""
 
     patch: Annotated[dict[str, Any], Doc("JSON merge patch (RFC 7396) of the search; null removes a field")]
-    verified_rank: Annotated[int, Doc("Place among the hits of the changed search, from 1")]
+    verified_rank: Annotated[int, Doc("Rank among the hits of the changed search, from 1")]
 
 
 class FollowedWord(msgspec.Struct):
-    """A word of the query and what it does for one passage. Stopwords are left out."""
+    """A word of the query and its contribution to one passage. Stopwords are left out."""
 
-    word: Annotated[str, Doc("As it stands in the query")]
-    score: Annotated[float, Doc("What it adds to the BM25 score; 0 if the passage lacks it")]
-    share: Annotated[float, Doc("Of the passage's BM25 score, 0 to 1")]
-    near: Annotated[str | None, Doc("A similar word that the passage has instead")] = None
+    word: Annotated[str, Doc("The word as in the query")]
+    score: Annotated[float, Doc("Its part of the BM25 score; 0 if the passage does not contain it")]
+    share: Annotated[float, Doc("Share of the passage's BM25 score, 0 to 1")]
+    near: Annotated[str | None, Doc("A similar word that the passage contains instead")] = None
 
 
 class FollowedPassage(msgspec.Struct):
-    """One passage on its way through the search. `exact` ranks count all passages that the filter allows; `candidate`
-    ranks are those of the search, null where it did not reach the passage."""
+    """One passage followed through the search. `exact` ranks are among all passages that the filter allows;
+    `candidate` ranks are those of the search, null if it did not reach the passage."""
 
     passage: Annotated[int, Doc("Position of the passage in its document, from 0")]
-    tier: Annotated[Tier, Doc("Where the passage is kept")]
+    tier: Annotated[Tier, Doc("Tier that holds the passage")]
     scores: Annotated[Scores, Doc("Score in each ranking")]
     exact: Annotated[Ranks, Doc("Rank in each ranking by exact search")]
     candidate: Annotated[Ranks, Doc("Rank in each ranking of this search")]
-    score: Annotated[float | None, Doc("Final score; null where it was no candidate")]
+    score: Annotated[float | None, Doc("Final score; null if it was not a candidate")]
     place: Annotated[
-        int | None, Doc("Among all candidates in their final order, from 1, before floors and grouping")
+        int | None, Doc("Rank among all candidates in their final order, from 1, before floors and grouping")
     ]
     words: Annotated[list[FollowedWord], Doc("The words of the query")]
 
 
 class ExplainAnswer(msgspec.Struct):
-    """`found` is the place among the hits, null for a miss. Then `cause` is the first thing in its way, and `also` what
-    comes next once that is changed. `change` is the smallest change that finds it; `others` find it too."""
+    """Where the document is among the hits (`found`), or why it is not.
 
-    found: Annotated[int | None, Doc("Place among the hits, from 1; null if it is not among them")]
+    `cause` is the first reason for a miss, and `also` are the reasons that remain once that is changed. `change` is
+    the smallest change that finds the document; `others` find it too.
+    """
+
+    found: Annotated[int | None, Doc("Rank among the hits, from 1; null if it is not among them")]
     cause: Annotated[Cause, Doc("Why")]
-    also: Annotated[list[Cause], Doc("What stands in its way next")]
+    also: Annotated[list[Cause], Doc("The reasons that remain once the cause is changed")]
     change: Annotated[Change | None, Doc("The smallest change that finds it; null if none was found")]
     others: Annotated[list[Change], Doc("Other changes that find it")]
-    passages: Annotated[list[FollowedPassage], Doc("Passages of the document, the best first")]
+    passages: Annotated[list[FollowedPassage], Doc("Passages of the document, best first")]
     searches: Annotated[int, Doc("Searches that were run for this explanation")]
     seq: Annotated[int, Doc("Last operation that the search could see")]
     over_budget: Annotated[

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One message of a prompt, as OpenAI has it."""
+    """One message of a prompt, as in OpenAI's API."""
 
-    role: Annotated[Literal["system", "user"], Meta(description="Who says it")]
+    role: Annotated[Literal["system", "user"], Meta(description="The role of the speaker")]
     content: Annotated[str, Meta(description="The text")]

@@ -1,7 +1,7 @@
-"""The wire types, version 1: what requests may hold and what answers do.
+"""The wire types of searches and contexts, version 1.
 
-Requests refuse unknown fields and wrong types (`decoding`). Limits that an operator sets are checked where they apply,
-not here.
+Requests refuse unknown fields and wrong types (`decoding`). Limits that an operator sets are checked where they
+apply, not here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Condition = Annotated[
     Doc("Only documents whose metadata match: `{type, key, value}`, or `{type, filters}` to combine"),
 ]
 Seq = Annotated[
-    int, Doc("Position of the last operation in the log: pass it as `min_seq` to read what was written")
+    int, Doc("Position of the last operation in the log; pass it as `min_seq` to read your own writes")
 ]
 OwnVector = Annotated[VectorJson, Doc("A vector of your own; it is normalized")]
 RankConstant = Annotated[int, Meta(ge=1, le=10_000)]
@@ -54,77 +54,77 @@ End = Annotated[int, Doc("End in the document's text, in characters, exclusive")
 
 
 class Weights(Request, frozen=True, kw_only=True):
-    dense: Annotated[Weight, Doc("Of the score by meaning")] = 0.0
-    lexical: Annotated[Weight, Doc("Of the score by words")] = 0.0
+    dense: Annotated[Weight, Doc("Weight of the dense score")] = 0.0
+    lexical: Annotated[Weight, Doc("Weight of the lexical score")] = 0.0
 
 
 class Fusion(Request, frozen=True, kw_only=True):
-    """How hybrid search joins its two rankings; what is absent comes from the configuration."""
+    """How hybrid search fuses its two rankings. Absent fields come from the configuration."""
 
-    method: Annotated[Literal["rrf", "weighted"] | None, Doc("`rrf` joins by rank, `weighted` by score")] = (
+    method: Annotated[Literal["rrf", "weighted"] | None, Doc("`rrf` fuses by rank, `weighted` by score")] = (
         None
     )
-    k: Annotated[RankConstant | None, Doc("For `rrf`: larger flattens the lead of the first ranks")] = None
+    k: Annotated[
+        RankConstant | None, Doc("For `rrf`: a larger value reduces the lead of the first ranks")
+    ] = None
     weights: Annotated[Weights | None, Doc("For `weighted`")] = None
 
 
 class SearchOptions(Request, frozen=True, kw_only=True):
-    """What a search and a context have in common."""
+    """The options that searches and contexts share."""
 
     k: Annotated[int | None, Doc("Number of hits")] = None
     mode: Annotated[Mode | None, Doc("By meaning (dense), by words (lexical) or both (hybrid)")] = None
     filter: Condition = field(default_factory=absent)
-    fusion: Annotated[Fusion | None, Doc("How hybrid search joins both rankings")] = None
+    fusion: Annotated[Fusion | None, Doc("How hybrid search fuses both rankings")] = None
     rerank: Annotated[
-        bool | Rerank | None, Doc("Let a cross-encoder read the first candidates: true, or how")
+        bool | Rerank | None, Doc("Let a cross-encoder rerank the first candidates: true, or options")
     ] = None
     mmr: Annotated[
         Chance | None,
-        Doc("Prefer hits unlike those before them (MMR): 1 is relevance alone, 0 difference alone"),
+        Doc("Prefer hits that differ from those above them (MMR): 1 is pure relevance, 0 pure diversity"),
     ] = None
     group_by_document: Annotated[bool, Doc("Only the best passage of each document")] = False
     boosts: Annotated[
         Boosts | None, Doc("Raise or lower the scores of candidates by their metadata: recency, votes, flags")
     ] = None
-    min_score: Annotated[float | None, Doc("Drop hits that score less")] = None
-    min_relevance: Annotated[Chance | None, Doc("Drop hits of less `relevance`")] = None
+    min_score: Annotated[float | None, Doc("Drop hits with a lower score")] = None
+    min_relevance: Annotated[Chance | None, Doc("Drop hits with a lower `relevance`")] = None
     min_seq: Annotated[Count | None, Doc("Wait up to 5 s until this write is visible")] = None
     deadline_ms: Annotated[DeadlineMs | None, Doc("Give up after this time, with status 503")] = None
     cache: Annotated[bool, Doc("False bypasses the result cache and the query vector cache")] = True
     typos: Annotated[
-        bool, Doc("Look up a word that no passage has as the nearest one that some passage has")
+        bool,
+        Doc("Replace a word that no passage contains by the most similar one that exists"),
     ] = True
     operators: Annotated[
         bool,
-        Doc(
-            'Of the query, "words in quotes" must follow each other so, and inst* stands for words that begin so'
-        ),
+        Doc('In the query, "words in quotes" match as a phrase, and inst* matches words with this prefix'),
     ] = False
     language: Annotated[
-        str | None, Doc("BCP 47 code of the query's language; absent: guessed among those of the documents")
+        str | None, Doc("BCP 47 code of the query's language; absent: detected among those of the documents")
     ] = None
 
 
 class SearchRequest(SearchOptions, frozen=True, kw_only=True):
-    """A search. `exact` scans all stored vectors instead of the indexes: the ground truth, at its price."""
+    """A search. `exact` scans all stored vectors instead of the indexes: the ground truth, but slow."""
 
     query: Annotated[str | None, Doc("The text to search for")] = None
     vector: OwnVector = field(default_factory=absent)
     like: Annotated[
-        ExampleIds | None, Doc("Ids of documents: find others like these; instead of a query, or beside it")
+        ExampleIds | None, Doc("Ids of documents: find similar ones, instead of or in addition to a query")
     ] = None
-    unlike: Annotated[ExampleIds | None, Doc("Ids of documents: less like these")] = None
-    offset: Annotated[
-        Count, Doc("Hits to pass over, those of the pages before; with `k` at most limits.k_max")
-    ] = 0
+    unlike: Annotated[ExampleIds | None, Doc("Ids of documents that hits should not resemble")] = None
+    offset: Annotated[Count, Doc("Hits to skip, those of earlier pages; with `k` at most limits.k_max")] = 0
     expand: Annotated[
         Expand | None, Doc("Show each hit with its neighbors, its section, or its whole document")
     ] = None
     highlight: Annotated[
-        bool | Highlight | None, Doc("Where each hit has words of the query: true, or how")
+        bool | Highlight | None, Doc("Mark where each hit contains words of the query: true, or options")
     ] = None
     sort: Annotated[
-        Sorts | None, Doc("Order the candidates by metadata instead of by score; those without a value last")
+        Sorts | None,
+        Doc("Sort the candidates by metadata instead of by score; those without a value come last"),
     ] = None
     facets: Annotated[
         list[NonEmpty | Facet] | None,
@@ -137,40 +137,43 @@ class SearchRequest(SearchOptions, frozen=True, kw_only=True):
 
 
 class SearchBatch(Request, frozen=True, kw_only=True):
-    searches: Annotated[SearchesJson, Doc("Each as a search of its own")]
+    searches: Annotated[SearchesJson, Doc("Each is a complete search")]
 
 
 class Scores(msgspec.Struct):
-    """Cosine similarity and BM25; null where the search did not ask for that kind. `rerank` only where it was asked
-    for; null where time ran out before."""
+    """Cosine similarity and BM25, null if the search did not use that kind. `rerank` is present only if it was
+    requested, and null if time ran out first."""
 
     dense: Annotated[float | None, Doc("Cosine similarity")] = None
     lexical: Annotated[float | None, Doc("BM25")] = None
     rerank: Annotated[
-        float | UnsetType | None, Doc("Of the cross-encoder; at 0 the odds are even that it answers")
+        float | UnsetType | None,
+        Doc("Score of the cross-encoder; 0 means even odds that the passage answers the query"),
     ] = UNSET
-    boost: Annotated[float | UnsetType, Doc("What `boosts` multiplied the score by")] = UNSET
+    boost: Annotated[float | UnsetType, Doc("Factor by which `boosts` multiplied the score")] = UNSET
 
 
 class Ranks(msgspec.Struct):
-    """Place in each ranking before fusion, from 1; null where it was not among the candidates."""
+    """Rank in each ranking before fusion, from 1; null if it was not among the candidates."""
 
-    dense: Annotated[int | None, Doc("In the ranking by meaning")] = None
-    lexical: Annotated[int | None, Doc("In the ranking by words")] = None
+    dense: Annotated[int | None, Doc("In the dense ranking")] = None
+    lexical: Annotated[int | None, Doc("In the lexical ranking")] = None
 
 
 class RelevanceEvidence(msgspec.Struct):
-    """What `relevance` is computed from. A lead is what the hit has beyond the tenth candidate of that ranking."""
+    """What `relevance` is computed from. A lead is the hit's advantage over the tenth candidate of that ranking."""
 
-    meaning: Annotated[float, Doc("Cosine, from 0 where unrelated texts are to 1; 0 if it was not asked for")]
-    words: Annotated[float, Doc("BM25 over what a passage with all words of the query could score")]
-    meaning_lead: Annotated[float, Doc("Beyond the tenth candidate by meaning")]
-    words_lead: Annotated[float, Doc("Beyond the tenth candidate by words")]
+    meaning: Annotated[float, Doc("Cosine, scaled from 0 (unrelated texts) to 1; 0 if it was not used")]
+    words: Annotated[
+        float, Doc("BM25 relative to the best possible score of a passage with all words of the query")
+    ]
+    meaning_lead: Annotated[float, Doc("Lead over the tenth candidate of the dense ranking")]
+    words_lead: Annotated[float, Doc("Lead over the tenth candidate of the lexical ranking")]
 
 
 class Hit(msgspec.Struct, omit_defaults=True):
-    """One passage: which part of which document, its text (`text[start:end]` of the document), the headings it stands
-    under, outermost first, and why it is here."""
+    """One passage: its document, position and text (`text[start:end]` of the document), the headings above it,
+    outermost first, and its scores."""
 
     document_id: Annotated[str, Doc("Id of its document")]
     passage: Annotated[int, Doc("Position of the passage in its document, from 0")]
@@ -181,20 +184,20 @@ class Hit(msgspec.Struct, omit_defaults=True):
     metadata: Annotated[Metadata, Doc("As it was sent")]
     score: Annotated[float, Doc("What the hits are ordered by")]
     scores: Annotated[Scores, Doc("Score in each ranking")]
-    tier: Annotated[Tier, Doc("Where the passage was found")]
+    tier: Annotated[Tier, Doc("Tier in which the passage was found")]
     ranks: Annotated[Ranks | None, Doc("With `explain`: rank in each ranking")] = None
     heading: Annotated[str, Doc("Headings above the passage, outermost first")] = ""
     tokens: Annotated[int, Doc("Number of tokens")] = 0
     relevance: Annotated[
         float | None,
-        Doc("How likely the passage is a relevant one; absent where the search's scores cannot tell"),
+        Doc("Probability that the passage is relevant; absent if the search's scores cannot tell"),
     ] = None
     evidence: Annotated[
         RelevanceEvidence | None, Doc("With `explain`: what `relevance` is computed from")
     ] = None
     language: Annotated[str, Doc("BCP 47 code of the document's language")] = ""
     highlights: Annotated[
-        list[Span] | None, Doc("With `highlight`: [start, end) in `text` of the words that the query has too")
+        list[Span] | None, Doc("With `highlight`: [start, end) in `text` of words of the query")
     ] = None
     snippet: Annotated[Span | None, Doc("With `highlight`: the part of `text` with most of them")] = None
     expanded: Annotated[Expanded | None, Doc("With `expand`: the passage and those around it")] = None
@@ -205,7 +208,7 @@ Degraded = Literal["candidates", "rerank"]
 
 
 class Receipt(msgspec.Struct):
-    """What an answer says about itself."""
+    """How an answer was produced."""
 
     collection: Annotated[str, Doc("Name or alias of a collection")]
     generation: Annotated[int, Doc("Number of the live build of the indexes; 0 before the first rebuild")]
@@ -213,12 +216,12 @@ class Receipt(msgspec.Struct):
     tiers: Annotated[list[Tier], Doc("Tiers that were searched")]
     cold_skipped: Annotated[str | None, Doc("Why the cold tier was not searched; null if it was")]
     share_read: Annotated[
-        float | None, Doc("How much of the query the model reads, 0 to 1; null if no text was embedded")
+        float | None, Doc("Share of the query that the model reads, 0 to 1; null if no text was embedded")
     ]
     weight_dense: Annotated[
         float | None,
         Doc(
-            "Weight of meaning in the scores, 0 to 1, less where the model reads less; null unless scores were fused"
+            "Weight of the dense score, 0 to 1, lower if the model reads less; null unless scores were fused"
         ),
     ]
     cache: Annotated[CacheOutcome, Doc("Whether the answer came from the result cache")]
@@ -226,40 +229,38 @@ class Receipt(msgspec.Struct):
     reranked: Annotated[Reranked | None, Doc("With `rerank`: how much was read in time")] = None
     supported: Annotated[
         bool | None,
-        Doc("False: no hit is relevant enough to say that the collection answers this; null where unknown"),
+        Doc("False if no hit is relevant enough for the collection to answer this; null if unknown"),
     ] = None
     corrected: Annotated[
         dict[str, str] | UnsetType,
-        Doc(
-            "Words of the query that no passage has, and those looked up instead; absent where there are none"
-        ),
+        Doc("Words of the query that no passage contains, and those used instead; absent if there are none"),
     ] = UNSET
     degraded: Annotated[
-        list[Degraded] | UnsetType, Doc("What was left out because of the load; absent where nothing was")
+        list[Degraded] | UnsetType, Doc("What was skipped because of load; absent if nothing was")
     ] = UNSET
     over_budget: Annotated[
         list[OverBudget] | UnsetType,
-        Doc("Options that would have taken too long and did what they could; absent where there are none"),
+        Doc("Options that ran out of time and were applied in part; absent if there are none"),
     ] = UNSET
     support_from: Annotated[
-        float | None, Doc("One of the first ten hits needs this `relevance` for `supported`")
+        float | None, Doc("The `relevance` that one of the first ten hits must have for `supported`")
     ] = None
 
 
 class Timings(msgspec.Struct):
-    """Milliseconds in each stage. `wait` is the time in which no stage ran. All of them add up to `total`."""
+    """Milliseconds in each stage. `wait` is time in which no stage ran. Together they add up to `total`."""
 
-    cache: Annotated[float, Doc("Looking into the result cache")] = 0.0
+    cache: Annotated[float, Doc("Result cache lookup")] = 0.0
     embed: Annotated[float, Doc("Embedding the query")] = 0.0
-    dense: Annotated[float, Doc("Searching by meaning")] = 0.0
-    lexical: Annotated[float, Doc("Searching by words")] = 0.0
-    fuse: Annotated[float, Doc("Joining both rankings")] = 0.0
-    rerank: Annotated[float, Doc("Reading candidates beside the query")] = 0.0
+    dense: Annotated[float, Doc("Dense search")] = 0.0
+    lexical: Annotated[float, Doc("Lexical search")] = 0.0
+    fuse: Annotated[float, Doc("Fusing both rankings")] = 0.0
+    rerank: Annotated[float, Doc("Reranking the candidates")] = 0.0
     hydrate: Annotated[float, Doc("Reading the hits from the log")] = 0.0
     wait: Annotated[
         float, Doc("Time in which no stage ran: mostly waiting for a search thread or for `min_seq`")
     ] = 0.0
-    total: Annotated[float, Doc("All of it")] = 0.0
+    total: Annotated[float, Doc("The whole search")] = 0.0
 
 
 class SearchAnswer(msgspec.Struct):
@@ -270,7 +271,7 @@ class SearchAnswer(msgspec.Struct):
 
 
 class SearchBatchAnswer(msgspec.Struct):
-    """In the order of the searches: what was found, or why that search failed."""
+    """The results in the order of the searches."""
 
     results: Annotated[list[SearchOutcome], Doc("In the order of the searches: an answer or an error")]
 
@@ -278,54 +279,55 @@ class SearchBatchAnswer(msgspec.Struct):
 class ContextRequest(SearchOptions, frozen=True, kw_only=True):
     """Passages for a prompt: at most `token_budget` tokens, all markup included.
 
-    `per_document` bounds the passages of one document; without it, what is left after every document had its turn goes
-    to further passages. Of documents beyond the first few only excerpts of `excerpt_tokens` are shown, 0 for none.
-    Passages less similar to the query (cosine) than `min_similarity` are left out.
+    `per_document` limits the passages of one document; without it, the budget left after every document had its turn
+    is spent on more passages. Documents after the first few are shown only as excerpts of `excerpt_tokens`, 0 for
+    none. Passages less similar to the query (cosine) than `min_similarity` are left out.
     """
 
     query: Annotated[NonEmpty | None, Doc("The text to search for")] = None
     queries: Annotated[
-        list[NonEmpty] | None, Doc("Several texts to search for, instead of `query`; each has its share")
+        list[NonEmpty] | None, Doc("Several texts to search for, instead of `query`; each gets its share")
     ] = None
-    token_budget: Annotated[Positive, Doc("Most tokens of the context, markup included")]
+    token_budget: Annotated[Positive, Doc("Maximum tokens of the context, markup included")]
     tokenizer: Annotated[
         str | None,
         Doc(
-            "Counts the tokens: `cl100k_base` or `o200k_base`; absent: the tokenizer of the collection's model"
+            "The tokenizer to count with: `cl100k_base` or `o200k_base`; absent: that of the collection's model"
         ),
     ] = None
     format: Annotated[
         Literal["xml", "plain", "messages"],
-        Doc("Tags around each passage, a line above each, or `messages` for a chat model as well"),
+        Doc("Tags around each passage, a line above each, or also `messages` for a chat model"),
     ] = "xml"
     template: Annotated[
         NonEmpty | None,
         Doc(
-            "How each passage is shown: text with {text} and, if you like, {number}, {title}, {heading}, "
+            "How each passage is shown: text with {text} and, optionally, {number}, {title}, {heading}, "
             "{document_id}, {start}, {end}, {score}, {fence}"
         ),
     ] = None
     order: Annotated[
         Literal["relevance", "position", "newest", "oldest"],
-        Doc("Of the documents shown: `position` is by id, `newest` and `oldest` by `date_key`"),
+        Doc("Order of the documents shown: `position` is by id, `newest` and `oldest` by `date_key`"),
     ] = "relevance"
     date_key: Annotated[
         NonEmpty | None, Doc("The metadata key with a number or an ISO 8601 date, for `order`")
     ] = None
-    explain: Annotated[bool, Doc("Say of each passage found why it is shown, or not")] = False
-    per_document: Annotated[Positive | None, Doc("Most passages from one document")] = None
+    explain: Annotated[bool, Doc("Say why each passage found is shown or not")] = False
+    per_document: Annotated[Positive | None, Doc("Maximum passages from one document")] = None
     excerpt_tokens: Annotated[Count | None, Doc("Size of an excerpt; 0 shows whole passages only")] = None
     min_similarity: Annotated[
         Similarity | None,
         Doc(
             "Drop passages less similar to the query (cosine) that do not contain its words; "
-            "where neither this nor the settings name a cosine, the model does"
+            "default: the settings' value, or the model's"
         ),
     ] = None
 
 
 class Citation(msgspec.Struct):
-    """Where one numbered frame of the context comes from: `text[start:end]` of a document, these of its passages."""
+    """The source of one numbered frame of the context: `text[start:end]` of a document, consisting of these
+    passages."""
 
     number: Annotated[int, Doc("Number of the frame in the context")]
     document_id: Annotated[str, Doc("Id of its document")]
@@ -336,7 +338,7 @@ class Citation(msgspec.Struct):
     heading: Annotated[str, Doc("Headings above the passage, outermost first")]
     metadata: Annotated[Metadata, Doc("As it was sent")]
     score: Annotated[float, Doc("What the hits are ordered by")]
-    relevance: Annotated[float | None, Doc("Of the most relevant of its passages; null where unknown")]
+    relevance: Annotated[float | None, Doc("Relevance of its most relevant passage; null if unknown")]
     excerpt: Annotated[bool, Doc("Whether only part of the passage is shown")]
     tokens: Annotated[int, Doc("Number of tokens")]
 
@@ -350,22 +352,22 @@ Outcome = Literal["shown", "excerpt", "repeats", "irrelevant", "per_document", "
 
 
 class Considered(PassageKey, omit_defaults=True):
-    """A passage found, and what became of it."""
+    """A passage found, and whether it is shown."""
 
     score: Annotated[float, Doc("What the hits are ordered by")]
     outcome: Annotated[
         Outcome,
         Doc(
             "`shown`, or an `excerpt` of it; left out because it `repeats` another, is `irrelevant` (below "
-            "`min_similarity`), its document has its most passages (`per_document`), or there was `no_room`"
+            "`min_similarity`), its document has reached `per_document`, or there was `no_room`"
         ),
     ]
-    number: Annotated[int | None, Doc("Of the frame that shows it")] = None
-    repeats: Annotated[PassageKey | None, Doc("The passage that says the same")] = None
+    number: Annotated[int | None, Doc("Number of the frame that shows it")] = None
+    repeats: Annotated[PassageKey | None, Doc("The passage that it repeats")] = None
 
 
 class ContextAnswer(msgspec.Struct):
-    """`omitted` passages were found and did not fit, `irrelevant` ones are below the floor of similarity. `tokens`
+    """`omitted` passages were found but did not fit; `irrelevant` ones are below the similarity floor. `tokens`
     counts the context, or with format `messages` the contents of the messages."""
 
     context: Annotated[str, Doc("The text for the prompt")]
@@ -373,18 +375,18 @@ class ContextAnswer(msgspec.Struct):
     tokens: Annotated[int, Doc("Number of tokens")]
     omitted: Annotated[int, Doc("Passages found that did not fit")]
     irrelevant: Annotated[int, Doc("Passages found but below `min_similarity`")]
-    receipt: Annotated[Receipt, Doc("How the answer was found; of several queries, of all of them")]
-    timings_ms: Annotated[Timings, Doc("Milliseconds of each stage; of several queries, of the slowest")]
-    fence: Annotated[str, Doc("Number in all the marks around passages; no text shown contains it")] = ""
+    receipt: Annotated[Receipt, Doc("How the answer was found; for several queries, for all of them")]
+    timings_ms: Annotated[Timings, Doc("Milliseconds of each stage; for several queries, of the slowest")]
+    fence: Annotated[str, Doc("Number in all marks around passages; no text shown contains it")] = ""
     messages: Annotated[
         list[Message] | None,
         Doc(
-            "With format `messages`: the context and the question for a chat model; null where nothing is shown"
+            "With format `messages`: the context and the question for a chat model; null if nothing is shown"
         ),
     ] = None
     hint: Annotated[
-        str | None, Doc("Where the budget is too small for any passage: how much the smallest needs")
+        str | None, Doc("If the budget is too small for any passage: the tokens that the smallest needs")
     ] = None
     passages: Annotated[
-        list[Considered] | None, Doc("With `explain`: every passage found, the most relevant first")
+        list[Considered] | None, Doc("With `explain`: every passage found, most relevant first")
     ] = None

@@ -1,8 +1,8 @@
 """A bound on how many values one JSON body decodes into, checked on its bytes before it is decoded.
 
-Decoding holds the interpreter, and so the event loop, for as long as it takes: a text costs a copy, but millions of
-tiny values cost seconds. The check runs in numpy, one slice at a time, and lets other threads run. It needs no valid
-JSON: up to the first fault it reads what a parser would read, and a parser stops there.
+Decoding blocks the interpreter, and so the event loop, until it is done: a text costs a copy, but millions of tiny
+values cost seconds. The check runs in numpy, one slice at a time, and lets other threads run. It does not need valid
+JSON: up to the first error it reads what a parser would read, and a parser stops there.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from indexes.base.errors import TooLarge
 
-UNITS_MAX = 1_000_000  # of about 40 ns each; OpenAI lets one request have 300,000 token ids
-VALUE_UNITS, PART_UNITS = 1, 4  # of a value; and in addition of a key, a list and an object
-SLICE_BYTES = 1 << 18  # what numpy makes of one fits the processor's cache
+UNITS_MAX = 1_000_000  # about 40 ns each; OpenAI allows 300,000 token ids per request
+VALUE_UNITS, PART_UNITS = 1, 4  # for a value, and in addition for a key, list or object
+SLICE_BYTES = 1 << 18  # numpy's temporary arrays for one slice fit the CPU cache
 QUOTE, BACKSLASH, COLON = b'"\\:'
-NAMED_DEPTH = 2  # of keys that an error names: `inputs.sentences`
+NAMED_DEPTH = 2  # of the keys in an error: `inputs.sentences`
 
 UNITS = np.zeros(256, np.int64)
 UNITS[list(b",")] = VALUE_UNITS
@@ -31,12 +31,12 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def check_values(body: bytes | msgspec.Raw, depth_max: int) -> None:
-    """Raise TooLarge, naming the field, for more values than one body may have. Those inside more than `depth_max`
-    lists and objects do not count: they are not decoded."""
+    """Raise TooLarge, naming the field, if a body has too many values. Values nested more than `depth_max` lists and
+    objects deep do not count, because they are not decoded."""
     whole = np.frombuffer(body, np.uint8)
     strings = Strings()
     units = depth = 0
-    colons = dict.fromkeys(range(1, NAMED_DEPTH + 1), -1)  # the last one at each depth
+    colons = dict.fromkeys(range(1, NAMED_DEPTH + 1), -1)  # the last colon at each depth
     for start in range(0, len(whole), SLICE_BYTES):
         piece = whole[start : start + SLICE_BYTES]
         is_structure = IS_STRUCTURE[piece] & strings.outside(piece)
@@ -54,9 +54,8 @@ def check_values(body: bytes | msgspec.Raw, depth_max: int) -> None:
             if len(its := at[(found[:end] == COLON) & (depths[:end] == level)]):
                 colons[level] = start + int(its[-1])
         if units > UNITS_MAX:
-            within = int(depths[end]) - bool(
-                STEPS[found[end]]
-            )  # an opening bracket is a value of what is around it
+            # An opening bracket is a value of what surrounds it.
+            within = int(depths[end]) - bool(STEPS[found[end]])
             param = field_at(body, colons, within)
             raise TooLarge(
                 f"{param or 'the body'} holds too many values: one request may have {UNITS_MAX}, of which each key, "
@@ -66,13 +65,13 @@ def check_values(body: bytes | msgspec.Raw, depth_max: int) -> None:
 
 
 class Strings:
-    """Where the strings of a text are that comes in slices."""
+    """Tracks where the strings are in a JSON text that arrives in slices."""
 
     def __init__(self) -> None:
         self._inside = self._escaped = 0
 
     def outside(self, piece: Bytes) -> Bytes:
-        """1 for each byte that is in no string, else 0; a quote is either."""
+        """Return 1 for each byte outside strings, else 0; a quote may be either."""
         quotes = (piece == QUOTE).view(np.uint8)
         slashes = piece == BACKSLASH
         if self._escaped or slashes.any():
@@ -84,8 +83,8 @@ class Strings:
         return outside
 
     def _escapes(self, slashes: npt.NDArray[np.bool_]) -> Bytes:
-        """1 for each byte behind an odd number of backslashes."""
-        # A run's length at each of its places is the distance from the last byte that is none.
+        """Return 1 for each byte after an odd number of backslashes."""
+        # The length of a run of backslashes so far is the distance from the last other byte.
         places = np.arange(1, len(slashes) + 1)
         runs = places - np.maximum.accumulate(np.where(slashes, -self._escaped, places))
         odd = (runs & 1).astype(np.uint8)
@@ -94,11 +93,11 @@ class Strings:
 
 
 def field_at(body: bytes | msgspec.Raw, colons: dict[int, int], depth: int) -> str | None:
-    """The dotted path of the keys whose values a place in the body is inside of, up to the first list."""
+    """Return the dotted path of the keys around a position in the body, up to the first list."""
     names: list[str] = []
     before = -1
     for level, colon in colons.items():
-        if level >= depth or colon <= before:  # such a colon is of an object that has ended
+        if level >= depth or colon <= before:  # this colon belongs to an object that has ended
             break
         names.append(key_before(body, colon))
         before = colon
@@ -106,6 +105,6 @@ def field_at(body: bytes | msgspec.Raw, colons: dict[int, int], depth: int) -> s
 
 
 def key_before(body: bytes | msgspec.Raw, colon: int) -> str:
-    """The key that ends at a colon; of a long one its end."""
+    """Return the key that ends at a colon; of a long key, its end."""
     text = bytes(memoryview(body)[max(0, colon - 200) : colon]).rstrip()[:-1]
     return text[text.rfind(b'"') + 1 :].decode(errors="replace")

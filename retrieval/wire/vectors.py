@@ -1,4 +1,4 @@
-"""Vectors that a request brings along."""
+"""Vectors that clients send in requests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from indexes.base.errors import InvalidInput
 from indexes.base.model import Floats
 from retrieval.wire.decoding import decode_part, is_absent
 
-NUMBER_BYTES_MAX = 100  # of one number as JSON, with the white space before it
+NUMBER_BYTES_MAX = 100  # of one number as JSON, including white space before it
 
 
 def vector_of(raw: msgspec.Raw, dimensions: int, param: str) -> list[float] | None:
-    """The numbers of a request's vector, None for none. Raises InvalidInput before decoding far too many."""
+    """Return the vector of a request, or None if it has none. Raises InvalidInput before decoding far too many
+    numbers."""
     if len(raw) > dimensions * NUMBER_BYTES_MAX:
         raise InvalidInput(
             f"{param} has {len(raw)} bytes, more than {dimensions} dimensions take", param=param
@@ -24,13 +25,14 @@ def vector_of(raw: msgspec.Raw, dimensions: int, param: str) -> list[float] | No
 
 
 def unit_vector(values: Sequence[float], dimensions: int, param: str) -> Floats:
-    """The vector at length 1, float32 [dimensions]. Raises InvalidInput for a wrong dimension, NaN or no length."""
+    """Return the normalized vector, float32 [dimensions]. Raises InvalidInput for a wrong dimension, NaN or zero
+    length."""
     if len(values) != dimensions:
         raise InvalidInput(f"{param} has {len(values)} dimensions, expected {dimensions}", param=param)
     vector = np.asarray(values, np.float64)
     if not np.isfinite(vector).all():
         raise InvalidInput(f"{param} holds NaN or an infinity, expected finite numbers", param=param)
-    scale = np.abs(vector).max()  # dividing by it first keeps the squares of huge and tiny numbers in range
+    scale = np.abs(vector).max()  # dividing by it first keeps squares of huge and tiny numbers in range
     if scale == 0:
         raise InvalidInput(f"{param} has no direction: all its numbers are 0", param=param)
     vector /= scale

@@ -77,7 +77,7 @@ def test_the_url_and_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
             assert client.url == stub.url
             client.request("GET", "/v1/collections")
             assert stub.seen[0][2]["Authorization"] == "Bearer secret"
-    with pytest.raises(ServiceError, match="is no address of a service"):
+    with pytest.raises(ServiceError, match="is not the address of a service"):
         Client("localhost:8080")
 
 
@@ -422,7 +422,7 @@ def test_refused_documents_are_reported(http: Http, service: ServerProcess) -> N
         assert (done.documents, done.refused, done.read, done.last_id) == (4, 2, 6, "n5")
         assert sorted((one.position, one.reason) for one in refused) == [
             (2, "text holds a NUL character"),
-            (5, "holds text that cannot be UTF-8: surrogates not allowed"),
+            (5, "contains text that is not valid Unicode: surrogates not allowed"),
         ]
         with pytest.raises(RefusedDocument, match="document 'n2': text holds a NUL") as caught:
             client.ingest(name, documents[:5])

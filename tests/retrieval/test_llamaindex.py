@@ -40,7 +40,7 @@ from llama_index.core.vector_stores.types import (
 from jobs.serving.process import ServerProcess
 from nearline import Client, RefusedDocument, ServiceError
 from nearline.llamaindex import NearlineRetriever, NearlineVectorStore
-from retrieval.clients.calling import Connection
+from retrieval.clients.calling import ServiceConnection
 from retrieval.clients.llamaindex_queries import condition_of
 
 NAMES = (f"llamaindex-{number}" for number in itertools.count())
@@ -189,13 +189,13 @@ def test_metadata_is_stored_once(store: NearlineVectorStore, client: Client) -> 
 def test_one_request_finds_nodes(store: NearlineVectorStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many; one that is longer than a search shows is read by itself, and comes back whole."""
     asked: list[str] = []
-    content = Connection.content
+    content = ServiceConnection.content
 
-    async def counted(self: Connection, method: str, path: str, *args: Any, **options: Any) -> bytes:
+    async def counted(self: ServiceConnection, method: str, path: str, *args: Any, **options: Any) -> bytes:
         asked.append(f"{method} {path.rsplit('/', 1)[-1]}")
         return await content(self, method, path, *args, **options)
 
-    monkeypatch.setattr(Connection, "content", counted)
+    monkeypatch.setattr(ServiceConnection, "content", counted)
     query = VectorStoreQuery(query_str="lost parcel", similarity_top_k=3)
     assert len(store.query(query).nodes or []) == 3
     assert asked == ["POST search"]
