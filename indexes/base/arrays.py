@@ -18,7 +18,7 @@ def ends_of(sizes: NDArray[np.integer] | NDArray[np.bool_]) -> NDArray[np.int64]
 
 
 def ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Consecutive numbers from each start, as many as its size says, concatenated."""
+    """The concatenated ranges of consecutive numbers with these starts and sizes."""
     ends = ends_of(sizes)
     return np.repeat(starts - ends[:-1], sizes) + np.arange(ends[-1])
 

@@ -53,11 +53,14 @@ class Child(Generic[Outcome]):
 
     @property
     def pid(self) -> int | None:
-        """None until it is started."""
+        """The child's process id; None until it is started."""
         return self._process.pid if self._process is not None else None
 
     def run(self, request: object, progress: Progress) -> Outcome:
-        """Raises NotReady if cancelled, StorageError with the reason if the child failed. The child has ended then."""
+        """Run the child, and return its outcome once it has ended.
+
+        Raises NotReady if cancelled, StorageError with the reason if the child failed.
+        """
         if self._cancelled.is_set():
             raise NotReady(f"{self._what} was cancelled")
         command = [sys.executable, "-m", self._module, msgspec.json.encode(request).decode()]

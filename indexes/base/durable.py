@@ -46,8 +46,8 @@ def format_of(content: bytes) -> int | None:
 
 
 def decode_checked(path: Path, content: bytes, kind: type[T], known: int) -> T:
-    """The content of a file that `with_checksum` made, of the known format. Raises Damaged for another
-    one, OlderFormat for a file from before 0.1.0."""
+    """Decode a file that `with_checksum` made, in the known format. Raises Damaged for any other format, OlderFormat
+    for a file from before 0.1.0."""
     try:
         if (found := format_of(content)) is None:
             raise OlderFormat.of(path)
@@ -115,12 +115,12 @@ def publish(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def draft_of(path: Path) -> Path:
-    """Where the next content of a file is until it is whole; a kill may leave it there."""
+    """The path of a file's next content until it is complete; a killed process may leave it there."""
     return path.with_name(f".{path.name}.draft")
 
 
 def remove(path: Path) -> None:
-    """Remove a file, and what a kill left of replacing it, durably. Idempotent."""
+    """Remove a file durably, with any draft left by a killed process. Idempotent."""
     with disk_errors(path):
         draft_of(path).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
@@ -130,7 +130,7 @@ def remove(path: Path) -> None:
 def append(path: Path, content: bytes, at: int) -> None:
     """Write `content` to an existing file from byte `at` on, dropping what follows; durable once this returns.
 
-    After a failure or a crash the file holds any part of `content` behind its first `at` bytes, which stay as they are.
+    After a failure or a crash, the file holds any part of `content` after its first `at` bytes, which are unchanged.
     """
     with disk_errors(path), path.open("r+b") as file:
         file.truncate(at)
@@ -142,7 +142,7 @@ def append(path: Path, content: bytes, at: int) -> None:
 def replace_unsynced(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Replace `path` with `content`, atomically but not durably; a new file has `mode`, less the umask.
 
-    For files that can be recreated or done without: they are not worth a failed sync, which stops the service.
+    For files that can be recreated or missed: they are not worth a failed sync, which stops the service.
     """
     draft = draft_of(path)
     with disk_errors(path):

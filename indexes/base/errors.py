@@ -49,7 +49,7 @@ class NotFound(NearlineError):
 
 
 class Conflict(NearlineError):
-    """The request conflicts with the current state. `job` is the id of the job that is in its way, if one is."""
+    """The request conflicts with the current state. `job` is the id of the conflicting job, if there is one."""
 
     def __init__(self, message: str, *, param: str | None = None, job: str | None = None) -> None:
         super().__init__(message, param=param)

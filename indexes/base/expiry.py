@@ -1,7 +1,7 @@
-"""Where the expiry of a document is kept: beside its metadata, under a key that nobody else can write.
+"""Stores the expiry of a document in its metadata, under a key that users cannot write.
 
-So it lies in the log and in the filter index of every part without a format of its own, and builds, backups and copies
-carry it. Keys of people hold no NUL character.
+So the log and every part's filter index store it without a format of its own, and builds, backups and copies include
+it. Users' keys cannot contain a NUL character.
 """
 
 from __future__ import annotations
@@ -17,6 +17,6 @@ def with_expiry(metadata: Metadata, expires_ms: int | None) -> Metadata:
 
 
 def take_expiry(stored: Metadata) -> int | None:
-    """When the document of this stored metadata expires. What is left is the document's own metadata."""
+    """Remove the expiry from stored metadata and return it. What remains is the document's own metadata."""
     expires_ms = stored.pop(EXPIRES, None)
     return expires_ms if isinstance(expires_ms, int) else None

@@ -23,7 +23,8 @@ _listeners: list[Listener] = []
 
 
 def may_be_a_failed_sync(error: Exception) -> bool:
-    """Whether it leaves the state on disk unknown. A full disk or a damaged file does not: nothing was acknowledged."""
+    """Whether an error leaves the state on disk unknown. A full disk or a damaged file does not: nothing was
+    acknowledged."""
     return isinstance(error, StorageError) and not isinstance(error, (DiskFull, Damaged, Quarantined))
 
 

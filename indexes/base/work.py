@@ -1,4 +1,4 @@
-"""How long work is called back between its steps, and how much work the searches of one request may do."""
+"""The callback between the steps of long work, and the budget of work for the searches of one request."""
 
 from __future__ import annotations
 

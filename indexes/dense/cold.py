@@ -28,7 +28,7 @@ OVERSAMPLING = 4  # minimum of rescored candidates per requested rank
 RANKS_OVERSAMPLING = 5  # and per rank that matters
 MORE_LISTS = 0.125  # power of the ranks that matter, over RANKS, by which more lists are always scanned
 RANKS = 10  # settings are tuned for recall at this rank
-FEW_LEFT_OUT = 0.9  # from this allowed share on, as after deletions, a search is like one without a filter
+FEW_LEFT_OUT = 0.9  # from this allowed share on, as after deletions, a search works like one without a filter
 FILTERED_REACH_MIN = 0.1  # with a filter: a query's nearest allowed rows may lie far from it, in many lists
 WIDE_SHARE = 0.5  # from this allowed share on, scan the nearest lists and filter while scanning
 FILE_BYTES_MAX = 1 << 36
@@ -44,13 +44,13 @@ class ColdSettings(msgspec.Struct, frozen=True):
 
     probes: int = 0
     rescored: int = 0
-    filtered_share: float = 1.0  # means nothing any more; the checksums of manifests cover it
+    filtered_share: float = 1.0  # unused; the checksums of manifests cover it
     reach: float = 0.0
 
 
 def horizon_of(nearest: float, scores: Floats, rank: int, reach: float) -> float:
-    """The score that a further list's centroid must exceed; `nearest` is that of the nearest centroid, `scores` are of
-    the passages found, best first, of which that of `rank` is the last relevant one."""
+    """The score that a further list's centroid must exceed. `nearest` is the nearest centroid's score; `scores` are
+    those of the passages found, best first, and the one at `rank` is the last relevant one."""
     if len(scores) < rank:
         return -math.inf
     return float(middle(nearest, scores[rank - 1])) - reach
@@ -75,7 +75,7 @@ class ColdShard:
         self._sizes, self._list_of = list_sizes(index), np.zeros(vectors.rows, np.uint16)
         for number in range(self.lists):
             self._list_of[rows_in_list(index, number)] = number
-        self._centres = self.centres()
+        self._centroids = self.centroids()
 
     @staticmethod
     def load(path: Path, vectors: StoredVectors, settings: ColdSettings) -> ColdShard:
@@ -90,11 +90,11 @@ class ColdShard:
     def lists(self) -> int:
         return int(self._index.nlist)
 
-    def centres(self) -> Floats:
+    def centroids(self) -> Floats:
         """The lists' centroids, float32 [lists, dimensions]: a view of the index, valid while this shard lives."""
         flat = faiss.downcast_index(self._index.quantizer)
-        centres: Floats = faiss.rev_swig_ptr(flat.get_xb(), self.lists * flat.d).reshape(self.lists, flat.d)
-        return centres
+        centroids: Floats = faiss.rev_swig_ptr(flat.get_xb(), self.lists * flat.d).reshape(self.lists, flat.d)
+        return centroids
 
     def list_sizes(self) -> Rows:
         """Rows in each list, int64 [lists]."""
@@ -128,7 +128,7 @@ class ColdShard:
         settings = settings or self.settings  # read once: another thread may change them
         share = count / self.size
         wanted = candidates_of(settings, depth, count, ranks, far=share < WIDE_SHARE)
-        similarities = self._centres @ query
+        similarities = self._centroids @ query
         order = np.argsort(-similarities)
         if allowed is not None and share < WIDE_SHARE:
             order = order[self._allowed_by_list(allowed)[order] > 0]
@@ -190,7 +190,7 @@ def candidates_of(
     settings: ColdSettings, depth: int, count: int, ranks: int = RANKS, *, far: bool = False
 ) -> int:
     """How many of `count` rows each scan rescores for an answer of `depth` whose first `ranks` matter. `far`: they may
-    lie far from the query, where scores differ little and codes tell less."""
+    lie far from the query, where scores differ little and codes are less informative."""
     relevant = max(settings.rescored, RANKS_OVERSAMPLING * ranks)
     return min(count, max(2 * relevant if far else relevant, OVERSAMPLING * depth))
 

@@ -23,7 +23,7 @@ class Forecast:
 
     def __init__(self, shard: ColdShard, queries: Floats) -> None:
         """Runs one exhaustive search per query."""
-        similarities = queries @ shard.centres().T
+        similarities = queries @ shard.centroids().T
         order = np.argsort(-similarities, axis=1)
         self._shard = shard
         self._queries = queries

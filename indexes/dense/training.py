@@ -47,7 +47,7 @@ class Training(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Probes:
     """Probe queries, and for each its nearest sample rows, best first, and their scores: [QUERIES, K]."""
 
     queries: Floats
@@ -63,7 +63,7 @@ def training_size(cold: int) -> int:
 def train(sample: Floats, size: int, target: float) -> tuple[Any, Training]:
     """An empty index for `size` vectors, trained on `sample` [n, dimensions] for this recall, with the choices made."""
     part = np.ascontiguousarray(sample[:: -(-len(sample) // TRIAL_ROWS)])
-    trial = make_trial(part)
+    trial = make_probes(part)
     scanned = {lists: scan_of(part, trial, lists, target) for lists in candidates_for(size, len(part))}
 
     def cost(number: int) -> float:
@@ -71,8 +71,8 @@ def train(sample: Floats, size: int, target: float) -> tuple[Any, Training]:
         return search_ns(number, probes, share * size)
 
     lists = min(scanned, key=cost)
-    quantizer = clustered(sample, lists, ITERATIONS)
-    built = {codes: trained(quantizer, part, lists, codes) for codes in (DIRECT, RESIDUAL)}
+    quantizer = cluster(sample, lists, ITERATIONS)
+    built = {codes: train_index(quantizer, part, lists, codes) for codes in (DIRECT, RESIDUAL)}
     kept = {codes: kept_share(index, part, trial) for codes, index in built.items()}
     codes = max(kept, key=lambda name: kept[name])
     chosen = built[codes]
@@ -90,14 +90,14 @@ def candidates_for(size: int, sample: int) -> list[int]:
     return tried or [max(1, min(root, sample // VECTORS_PER_LIST_MIN))]
 
 
-def make_trial(sample: Floats, *, seed: int = 3) -> Trial:
+def make_probes(sample: Floats, *, seed: int = 3) -> Probes:
     rows = np.random.default_rng(seed).choice(len(sample), min(QUERIES, len(sample)), replace=False)
     queries = mixtures_of(sample[rows])
     scores, nearest = faiss.knn(queries, sample, min(K, len(sample)), metric=faiss.METRIC_INNER_PRODUCT)
-    return Trial(queries, nearest, scores)
+    return Probes(queries, nearest, scores)
 
 
-def clustered(sample: Floats, lists: int, iterations: int) -> Any:
+def cluster(sample: Floats, lists: int, iterations: int) -> Any:
     """The centroids of `lists` lists, as a flat index."""
     dimensions = sample.shape[1]
     quantizer = faiss.IndexFlatIP(dimensions)
@@ -110,12 +110,12 @@ def clustered(sample: Floats, lists: int, iterations: int) -> Any:
     return quantizer
 
 
-def scan_of(sample: Floats, trial: Trial, lists: int, target: float) -> tuple[float, float]:
+def scan_of(sample: Floats, trial: Probes, lists: int, target: float) -> tuple[float, float]:
     """Mean lists probed, and the mean share of the sample in them, to find `target` of the true neighbors.
 
     Probes as the shard does: every list whose centroid is within some reach, see `ColdSettings`.
     """
-    quantizer = clustered(sample, lists, TRIAL_ITERATIONS)
+    quantizer = cluster(sample, lists, TRIAL_ITERATIONS)
     home = quantizer.search(sample, 1)[1][:, 0]
     similarities, order = quantizer.search(trial.queries, lists)
     by_list = np.empty_like(similarities)
@@ -128,7 +128,7 @@ def scan_of(sample: Floats, trial: Trial, lists: int, target: float) -> tuple[fl
     return float(near.mean()), float(scanned.mean() / len(sample))
 
 
-def trained(quantizer: Any, sample: Floats, lists: int, codes: str) -> Any:
+def train_index(quantizer: Any, sample: Floats, lists: int, codes: str) -> Any:
     """An index over these centroids with trained codebooks, holding the sample."""
     dimensions = sample.shape[1]
     factory = f"IVF{lists},PQ{codes_for(dimensions)}{codes}"
@@ -140,7 +140,7 @@ def trained(quantizer: Any, sample: Floats, lists: int, codes: str) -> Any:
     return index
 
 
-def kept_share(index: Any, sample: Floats, trial: Trial) -> float:
+def kept_share(index: Any, sample: Floats, trial: Probes) -> float:
     """Share of the true neighbors that are among the best CANDIDATES by code when every list is scanned."""
     wanted = min(CANDIDATES, len(sample))
     parameters = faiss.SearchParametersIVF(nprobe=index.nlist)

@@ -49,7 +49,7 @@ class Catalog:
     """An open data directory with all its collections. Thread-safe. Call `close`.
 
     A collection that cannot be opened, or whose log turns out to be damaged later, is quarantined: it keeps its name
-    and files, can be deleted, and raises Quarantined for everything else. So does one that is foretold to need more
+    and files, can be deleted, and raises Quarantined for everything else. So does one that is predicted to need more
     memory than there is. The others keep serving.
     """
 
@@ -68,7 +68,7 @@ class Catalog:
         self._change = threading.Lock()
         self._collections: dict[str, Collection] = {}
         self._unopened: dict[str, str] = {}
-        self._sound_files: set[str] = set()  # of them, those that only had no room
+        self._sound_files: set[str] = set()  # quarantined only for lack of memory
         self._renaming: tuple[str, str] | None = None
         self._closing = False
         prepare(folder)
@@ -152,9 +152,9 @@ class Catalog:
         return collection
 
     def retry(self, name: str) -> bool:
-        """Open a quarantined collection again if its log reads well now, which reads all of it. Whether it serves then.
+        """Reopen a quarantined collection if all of its log can be read now. Returns whether it serves again.
 
-        One that had no room is left as it is.
+        A collection that had no room stays quarantined.
         """
         if name in self._sound_files or name not in self.quarantined:
             return False

@@ -1,11 +1,11 @@
-"""`nearline.json`: marks a folder as a data directory, and holds what is of no single collection.
+"""`nearline.json`: marks a folder as a data directory, and holds what concerns more than one collection.
 
     data/nearline.json          format version, aliases, a rename in progress, and whether requests need access keys
     data/nearline.copy.json     the same, written right after it: taken where the first is damaged or gone
 
-Any process may change it, the service and commands beside it: each change holds a lock on the folder while it reads,
-replaces and syncs both files. Of both damaged, what the rest of the directory says is kept: the collections under their
-own names, and that keys are needed. Aliases are lost then.
+Any process may change it, the service or a command: each change holds a lock on the folder while it reads, replaces and
+syncs both files. If both are damaged, the rest of the directory still shows the collections under their own names, and
+that keys are needed; aliases are lost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MARKER, MARKER_COPY = "nearline.json", "nearline.copy.json"
 DAMAGED = "nearline.json.damaged"  # the damaged bytes, kept when it was replaced
 KEYS, KEYS_LOCK = "keys.json", "keys.lock"  # both are left by the first access key
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}(@[a-z0-9][a-z0-9_-]{0,62})?")
-# Any of these makes a folder a collection: one that lost its log is not one that never was.
+# Any of these makes a folder a collection, so that one that lost its log is still recognized.
 PIECES = (
     *(
         "log.db",
@@ -59,8 +59,8 @@ PIECES = (
 class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
     """`renaming` is (old, new) while a collection's folder is renamed; `aliases` already use the new name.
 
-    `locked`: every request needs a key, also where none is left. `keys_revision`: the newest revision of the keys that
-    was published.
+    `locked`: every request needs a key, even if none is left. `keys_revision`: the newest published revision of the
+    keys.
     """
 
     format: int
@@ -72,13 +72,13 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def collection_folders(data: Path) -> list[Path]:
-    """The folders of collections, by name, those that lost some of their files too."""
+    """The folders of collections, by name, including those that lost some of their files."""
     named = [path for path in sorted(data.iterdir()) if NAME.fullmatch(path.name)]
     return [path for path in named if any((path / piece).exists() for piece in PIECES)]
 
 
 def is_data_directory(folder: Path) -> bool:
-    """Whether it has a marker, or collections that lost both of theirs."""
+    """Whether a folder has a marker, or has collections although both marker files are lost."""
     marked = any((folder / name).is_file() for name in (MARKER, MARKER_COPY))
     return marked or (folder.is_dir() and bool(collection_folders(folder)))
 
@@ -104,7 +104,7 @@ def prepare(folder: Path) -> dict[str, str]:
 
 
 def settle(folder: Path) -> dict[str, str]:
-    """Mend the marker, finish any rename that it records, then return the aliases. Requires the service's lock."""
+    """Repair the marker, finish any rename that it records, then return the aliases. Requires the service's lock."""
     marker = read_marker(folder)
     if any(read(folder / name) != with_checksum(marker) for name in (MARKER, MARKER_COPY)):
         change_marker(folder, lambda found: found)
@@ -124,22 +124,22 @@ def write_aliases(folder: Path, aliases: dict[str, str], *, renaming: tuple[str,
 
 
 def change_marker(folder: Path, change: Callable[[Marker], Marker]) -> Marker:
-    """Replace the marker with what `change` makes of it, durably. Returns that."""
+    """Replace the marker by the result of `change`, durably, and return it."""
     with changing(folder):
         marker = change(read_marker(folder))
-        if decoded(folder / MARKER) is None and (content := read(folder / MARKER)):
+        if decode_marker(folder / MARKER) is None and (content := read(folder / MARKER)):
             replace_unsynced(folder / DAMAGED, content, mode=0o600)
         write(folder, marker)
         return marker
 
 
 def read_marker(folder: Path) -> Marker:
-    """Raises NewerFormat, and Damaged where it cannot be told what the directory is."""
-    found = decoded(folder / MARKER)
+    """Read the marker. Raises NewerFormat, and Damaged if nothing shows what the directory is."""
+    found = decode_marker(folder / MARKER)
     if found is not None:
         return found
     wrong = f"{folder / MARKER} is {'damaged' if (folder / MARKER).is_file() else 'gone'}"
-    copy = decoded(folder / MARKER_COPY)
+    copy = decode_marker(folder / MARKER_COPY)
     if copy is not None:
         logger.error("%s: its copy %s is used instead", wrong, MARKER_COPY)
         return copy
@@ -158,7 +158,7 @@ def read_marker(folder: Path) -> Marker:
 
 
 def is_locked(data: Path) -> bool:
-    """Whether requests need access keys, also if none is left."""
+    """Whether requests need access keys, even if none is left."""
     return read_marker(data).locked or has_keys(data)
 
 
@@ -184,15 +184,16 @@ def write(folder: Path, marker: Marker) -> None:
 
 
 def read(path: Path) -> bytes:
-    """Nothing if there is no such file."""
+    """The bytes of a file; empty if it is missing."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
 
 
-def decoded(path: Path) -> Marker | None:
-    """None if it is missing or damaged. Raises OlderFormat, and NewerFormat once its checksum is right."""
+def decode_marker(path: Path) -> Marker | None:
+    """Decode a marker file; None if it is missing or damaged. Raises OlderFormat, and NewerFormat if its checksum is
+    right."""
     try:
         content = path.read_bytes()
         fields = msgspec.json.decode(content, type=dict[str, Any])

@@ -1,17 +1,18 @@
 """Converts between roaring bitmaps and numpy arrays without a Python object per row.
 
 The fastest input pyroaring takes is a sorted `array`, number by number. Where many rows are set, it is several times
-faster to go through the serialised form, which is public (github.com/RoaringBitmap/RoaringFormatSpec):
+faster to use the serialized form, which is public (github.com/RoaringBitmap/RoaringFormatSpec):
 
-    cookie     uint32  12346, or 12347 with the number of containers less one in the upper half, where some hold runs
+    cookie     uint32  12346, or, if some containers hold runs, 12347 with the number of containers less one in the
+                       upper half
     containers uint32  (12346 only)
-    runs       a bit for each container (12347 only), set where it holds runs
+    runs       a bit for each container (12347 only), set if it holds runs
     headers    uint16 key, uint16 rows - 1, for each container: rows key * 65536 up to the next
     offsets    uint32 for each container (12347: only of four containers or more)
     bodies     up to 4096 rows: uint16 each, ascending; more: 8192 bytes of bits, little-endian;
                runs: their number (uint16), then for each uint16 first row, uint16 rows - 1
 
-A body of bits is part of a packed mask as it is, so both directions copy 8 kB at a time. Measured
+A body of bits equals a part of a packed mask, so both directions copy 8 kB at a time. Measured
 on 150,000 of 300,000 rows, in microseconds: `bitmap_of` 190 (sorted, through `array` 820; numpy's own 6,500),
 `to_bits` 7 (through rows and flags 170).
 """
@@ -36,7 +37,7 @@ OFFSETS_FROM = 4  # containers: with runs, fewer have no offsets
 CONTAINER_ROWS = 1 << 16
 CONTAINER_BYTES = CONTAINER_ROWS // 8
 LISTED_MAX = 4096  # rows of a container that are listed; more are bits
-DENSE = CONTAINER_ROWS // LISTED_MAX  # more than one row in so many: most bodies are bits
+DENSE = CONTAINER_ROWS // LISTED_MAX  # with more than one row in this many, most bodies are bits
 
 
 def bitmap_of(rows: NDArray[np.uint32], size: int) -> BitMap:
@@ -84,7 +85,7 @@ def to_bits(bitmap: BitMap, size: int) -> Bits:
 
 
 def _containers(raw: bytes) -> Iterator[tuple[int, Bits]]:
-    """Key and bits (8192 bytes) of each container of a serialised bitmap."""
+    """Key and bits (8192 bytes) of each container of a serialized bitmap."""
     (cookie,) = struct.unpack_from("<I", raw)
     with_runs = cookie & 0xFFFF == COOKIE_WITH_RUNS
     containers = (cookie >> 16) + 1 if with_runs else struct.unpack_from("<I", raw, 4)[0]

@@ -28,7 +28,7 @@ def check_upsert(upsert: Upsert, dimensions: int) -> None:
 
 
 def with_language(operation: Operation, default: str) -> Operation:
-    """An upsert with its language: the one given, or the collection's `default`; found out if that is "auto"."""
+    """An upsert with its language: its own, or the collection's `default`; detected if that is "auto"."""
     if not isinstance(operation, Upsert):
         return operation
     language = operation.language or default
@@ -38,7 +38,7 @@ def with_language(operation: Operation, default: str) -> Operation:
 
 
 def check_vector(vector: Floats, dimensions: int) -> None:
-    """Raises InvalidInput unless the vector is float32 [dimensions], finite and of unit length."""
+    """Raise InvalidInput unless the vector is float32 [dimensions], finite and of unit length."""
     if vector.shape != (dimensions,):
         found = vector.shape[-1] if vector.ndim else 0
         raise InvalidInput(f"vector has {found} dimensions, expected {dimensions}", param="vector")

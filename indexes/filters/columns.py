@@ -11,7 +11,7 @@ A comparison is one slice of the sorted values of a column, found by bisection:
     rows.npy          uint32  rows of the values that are listed, ascending within a value
     wide.npy          int64   [wide]  the values, counted over all columns, whose rows are a bitmap
     wide_starts.npy   int64   [wide + 1]  where each of these begins in bitmaps.npy
-    bitmaps.npy       uint8   serialised roaring bitmaps
+    bitmaps.npy       uint8   serialized roaring bitmaps
 
 (uint: four bytes, or eight if the largest does not fit in four.) A value is wide if it has more than LISTED_MAX rows
 and more than one in WIDE of the part. Its rows are stored as a bitmap instead, which takes at most two bytes a row and
@@ -38,7 +38,7 @@ from indexes.base.residency import Files
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import KINDS, Column, FilterPart, Name
 from indexes.filters.grammar import Kind
-from indexes.filters.values import Instants, Numbers, Positions, Texts, Values, narrow, ranked
+from indexes.filters.values import Instants, Numbers, Positions, Texts, Values, narrow, rank_values
 
 WIDE = 64
 LISTED_MAX = 512  # rows: up to here, building a bitmap is as fast as reading one
@@ -55,9 +55,9 @@ class _Directory(msgspec.Struct, array_like=True):
 
 
 class ColumnData:
-    """A column before it is laid out beside the others, from pairs of a value's rank and a row.
+    """A column before it is laid out with the others, from pairs of a value's rank and a row.
 
-    The pairs come in any order, repeated or not. `firsts` says where in `values` each rank's value is. Values without
+    The pairs may be in any order and repeat. `firsts` is the position in `values` of each rank's value. Values without
     a row are left out.
     """
 
@@ -114,7 +114,7 @@ class SealedFilters(FilterPart):
 
     @staticmethod
     def of(size: int, columns: Iterable[ColumnData]) -> SealedFilters:
-        """Lay out columns, each with at least one row, beside one another."""
+        """Lay out columns, each with at least one row."""
         ordered = sorted(columns, key=lambda column: (KINDS.index(column.kind), column.key))
         texts = Texts.joined(one.values for one in ordered)
         numbers = Numbers.joined(one.values for one in ordered)
@@ -140,7 +140,7 @@ class SealedFilters(FilterPart):
 
     @staticmethod
     def load(folder: Path, files: Files | None = None) -> SealedFilters:
-        """The arrays of a folder whose files are whole: nothing in them is checked here."""
+        """Load the arrays of a folder whose files were verified: this checks nothing."""
         files = files or Files()
         directory = msgspec.msgpack.decode((folder / DIRECTORY).read_bytes(), type=_Directory)
         return SealedFilters(
@@ -178,7 +178,7 @@ class SealedFilters(FilterPart):
     def moved(size: int, parts: Sequence[tuple[SealedFilters, Positions, RowNumbers]]) -> SealedFilters:
         """One index of `size` rows: row r of a part becomes rows targets[offsets[r]:offsets[r + 1]].
 
-        Works a column at a time. Beside the result it holds, of the largest column, up to 60 bytes for each pair of
+        Works a column at a time. Besides the result, it holds for the largest column up to 60 bytes for each pair of
         row and value, 80 for each distinct value, and its strings three times.
         """
         columns = []
@@ -190,7 +190,7 @@ class SealedFilters(FilterPart):
             ]
             of_kind = Texts if name[0] == "string" else Numbers
             values = of_kind.joined(column.values for column, _, _ in held)
-            firsts, rank_of = ranked(values)
+            firsts, rank_of = rank_values(values)
             ranks, rows, at = [], [], 0
             for column, offsets, targets in held:
                 positions, old = column.pairs()
@@ -268,14 +268,14 @@ class _SealedColumn(Column):
         return last, float(self.values.value_at(at)) if at < len(self.values) else np.inf
 
     def instants(self) -> Instants:
-        """Parsed when first asked for: a million dates take two seconds."""
+        """Parsed on first use: a million dates take two seconds."""
         if self._instants is None:
             assert isinstance(self.values, Texts)
             self._instants = self.values.instants()
         return self._instants
 
     def chosen(self, flags: NDArray[np.bool_]) -> BitMap:
-        # Dates written alike sort as their instants do, and then this is a single slice.
+        # Dates in the same notation sort like their instants, and then this is a single slice.
         inside = np.concatenate([[False], flags, [False]])
         return self._rows_of(np.flatnonzero(inside[1:] != inside[:-1]).reshape(-1, 2))
 

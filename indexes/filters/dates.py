@@ -1,6 +1,6 @@
 """Dates in strings: which strings are ISO 8601 dates, and which instants they mean.
 
-Without numpy, because `nearline ingest` uses it too and must start quickly; instants of many texts are in `values`.
+Without numpy, because `nearline ingest` uses it too and must start quickly; `values` has instants of many texts.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
-NO_DATE = -(2**63)  # stands for no date; none is that early
+NO_DATE = -(2**63)  # earlier than any date
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DECEMBER = 12
 YEAR_MAX = 9999
 DAY = 86_400_000_000  # microseconds
 MICROSECOND = timedelta(microseconds=1)
 _DATE_ALIKE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}", re.ASCII)
-# `fromisoformat` takes more, such as 20260105 and 2026-W02-1, which are more often numbers and names than dates.
+# `fromisoformat` accepts more, such as 20260105 and 2026-W02-1, which are more often numbers and names than dates.
 _PERIOD = re.compile(r"(?P<year>\d{4})(-(?P<month>\d\d))?", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)
 _DAY_CHARS = len("2026-01-05")
@@ -24,7 +24,7 @@ Span = tuple[int, int]  # instants: the first one inside, and the first one afte
 
 
 def instant_of(text: str) -> int:
-    """Microseconds since 1970 in UTC; NO_DATE where the text is no date. No zone means UTC, no time midnight."""
+    """Microseconds since 1970 in UTC, or NO_DATE. Without a zone, a time is in UTC; without a time, it is midnight."""
     if not _DATE.fullmatch(text):
         return NO_DATE
     try:
@@ -35,7 +35,7 @@ def instant_of(text: str) -> int:
 
 
 def instant_of_date(text: str) -> int | None:
-    """The same, None where the text is no date."""
+    """Like `instant_of`, but None if the text is not a date."""
     instant = instant_of(text)
     return None if instant == NO_DATE else instant
 
@@ -43,7 +43,7 @@ def instant_of_date(text: str) -> int | None:
 def span_of(text: str) -> Span | None:
     """All instants that a filter means by a text: one instant, or a whole day, month (2024-06) or year in UTC.
 
-    Returns None where the text is none of these.
+    Returns None if the text is none of these.
     """
     begin = instant_of(text)
     if begin == NO_DATE:
@@ -52,7 +52,7 @@ def span_of(text: str) -> Span | None:
 
 
 def is_month_or_year(text: str) -> bool:
-    """Return whether a text has the form of a month or a year, which strings that are no dates often have, too."""
+    """Whether a text has the form of a month or a year, which strings that are not dates often have too."""
     return _month_or_year(text) is not None
 
 
@@ -71,5 +71,5 @@ def _month_or_year(text: str) -> Span | None:
 
 
 def looks_like_a_date(value: object) -> bool:
-    """Whether it was probably meant as a date, like 2026-1-5, 05/01/2026 or 2026-13-45."""
+    """Whether a value was probably meant as a date, like 2026-1-5, 05/01/2026 or 2026-13-45."""
     return isinstance(value, str) and _DATE_ALIKE.match(value) is not None

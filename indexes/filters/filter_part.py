@@ -1,4 +1,4 @@
-"""What a snapshot asks of the filter index of one part, and how the conditions of a filter combine.
+"""The interface of the filter index of one part, and how the conditions of a filter combine.
 
 An index is a set of columns: a key and a kind of value (string, number, boolean), because values of different kinds
 never match. It answers for rows 0 to size-1. Which of them live is decided elsewhere, so deletions need no work here.
@@ -62,7 +62,7 @@ class Column(ABC):
     @abstractmethod
     def counted(self, flags: NDArray[np.bool_]) -> tuple[Values, Positions]:
         """The distinct values in any order, booleans as numbers, and how many of the flagged rows (bool [size]) have
-        each; values that none has may be left out."""
+        each. Values that no flagged row has may be left out."""
 
     @abstractmethod
     def held_by(self, rows: Rows) -> list[tuple[int, Scalar]]:
@@ -74,11 +74,12 @@ class Column(ABC):
 
     @abstractmethod
     def around(self, number: float) -> tuple[float, float]:
-        """Of a column of numbers, the last value up to this one and the first beyond it; an infinity for none."""
+        """The last value of a numeric column up to this number, and the first one above it; infinite if there is
+        none."""
 
     @abstractmethod
     def instants(self) -> Instants:
-        """The instants of a column of strings, NO_DATE where one is no date."""
+        """The instants of a column of strings; NO_DATE for a string that is not a date."""
 
     @abstractmethod
     def chosen(self, flags: NDArray[np.bool_]) -> BitMap:
@@ -119,7 +120,7 @@ class Column(ABC):
         """Rows of a column of strings that have a date inside one of these spans. They may overlap."""
         instants = self.instants()
         begins, ends = (np.sort(np.array(bounds, np.int64)) for bounds in zip(*spans, strict=True))
-        # A date is inside of as many spans as have begun and not ended; NO_DATE is before all of them.
+        # A date is inside as many spans as have begun and not ended; NO_DATE is before all of them.
         begun = np.searchsorted(begins, instants, "right")
         return self.chosen(begun > np.searchsorted(ends, instants, "right"))
 
@@ -164,7 +165,7 @@ class FilterPart(ABC):
         return strings is not None and bool((strings.instants() != NO_DATE).any())
 
     def has_other_strings(self, key: str) -> bool:
-        """Whether some string under the key is no date. One look at an example mostly tells, and parses nothing."""
+        """Whether some string under the key is not a date. An example usually decides without parsing all of them."""
         strings = self.column("string", key)
         if strings is None:
             return False

@@ -64,7 +64,7 @@ class Compound:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """What does not satisfy the filter inside."""
+    """Everything that does not satisfy the filter inside."""
 
     filter: Filter
 
@@ -95,7 +95,7 @@ FIELDS = {
 
 
 def parse_filter(value: object, *, conditions_max: int, depth_max: int = 16) -> Filter:
-    """Decode and check a filter. Raises InvalidInput naming the place in it."""
+    """Decode and check a filter. Raises InvalidInput naming the faulty place."""
     return _parse(value, "filter", [conditions_max], depth_max)
 
 
@@ -178,7 +178,7 @@ def fits(value: Scalar) -> bool:
 
 
 def conditions(condition: Filter, where: str = "filter") -> Iterator[tuple[str, Comparison | Exists]]:
-    """Everything the filter asks of a single key that has to exist, and the place where it does."""
+    """Each condition on a key that must exist, with its place in the filter."""
     match condition:
         case Compound():
             for at, part in enumerate(condition.filters):
@@ -192,7 +192,7 @@ def conditions(condition: Filter, where: str = "filter") -> Iterator[tuple[str, 
 
 
 def kind_of(value: Scalar) -> Kind:
-    """Booleans are not numbers here, although Python thinks so; 1 and 1.0 are the same number."""
+    """The kind of a value. Unlike in Python, booleans are not numbers; 1 and 1.0 are the same number."""
     if isinstance(value, bool):
         return "boolean"
     return "string" if isinstance(value, str) else "number"

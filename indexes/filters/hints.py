@@ -1,4 +1,4 @@
-"""What a filter that is not in our grammar was probably meant to be: a name misread, or another system's language."""
+"""Guesses what an invalid filter was meant to be: a misspelled name, or another system's syntax."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ DEPTH_MAX = 8
 
 
 def about(value: dict[str, Any], is_filter: Callable[[object], bool]) -> tuple[str, str]:
-    """Why an object without a known type is not a filter and how it should look; and the field at fault, or "".
+    """Why an object without a known type is not a filter and how it should look, and the field at fault, or "".
 
-    `is_filter` says whether a suggestion is one.
+    `is_filter` tests a suggestion.
     """
     given = value.get("type")
     if isinstance(given, str) and (
@@ -51,17 +51,17 @@ def about(value: dict[str, Any], is_filter: Callable[[object], bool]) -> tuple[s
             f"unknown type {given[:NAME_CHARS_SHOWN]!r}, the types are {' '.join(OPERATORS)}; {hint}",
             ".type",
         )
-    shape = translated(value, DEPTH_MAX)
+    shape = translate(value, DEPTH_MAX)
     shown = msgspec.json.encode(shape).decode() if is_filter(shape) else ""
     if 0 < len(shown) <= SHOWN_CHARS_MAX:
         return f"a filter needs a type; this one is written {shown}", ""
     return f"a filter needs a type (one of {' '.join(OPERATORS)}), as in {EXAMPLE}", ""
 
 
-def translated(value: object, depth: int) -> dict[str, Any] | None:
-    """What is probably meant, if it is written as MongoDB and its followers do, or lacks nothing but a type.
+def translate(value: object, depth: int) -> dict[str, Any] | None:
+    """Translate a filter in the style of MongoDB, or one that only lacks a type; None if it is neither.
 
-    Every object in it has a type of ours, but it may still be wrong.
+    Every object in the result has a known type, but it may still be invalid.
     """
     if not isinstance(value, dict) or depth == 0:
         return None
@@ -75,10 +75,10 @@ def _entry(name: str, inner: object, depth: int) -> dict[str, Any] | None:
     """One field of such a filter: a compound, or a key with its value, values or operators."""
     compound = name.removeprefix("$")
     if compound in ("and", "or") and isinstance(inner, list):
-        parts = [translated(part, depth - 1) for part in inner]
+        parts = [translate(part, depth - 1) for part in inner]
         return None if None in parts else {"type": compound, "filters": parts}
     if compound == "not":
-        part = translated(inner, depth - 1)
+        part = translate(inner, depth - 1)
         return part and {"type": "not", "filter": part}
     if isinstance(inner, dict):
         return _all([_condition(name, operator, value) for operator, value in inner.items()])

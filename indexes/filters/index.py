@@ -1,7 +1,7 @@
-"""Filter indexes that take rows: `GrowingFilters` while it is searched (the delta), `FiltersBuilder` for a rebuild.
+"""Filter indexes that accept rows: `GrowingFilters` while it is searched (the delta), `FiltersBuilder` for a rebuild.
 
-A growing column keeps the rows and the codes of their values, side by side in two typed arrays, in the order they
-came. It is small, so a match reads it from end to end (4,000 rows: some ten microseconds).
+A growing column keeps its rows and the codes of their values in two parallel typed arrays, in the order of arrival. It
+is small, so a match reads all of it (4,000 rows: about ten microseconds).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from indexes.filters.columns import ColumnData, RowNumbers, SealedFilters
 from indexes.filters.dates import instant_of
 from indexes.filters.filter_part import Column, FilterPart, Name
 from indexes.filters.grammar import ORDERINGS, Kind, kind_of
-from indexes.filters.values import Instants, Numbers, Positions, Texts, Values, ranked
+from indexes.filters.values import Instants, Numbers, Positions, Texts, Values, rank_values
 
 REMEMBERED_MAX = 65_536  # distinct values a builder holds as Python objects: about 10 MB
-VALUE_BYTES = 150  # of a value beside its text: its object, its code and its place in the dictionary, about
+VALUE_BYTES = 150  # per value besides its text, approximately: its object, its code and its dictionary entry
 
 
 class GrowingFilters:
@@ -55,7 +55,7 @@ class GrowingFilters:
     def _coded(self, metadata: Metadata) -> Iterator[tuple[_Pairs, int]]:
         """Each value as its column and its code there."""
         for path, value in leaves(metadata):
-            if value != value:  # noqa: PLR0124 - NaN equals nothing and has no place in an order
+            if value != value:  # noqa: PLR0124 - NaN equals nothing and cannot be ordered
                 continue
             name = kind_of(value), path
             column = self.columns.get(name)
@@ -69,11 +69,11 @@ class GrowingFilters:
             yield column, code
 
     def view(self, size: int) -> GrowingFiltersView:
-        """The first `size` rows, frozen: rows added later do not show."""
+        """The first `size` rows, frozen: rows added later are not visible."""
         return GrowingFiltersView(self, size)
 
     def seal(self, size: int) -> SealedFilters:
-        """The first `size` rows as an immutable index in memory. Rows may be added meanwhile."""
+        """The first `size` rows as an immutable index in memory. Rows may be added while it runs."""
         view = self.view(size)
         return SealedFilters.of(
             size,
@@ -82,7 +82,7 @@ class GrowingFilters:
 
 
 class _Pairs:
-    """Pairs of row and value of one column in the order they came, and a code for each distinct value, from 0."""
+    """Pairs of row and value of one column in order of arrival, and a code for each distinct value, from 0."""
 
     __slots__ = ("codes", "converted", "held", "rows")
 
@@ -115,10 +115,10 @@ class GrowingFiltersView(FilterPart):
 
 
 class _GrowingColumn(Column):
-    """A column as far as one view sees it: its rows, ascending, and the code of each one's value."""
+    """The part of a column that one view sees: its rows, ascending, and the codes of their values."""
 
     def __init__(self, pairs: _Pairs, size: int) -> None:
-        # tobytes copies under the interpreter lock; a view of the buffer would forbid the writer to grow it.
+        # tobytes copies under the GIL; a buffer view would prevent the writer from growing the array.
         rows = np.frombuffer(pairs.rows.tobytes(), np.uint32)
         self.rows: RowNumbers = rows[: np.searchsorted(rows, size)]
         self._codes = np.frombuffer(pairs.held.tobytes(), np.uint32)[: len(self.rows)]
@@ -140,7 +140,7 @@ class _GrowingColumn(Column):
     def ordered(self, ordering: str, bound: Scalar) -> BitMap:
         holds: Callable[[Any, Any], Any] = str.startswith if ordering == "prefix" else ORDERINGS[ordering]
         if isinstance(bound, str):
-            texts = list(self._pairs.codes)  # in one step: the writer may add meanwhile
+            texts = list(self._pairs.codes)  # one atomic step, because the writer may be adding
             flags = np.fromiter((holds(text, bound) for text in texts), np.bool_, len(texts))
         else:  # rounding to floats keeps order, so only equal floats need the exact numbers
             keys = self._converted(float)
@@ -186,7 +186,7 @@ class _GrowingColumn(Column):
         return self._converted(instant_of)[self._codes]
 
     def _converted(self, convert: Callable[[Any], float]) -> NDArray[Any]:
-        """Each value as a number, always by the same function. Two readers may both convert the new ones."""
+        """Each value as a number, always by the same function. Two readers may convert the same new values."""
         known = self._pairs.converted
         if len(known) < len(self._pairs.codes):
             new = list(self._pairs.codes)[len(known) :]
@@ -199,17 +199,17 @@ class _GrowingColumn(Column):
     def sealed(self, name: Name, size: int) -> ColumnData:
         distinct = list(self._pairs.codes)
         values = Texts.of(distinct) if name[0] == "string" else Numbers.of(distinct)
-        firsts, ranks = ranked(values)
+        firsts, ranks = rank_values(values)
         return ColumnData(name, values, firsts, ranks[self._codes], self.rows, size)
 
 
 class FiltersBuilder:
-    """Makes a sealed index of `size` rows. Rows come in any order; one that never comes has no metadata.
+    """Builds a sealed index of `size` rows. Rows may come in any order; those that never come have no metadata.
 
     Additions are collected in a growing index, which is sealed whenever it holds REMEMBERED_MAX values; `finish` moves
-    its rows to their places. Memory while rows are added: of the growing index 8 bytes for each pair of addition and
-    value and up to 10 MB for values; of the sealed ones what they take on disk; and 4 to 8 bytes a row. `finish` needs
-    beside those what `SealedFilters.moved` does.
+    its rows to their places. Memory while rows are added: 8 bytes for each pair of addition and value, and up to 10 MB
+    for values, in the growing index; the sealed ones' size on disk; and 4 to 8 bytes a row. `finish` also needs what
+    `SealedFilters.moved` does.
     """
 
     def __init__(self, size: int) -> None:
@@ -223,7 +223,7 @@ class FiltersBuilder:
         self._counts = array("I")
 
     def add(self, rows: Ids, metadata: Metadata) -> None:
-        """Index this metadata for each of these rows, none of which came before."""
+        """Index this metadata for each of these new rows."""
         numbers = rows.tolist()
         if numbers:
             assert max(numbers) < self._size, f"row {max(numbers)} of {self._size}"

@@ -1,8 +1,8 @@
-"""Rejects filters on a metadata key, or a kind of value, that no passage has, wherever in the filter it stands.
+"""Rejects filters on a metadata key, or a kind of value, that no passage has, anywhere in the filter.
 
-Such a filter is nearly always a slip, and an empty answer would hide it; or, with `ne` or `not`, an answer that is
-everything, in front of a deletion. A value that merely does not occur is no error. Removed passages still count until
-a rebuild forgets them.
+Such a filter is nearly always a mistake. An empty answer would hide it, and with `ne` or `not` it would match
+everything, even before a deletion. A value that merely does not occur is not an error. Removed passages count until the
+next rebuild.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FORMS = f"{DATES}, 2026-01 or 2026"
 
 
 def require_satisfiable(condition: Filter, parts: Sequence[FilterPart]) -> None:
-    """Raises InvalidInput naming the place in the filter, and what there is instead."""
+    """Raise InvalidInput unless the filter can match, naming the place in it and what exists instead."""
     if not any(part.size for part in parts):
-        return  # nothing is there yet, so nothing can be a slip
+        return  # nothing is there yet, so nothing can be a mistake
     for where, asked in conditions(condition):
         held = {kind: column for part in parts for kind, column in part.columns(asked.key).items()}
         if held and isinstance(asked, Comparison):
@@ -37,9 +37,9 @@ def require_satisfiable(condition: Filter, parts: Sequence[FilterPart]) -> None:
 
 
 def require_key(key: str, where: str, parts: Sequence[FilterPart]) -> None:
-    """Raises InvalidInput where no row has a value under the key, unless there are no rows.
+    """Raise InvalidInput if no row has a value under the key, unless there are no rows.
 
-    An object is no value: the message then names keys of what is in it.
+    An object is not a value: the message then names the keys inside it.
     """
     if any(part.size for part in parts) and not any(part.columns(key) for part in parts):
         if below := _below(key, parts):
@@ -61,7 +61,7 @@ def _below(key: str, parts: Sequence[FilterPart]) -> list[str]:
 def _require_kind(
     asked: Comparison, where: str, held: dict[Kind, Column], parts: Sequence[FilterPart]
 ) -> None:
-    """`held`: a column of each kind of values there is under the key."""
+    """Require a kind of value. `held`: a column for each kind of value under the key."""
     kinds = [kind_of(value) for value in asked.values]
     if kinds and not held.keys() & set(kinds):
         missing: str = kinds[0]
@@ -72,7 +72,7 @@ def _require_kind(
         for text in texts:
             if span_of(text) is None and _must_be_a_date(text, asked, parts):
                 raise InvalidInput(
-                    f"{where}: {asked.key!r} holds dates, and {_shortened(text)!r} is not one; write {FORMS}",
+                    f"{where}: {asked.key!r} holds dates, and {_shorten(text)!r} is not one; write {FORMS}",
                     param=where,
                 )
         dated = asked.type in ORDERINGS and any(
@@ -87,7 +87,7 @@ def _require_kind(
 def require_values(
     key: str, where: str, parts: Sequence[FilterPart], kinds: Sequence[Kind], *, dates: bool = False
 ) -> None:
-    """Raises InvalidInput where the key has values and none is of these kinds, nor a date if `dates` do, too."""
+    """Raise InvalidInput if the key has values but none of these kinds, nor a date if `dates` count too."""
     held = {kind: column for part in parts for kind, column in part.columns(key).items()}
     if not held or held.keys() & set(kinds) or (dates and any(part.has_dates(key) for part in parts)):
         return
@@ -96,15 +96,17 @@ def require_values(
 
 
 def _without(missing: str, key: str, where: str, held: dict[Kind, Column]) -> InvalidInput:
-    there = " and ".join(f"{kind}s (such as {_shown(kind, column)})" for kind, column in sorted(held.items()))
+    there = " and ".join(
+        f"{kind}s (such as {_describe_kind(kind, column)})" for kind, column in sorted(held.items())
+    )
     return InvalidInput(f"{where}: {key!r} holds {there}, no {missing} is among them", param=where)
 
 
 def _must_be_a_date(text: str, asked: Comparison, parts: Sequence[FilterPart]) -> bool:
-    """Return whether a text that is no date cannot be meant as it is written.
+    """Whether a text that is not a date must be a mistake for one.
 
-    That is so where the key holds nothing but dates, or dates among others and the text looks like a date; but a
-    text that a document has, letter for letter, is always meant.
+    It is if the key holds only dates, or if it holds dates among others and the text looks like a date. A text that a
+    document has, letter for letter, is always meant.
     """
     if not any(part.has_other_strings(asked.key) for part in parts):
         return True
@@ -113,12 +115,12 @@ def _must_be_a_date(text: str, asked: Comparison, parts: Sequence[FilterPart]) -
     return asked.type in ORDERINGS or not any(part.match(Comparison("eq", asked.key, text)) for part in parts)
 
 
-def _shown(kind: Kind, column: Column) -> str:
+def _describe_kind(kind: Kind, column: Column) -> str:
     value = column.example()
     if isinstance(value, str):
-        value = _shortened(value)
+        value = _shorten(value)
     return msgspec.json.encode(bool(value) if kind == "boolean" else value).decode()
 
 
-def _shortened(value: str) -> str:
+def _shorten(value: str) -> str:
     return value if len(value) <= EXAMPLE_CHARS_MAX else f"{value[:EXAMPLE_CHARS_MAX]}..."

@@ -1,4 +1,4 @@
-"""Which conditions of a filter a document fails, and the filter without them."""
+"""Finds the conditions of a filter that a document fails, and the filter without them."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ JSON = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Unmet:
-    """One condition, the place in the filter where it stands, and whether it had to fail there: inside `not`."""
+    """A failed condition, its place in the filter, and whether it had to fail there, inside `not`."""
 
     where: str
     condition: Comparison | Exists
     negated: bool = False
 
 
-def relaxed(
+def relax(
     value: JSON, condition: Filter, holds: Callable[[Filter], bool], where: str = "filter"
 ) -> tuple[JSON | None, list[Unmet]]:
-    """The filter without what keeps a document out, None if nothing is left of it; and what that was.
+    """The filter without the conditions that exclude a document, None if nothing is left, and those conditions.
 
-    `value` is `condition` as JSON; `holds` says whether the document satisfies a part of it. An `or` or a `not` goes as
-    a whole.
+    `value` is `condition` as JSON; `holds` tells whether the document satisfies a part of it. An `or` or a `not` is
+    removed as a whole.
     """
     if holds(condition):
         return value, []
     if isinstance(condition, Compound) and condition.type == "and":
         kept, unmet = [], []
         for at, (part, inner) in enumerate(zip(value["filters"], condition.filters, strict=True)):
-            rest, missed = relaxed(part, inner, holds, f"{where}.filters[{at}]")
+            rest, missed = relax(part, inner, holds, f"{where}.filters[{at}]")
             unmet += missed
             if rest is not None:
                 kept.append(rest)
@@ -44,7 +44,7 @@ def relaxed(
 def at_fault(
     condition: Filter, holds: Callable[[Filter], bool], where: str, negated: bool = False
 ) -> Iterator[Unmet]:
-    """The conditions that would have to turn out otherwise."""
+    """The conditions whose outcome would have to change."""
     if holds(condition) is not negated:
         return
     if isinstance(condition, Compound):

@@ -1,7 +1,7 @@
 """Values of metadata as arrays: texts and numbers, compared exactly and without a Python object for each.
 
-A column of the sealed filter index holds its distinct values sorted, and bisection finds the slice that a comparison
-means. Building and merging take values unsorted and repeated.
+A column of the sealed filter index holds its distinct values sorted, and bisection finds the slice that satisfies a
+comparison. Building and merging accept unsorted and repeated values.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Texts:
 
     @staticmethod
     def comparable(value: Scalar) -> bytes:
-        """UTF-8. Half a surrogate pair is kept as it is: it matches itself and fails no search."""
+        """The text in UTF-8. Lone surrogates are kept: they match themselves and do not fail a search."""
         return str(value).encode("utf-8", "surrogatepass")
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class Texts:
         return Texts(block, narrow(offsets))
 
     def order(self) -> tuple[Positions, NDArray[np.bool_]]:
-        """Positions by ascending text; and for each in this order, whether its text is not the one before.
+        """Positions by ascending text, and for each in this order, whether its text differs from the previous one.
 
         Sorts by seven bytes at a time, and then only texts that were equal so far, all in numpy. A chunk
         carries in its lowest byte how many bytes it has, so that a text sorts before its continuations, zeros included.
@@ -121,7 +121,7 @@ class Texts:
         )
 
     def instants(self) -> Instants:
-        """The instant of each text, or NO_DATE. Only those with hyphens in the right places cost Python's time."""
+        """The instant of each text, or NO_DATE. Only texts with hyphens in the right places are parsed in Python."""
         found = np.full(len(self), NO_DATE)
         long = np.flatnonzero(self.lengths() >= len("2026-01-05"))
         starts = self.offsets[long].astype(np.int64)
@@ -132,10 +132,10 @@ class Texts:
 
 
 class Numbers:
-    """Integers of 64 bits and floats in one exact order: a float64 key, and what rounding to it left out.
+    """Integers of 64 bits and floats in one exact order: a float64 key, and the residue of rounding to it.
 
-    A float is its own key with residue 0. An integer's key is the float nearest to it, and its residue, at most 512,
-    what must be added to get the integer back. Rounding keeps order, so ordering by key and then by residue is the
+    A float is its own key with residue 0. An integer's key is the nearest float, and its residue, at most 512, is what
+    must be added to get the integer back. Rounding keeps order, so ordering by key and then by residue is the
     order of the numbers, and equal pairs are equal numbers: 2**53 + 1 is (2.0**53, 1). Where all residues are zero,
     as in most columns, the array of residues is empty. Booleans are stored as 0 and 1, in columns of their own.
     """
@@ -153,7 +153,7 @@ class Numbers:
 
     @staticmethod
     def trimmed(keys: NDArray[np.float64], residues: NDArray[np.int16]) -> Numbers:
-        """Without the residues if all are zero."""
+        """Numbers without the residues if all are zero."""
         return Numbers(keys, residues if residues.any() else residues[:0])
 
     @staticmethod
@@ -185,7 +185,8 @@ class Numbers:
         return Numbers.trimmed(self.keys[positions], residues)
 
     def order(self) -> tuple[Positions, NDArray[np.bool_]]:
-        """Positions by ascending number; and for each in this order, whether its number is not the one before."""
+        """Positions by ascending number, and for each in this order, whether its number differs from the previous
+        one."""
         if not len(self.residues):
             order = np.argsort(self.keys, kind="stable")
             return order, changes(self.keys[order])
@@ -206,8 +207,8 @@ class Numbers:
 Values = Texts | Numbers
 
 
-def ranked(values: Values) -> tuple[Positions, Positions]:
-    """Position of each distinct value, in ascending order of the values; and each value's rank among them."""
+def rank_values(values: Values) -> tuple[Positions, Positions]:
+    """Position of each distinct value, in ascending order of the values, and each value's rank among them."""
     order, distinct = values.order()
     ranks = np.empty(len(values), np.int64)
     ranks[order] = np.cumsum(distinct) - 1
@@ -215,11 +216,11 @@ def ranked(values: Values) -> tuple[Positions, Positions]:
 
 
 def _slice(comparison: str, low: int, high: int, size: int) -> tuple[int, int]:
-    """Range of `size` sorted values for which the comparison with a value holds that low to high are equal to."""
+    """Range of `size` sorted values that satisfy a comparison with a value equal to those from `low` to `high`."""
     begin = {"lt": 0, "lte": 0, "gt": high}.get(comparison, low)
     return begin, {"lt": low, "gt": size, "gte": size}.get(comparison, high)
 
 
 def narrow(offsets: Positions) -> NDArray[np.unsignedinteger]:
-    """Four bytes each, if the last and largest fits."""
+    """Narrow offsets to four bytes each if the last, which is the largest, fits."""
     return offsets.astype(np.uint32 if offsets[-1] < 2**32 else np.uint64)

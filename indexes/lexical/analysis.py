@@ -2,8 +2,8 @@
 
     text -> words, of identifiers whole and parts (`words`) -> lower case -> Snowball stem of the language -> folded
 
-A passage is analysed in its document's language. A query may meet documents in several: its words are looked up as each
-of them would have them, so that a wrong guess of its language loses no word that is written the same.
+A passage is analyzed in its document's language. A query may meet documents in several languages: its words are looked
+up in the form of each, so that a wrong guess of its language loses no word that is spelled the same.
 Stopwords are indexed, and left out of queries that have other words.
 """
 
@@ -34,11 +34,11 @@ SNOWBALL = {
     "st": "sesotho", "sv": "swedish", "ta": "tamil", "tr": "turkish", "yi": "yiddish",
 }  # fmt: skip
 NONE: Mapping[str, float] = {}
-TAG = "\0"  # before a language; no term begins with it
+TAG = "\0"  # prefix of a language's tag; no term starts with it
 DOTTED_I = ("az", "tr")  # the capital of i is İ, that of ı is I
-TONAL = ("vi", "yo")  # marks tell words apart
+TONAL = ("vi", "yo")  # accents distinguish words
 
-# Most of a text are a few words, and finding one takes a hundredth of analysing it. About 10 MB with English words.
+# A few words make up most of a text, and a lookup takes a hundredth of analyzing one. About 10 MB with English words.
 TOKENS_CACHED_MAX = 32_768  # over all languages
 TOKEN_CACHED_CHARS_MAX = 32
 
@@ -50,18 +50,18 @@ def terms(text: str, language: str = "en") -> list[str]:
     return list(chain.from_iterable(map(known.__getitem__, text.split())))
 
 
-def indexed(text: str, language: str) -> list[str]:
-    """What a passage is indexed under: its terms and, unless it has none, the tag of its language, last."""
+def index_terms(text: str, language: str) -> list[str]:
+    """The terms under which a passage is indexed, followed, unless there are none, by the tag of its language."""
     found = terms(text, language)
     return [*found, TAG + primary(language)] if found else []
 
 
 def query_terms(text: str, language: str = "en", others: Mapping[str, float] = NONE) -> dict[str, float]:
-    """The terms of a query in this language, each with its weight: how often it occurs.
+    """The terms of a query in this language, each with its number of occurrences as its weight.
 
-    What its words would be in `others`, languages of the passages and their shares, is looked up too, weighed by the
-    share. Stopwords are left out unless there is nothing else. A word of two or more capitals is none where the query
-    is not all in capitals ("WHO guidelines"), nor is a single one but "I" after other words ("vitamin A").
+    The forms of its words in `others`, languages of the passages with their shares, are added, weighted by the share.
+    Stopwords are left out unless there is nothing else. In a query that is not all capitals, a word of two or more
+    capitals is not a stopword ("WHO guidelines"), nor is a single capital except "I" after other words ("vitamin A").
     """
     return query_terms_and_own(text, language, others)[0]
 
@@ -81,7 +81,7 @@ def query_terms_and_own(
     own_terms: set[str] = set()
     for token in kept or tokens:
         cached = len(token) <= TOKEN_CACHED_CHARS_MAX
-        look_up = _looked_up if cached else _looked_up.__wrapped__
+        look_up = _look_up if cached else _look_up.__wrapped__
         for term, code in look_up(token, own, codes):
             weights[term] = weights.get(term, 0.0) + (1.0 if code == own else others[code])
             if code == own:
@@ -90,14 +90,14 @@ def query_terms_and_own(
 
 
 def _stops(token: str, stopwords: frozenset[str], *, capitals_min: float) -> bool:
-    """Whether a token is a stopword; not in capitals, of so many letters or more."""
+    """Whether a token is a stopword. One in capitals with at least `capitals_min` letters is not."""
     bare, folded = _bare(token) if len(token) <= TOKEN_CACHED_CHARS_MAX else _bare.__wrapped__(token)
     return folded in stopwords and not (bare.isupper() and bare != "I" and len(bare) >= capitals_min)
 
 
 @lru_cache(4096)
 def _bare(token: str) -> tuple[str, str]:
-    """A token without what stands around its word, as it is and without case."""
+    """A token without the punctuation around its word, in its own case and without case."""
     bare = BARE.sub("", CLITIC.sub("", unicodedata.normalize("NFKC", token)))
     return bare, bare.casefold()
 
@@ -106,9 +106,9 @@ BARE = regex.compile(r"^[^\w]+|[^\w]+$")
 
 
 @lru_cache(8192)
-def _looked_up(token: str, own: str, others: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """The terms of a token of a query: of each word its own, and what else it would be in other languages, which is
-    named with it."""
+def _look_up(token: str, own: str, others: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """The terms of a query's token, each with its language: those of each word, and its other forms in other
+    languages."""
     found: list[tuple[str, str]] = []
     for word in words(token):
         languages: dict[str, str] = {}
@@ -121,8 +121,8 @@ def _looked_up(token: str, own: str, others: tuple[str, ...]) -> tuple[tuple[str
 
 
 def forms(word: str, language: str) -> Iterator[str]:
-    """What a word is indexed as: its `form`; then, for those who type no accents, the stem of the folded word if it is
-    another."""
+    """The terms of a word: its `form`, and, for users who type no accents, the stem of the folded word if it
+    differs."""
     lower = _lower(word, language)
     first, plain = _folded_stem(lower, language), fold(lower)
     yield first
@@ -132,7 +132,7 @@ def forms(word: str, language: str) -> Iterator[str]:
 
 
 def form(word: str, language: str) -> str:
-    """The folded stem of a word, or where accents tell words apart the word with them."""
+    """The folded stem of a word, or the word with its accents in languages where accents distinguish words."""
     return _folded_stem(_lower(word, language), language)
 
 
@@ -157,7 +157,7 @@ class _Stemmers(threading.local):
 
 
 def _stem(word: str, language: str) -> str:
-    """The Snowball stem; the word where there is no stemmer."""
+    """The Snowball stem, or the word itself if there is no stemmer."""
     stemmers = _stemmers.by_language
     if language not in stemmers:
         if language not in SNOWBALL:
@@ -172,10 +172,10 @@ _stemmers = _Stemmers()
 
 
 class _Known(dict[str, tuple[str, ...]]):
-    """Cache of a language's tokens, that is what stands between white space, to their terms.
+    """Caches the terms of a language's tokens, the text between white space.
 
     Shared by all threads: single dict reads and writes are atomic, and a token lost when another thread clears the
-    caches is simply analysed again.
+    caches is simply analyzed again.
     """
 
     def __init__(self, language: str) -> None:

@@ -68,12 +68,12 @@ class LexicalPart(Lists, Protocol):
         ...
 
     def starting(self, prefix: str, bytes_min: int = 0, bytes_max: int = 1 << 32) -> list[str]:
-        """The terms with this prefix and so many bytes in UTF-8, perhaps with others of about that size, in no order.
-        No row may have some of them yet."""
+        """The terms with this prefix and a UTF-8 size between both bounds, perhaps with others of about that size, in
+        no order. Some may not occur in any row yet."""
         ...
 
     def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts:
-        """Upper bounds of `saturated` per posting of the term, at a mean length within `DRIFT_MAX` of this one."""
+        """Upper bounds of `saturate` per posting of the term, at a mean length within `DRIFT_MAX` of this one."""
         ...
 
     def frequencies_of(self, rows: Rows) -> dict[str, int]:
@@ -82,7 +82,7 @@ class LexicalPart(Lists, Protocol):
 
 
 class Impacts(NamedTuple):
-    """Upper bounds of `saturated`, uint8 [postings], in steps of (k1 + 1) / STEPS: each less than one step too high."""
+    """Upper bounds of `saturate`, uint8 [postings], in steps of (k1 + 1) / STEPS: each less than one step too high."""
 
     steps: NDArray[np.uint8]
     largest: int
@@ -114,9 +114,9 @@ class Statistics:
 class WeightedQuery:
     """A query ready to score: each term with idf times its count in the query, and the mean passage length.
 
-    `bound` is the score of a passage that held all terms, those that no passage holds too, as often as can be.
-    `complete`: each word is a term that some passage holds, be it a dead one. `met`
-    keeps the postings that `weigh` found in each part, so scoring does not look terms up again.
+    `bound` is the score of a passage with unlimited occurrences of all terms, including those that no passage has.
+    `complete`: each word is a term of some passage, even a dead one. `met` keeps the postings that `weigh` found in
+    each part, so scoring does not look terms up again.
     """
 
     weights: tuple[tuple[str, float], ...]
@@ -135,7 +135,7 @@ class WeightedQuery:
         return [postings_of(part, term, self.groups) for term, _ in self.weights]
 
     def impacts_in(self, part: LexicalPart, found: Sequence[Postings]) -> list[Impacts | None]:
-        """Those of each term of `weights`, whose postings were `found`; None for a term that has none."""
+        """The impacts of each term of `weights`, whose postings are `found`; None for a term without postings."""
         return [
             None
             if not len(postings[0])
@@ -164,7 +164,7 @@ def weigh(
     """
     counts, own = query_terms_and_own(text, language, others)
     if corrected:
-        counts, own = _corrected(counts, corrected), {corrected.get(term, term) for term in own}
+        counts, own = _correct(counts, corrected), {corrected.get(term, term) for term in own}
     counts = {**counts, **dict.fromkeys(groups, 1.0)} if groups else counts
     met = [[postings_of(part, term, groups) for term in counts] for part in parts]
     weights = {}
@@ -172,9 +172,7 @@ def weigh(
     for at, (term, count) in enumerate(counts.items()):
         held = sum(len(postings[at][0]) for postings in met)
         live = max(held - sum(dead.get(term, 0) for dead in statistics.dead), 0)
-        if (
-            live or term in own or term in groups
-        ):  # what a word would be in another language is no word missed
+        if live or term in own or term in groups:  # a missing form in another language is not a missing word
             mass += count * idf(live, statistics.passages)
         complete &= held > 0 or term not in own
         if held:
@@ -192,10 +190,10 @@ def weigh(
 
 def impacts_of(part: LexicalPart, postings: Postings, bm25: Bm25, mean_length: float) -> Impacts:
     rows, frequencies = postings
-    return Impacts.of(saturated(frequencies, part.lengths.take(rows), bm25, mean_length), bm25, mean_length)
+    return Impacts.of(saturate(frequencies, part.lengths.take(rows), bm25, mean_length), bm25, mean_length)
 
 
-def _corrected(counts: Mapping[str, float], corrected: Mapping[str, str]) -> dict[str, float]:
+def _correct(counts: Mapping[str, float], corrected: Mapping[str, str]) -> dict[str, float]:
     changed: dict[str, float] = {}
     for term, count in counts.items():
         name = corrected.get(term, term)
@@ -203,14 +201,14 @@ def _corrected(counts: Mapping[str, float], corrected: Mapping[str, str]) -> dic
     return changed
 
 
-def coarse(count: int) -> int:
+def round_count(count: int) -> int:
     """The nearest number with COUNT_BITS significant bits, the larger one of two."""
     dropped = max(count.bit_length() - COUNT_BITS, 0)
     return count + (1 << dropped >> 1) >> dropped << dropped
 
 
 def idf(df: int, passages: int) -> float:
-    df, passages = coarse(df), coarse(passages)
+    df, passages = round_count(df), round_count(passages)
     return math.log1p((max(passages - df, 0) + 0.5) / (df + 0.5))
 
 
@@ -233,7 +231,7 @@ def best_of(
     """
     found = query.postings_in(part)
     if sum(len(rows) for rows, _ in found) >= pruned_from:
-        rows = promising(part, query, found, depth, allowed, floor)
+        rows = find_promising(part, query, found, depth, allowed, floor)
         return top(rows, score_rows(part, query, rows), depth, ids_of)
     rows, gains = _gains(part, query, found)
     if allowed is not None:
@@ -269,7 +267,7 @@ def score_rows(part: LexicalPart, query: WeightedQuery, wanted: Rows) -> Floats:
     places: list[Rows] = [NO_ROWS]  # in `wanted`
     frequencies = [NO_POSTINGS[1]]
     for rows, stored in found:
-        # The shorter list is looked up in the longer one: rare words have a few rows, and candidates may be all rows.
+        # Look up the shorter list in the longer one: rare words have few rows, and candidates may be all rows.
         if ascending and len(rows) < len(wanted_):
             at = wanted_.searchsorted(rows)
             held = np.flatnonzero(wanted_.take(at, mode="clip") == rows)
@@ -282,7 +280,7 @@ def score_rows(part: LexicalPart, query: WeightedQuery, wanted: Rows) -> Floats:
             frequencies.append(stored.take(at.take(held)))
     where = np.concatenate(places)
     lengths = part.lengths.take(wanted.take(where))
-    gains = saturated(np.concatenate(frequencies), lengths, query.bm25, query.mean_length)
+    gains = saturate(np.concatenate(frequencies), lengths, query.bm25, query.mean_length)
     weights = np.array([weight for _, weight in query.weights], np.float32)
     gains *= np.repeat(weights, [len(held) for held in places[1:]])
     scores = np.zeros(len(wanted), np.float32)
@@ -291,7 +289,7 @@ def score_rows(part: LexicalPart, query: WeightedQuery, wanted: Rows) -> Floats:
     return scores
 
 
-def saturated(
+def saturate(
     frequencies: NDArray[np.uint16], lengths: NDArray[np.uint32], bm25: Bm25, mean_length: float
 ) -> Floats:
     """The saturated term frequency: the formula without the term's weight. 0 for a frequency of 0."""
@@ -306,7 +304,7 @@ def saturated(
     return tf
 
 
-def promising(
+def find_promising(
     part: LexicalPart,
     query: WeightedQuery,
     found: Sequence[Postings],
@@ -323,7 +321,7 @@ def promising(
     mean = query.mean_length
     impacts = query.impacts_in(part, found)
     # Impacts may have been computed at another mean length. If it has since grown by a factor r, one term of the
-    # formula's denominator is divided by r, so `saturated` changes by a factor between 1 and r.
+    # formula's denominator is divided by r, so `saturate` changes by a factor between 1 and r.
     drifts = [mean / one.mean_length for one in impacts if one is not None] or [1.0]
     step = (query.bm25.k1 + 1) / STEPS * max(1.0, *drifts)
     shrunk = min(1.0, *drifts) / max(1.0, *drifts) * (1 - ROUNDING)
@@ -371,7 +369,7 @@ def _gains(part: LexicalPart, query: WeightedQuery, found: Sequence[Postings]) -
     postings = [NO_POSTINGS, *found]
     rows = np.concatenate([rows for rows, _ in postings], dtype=np.int64)
     frequencies = np.concatenate([frequencies for _, frequencies in postings])
-    gains = saturated(frequencies, part.lengths.take(rows), query.bm25, query.mean_length)
+    gains = saturate(frequencies, part.lengths.take(rows), query.bm25, query.mean_length)
     weights = np.array([weight for _, weight in query.weights], np.float32)
     gains *= np.repeat(weights, [len(rows) for rows, _ in found])
     return rows, gains

@@ -26,7 +26,7 @@ from indexes.base.arrays import changes, ends_of
 from indexes.base.durable import disk_errors
 from indexes.base.errors import InvalidInput
 from indexes.base.work import OnStep, do_nothing
-from indexes.lexical.analysis import indexed
+from indexes.lexical.analysis import index_terms
 from indexes.lexical.postings import TERMS_AT_ONCE, TF_MAX, SealedLexical
 from indexes.lexical.runs import Runs
 from indexes.lexical.scratch import new_array, save_array
@@ -62,7 +62,7 @@ class LexicalBuilder:
         if len(rows) and (rows.min() < 0 or rows.max() >= len(self._lengths)):
             raise InvalidInput(f"rows must be 0 to {len(self._lengths) - 1}", param="rows")
         for row, text, language in zip(rows.tolist(), texts, languages, strict=False):
-            found = indexed(text, language)
+            found = index_terms(text, language)
             if not found:
                 continue
             if self._lengths[row]:

@@ -1,7 +1,7 @@
-"""Phrases and prefixes: which rows may hold them by the postings, and which texts do.
+"""Phrases and prefixes: postings narrow the search to rows that may contain them, and texts decide.
 
-Postings know terms, not the words they were made of nor their places. So they only narrow the search to rows with every
-word of a phrase, or a word that may begin with a prefix; the text of each hit decides (`plain_words`):
+Postings have terms, but neither the original words nor their positions. So they only narrow the search to rows with
+every word of a phrase, or a word that may start with a prefix; the text of each hit decides (`plain_words`):
 
     f" {words of the phrase} " in plain_words(text)        f" {prefix}" in plain_words(text)
 """
@@ -22,9 +22,9 @@ from indexes.lexical.bm25 import LexicalPart
 from indexes.lexical.prefixed import Prefixed, lists_of
 from indexes.lexical.words import WORD, fold
 
-PREFIX_TERMS_MAX = 4096  # that one prefix may stand for
+PREFIX_TERMS_MAX = 4096  # terms that one prefix may expand to
 STEM_LETTERS_MIN = 3  # the stem of a word may be shorter than a prefix of it
-# What `WORD` and `fold` make of ASCII, thirty times as fast: letters and digits, in lower case, and spaces.
+# Does to ASCII what `WORD` and `fold` do, thirty times as fast: letters and digits in lower case, and spaces.
 ASCII_WORDS = str.maketrans(
     {code: " " for code in range(128) if chr(code) not in string.ascii_letters + string.digits}
     | {letter: letter.lower() for letter in string.ascii_uppercase}
@@ -35,7 +35,7 @@ Alternatives = frozenset[str]  # terms of which a row must have one
 
 
 def plain_words(text: str) -> str:
-    """The words of a text in their order, folded, with a space before and after each. Scripts without spaces are single
+    """The words of a text in order, folded, with a space before and after each. Scripts without spaces become single
     letters."""
     if text.isascii():
         return f" {' '.join(text.translate(ASCII_WORDS).split())} "
@@ -47,7 +47,7 @@ def plain_words(text: str) -> str:
 
 
 def phrase_terms(phrase: str, language: str, others: Mapping[str, float]) -> list[Alternatives]:
-    """For each word of a phrase, the terms that a passage with it has one of. Stopwords are left to the text."""
+    """For each word of a phrase, the terms of which a matching passage has at least one. The text decides stopwords."""
     kept = query_terms(phrase, language, others).keys()
     words = [frozenset(query_terms(word, language, others)) for word in dict.fromkeys(phrase.split())]
     return [terms for terms in words if terms & kept]
@@ -61,9 +61,9 @@ def prefix_groups(
     on_step: OnStep = do_nothing,
     work: WorkBudget | None = None,
 ) -> dict[str, Prefixed]:
-    """The terms of words that may begin with each of these prefixes, by a name for each.
+    """The terms of words that may start with each of these prefixes, by a name for each prefix.
 
-    Raises InvalidInput for prefixes that stand for too many, one by itself or all of the request together.
+    Raises InvalidInput if one prefix, or all of the request together, expand to too many terms.
     """
     groups: dict[str, Prefixed] = {}
     work = work or WorkBudget()
@@ -102,7 +102,7 @@ def _too_many() -> InvalidInput:
 def rows_with(
     part: LexicalPart, required: Iterable[Alternatives | Prefixed], on_step: OnStep = do_nothing
 ) -> Flags:
-    """Which rows have a term of each, bool [size]."""
+    """Which rows have a term of each group, bool [size]."""
     found = np.ones(part.size, bool)
     for terms in dict.fromkeys(required):
         on_step()

@@ -24,8 +24,8 @@ from indexes.base.arrays import ends_of
 from indexes.base.model import Bm25, Rows
 from indexes.base.residency import Files
 from indexes.base.work import OnStep, do_nothing
-from indexes.lexical.analysis import TAG, indexed
-from indexes.lexical.bm25 import DRIFT_MAX, NO_POSTINGS, Impacts, saturated
+from indexes.lexical.analysis import TAG, index_terms
+from indexes.lexical.bm25 import DRIFT_MAX, NO_POSTINGS, Impacts, saturate
 from indexes.lexical.prefixed import Postings
 
 TF_MAX = np.iinfo(np.uint16).max
@@ -49,7 +49,7 @@ class GrowingLexical:
     def add(self, text: str, language: str = "en") -> int:
         """Index a passage as the next row; returns its number of terms."""
         row = len(self._lengths)
-        found = indexed(text, language)
+        found = index_terms(text, language)
         if found and found[-1] not in self._tags:
             self._tags.append(found[-1])
         counts = Counter(found)
@@ -112,8 +112,8 @@ class GrowingLexical:
         )
 
     def _sorted_terms(self, on_step: OnStep) -> Iterator[str]:
-        """Sorted by code points, which is the order of the UTF-8 bytes. Runs are sorted, then merged in Python: one
-        sort of all would hold the GIL throughout."""
+        """The terms sorted by code points, which is the order of their UTF-8 bytes. Runs are sorted, then merged in
+        Python, because a single sort would hold the GIL throughout."""
         terms = list(self._rows)
         runs = []
         for at in range(0, len(terms), SORTED_TERMS):
@@ -149,7 +149,7 @@ class GrowingView:
     def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts:
         rows, frequencies = self.postings(term)
         return Impacts.of(
-            saturated(frequencies, self.lengths.take(rows), bm25, mean_length), bm25, mean_length
+            saturate(frequencies, self.lengths.take(rows), bm25, mean_length), bm25, mean_length
         )
 
     def frequencies_of(self, rows: Rows) -> dict[str, int]:
@@ -251,7 +251,7 @@ class SealedLexical:
         known = self._impacts.get((term, bm25))
         if known is None or not known.mean_length / DRIFT_MAX <= mean_length <= known.mean_length * DRIFT_MAX:
             rows, frequencies = self.postings(term)
-            gains = saturated(frequencies, self.lengths.take(rows), bm25, mean_length)
+            gains = saturate(frequencies, self.lengths.take(rows), bm25, mean_length)
             known = Impacts.of(gains, bm25, mean_length)
             _cache(self._impacts, (term, bm25), known)
         return known
@@ -305,7 +305,7 @@ class Names(Sequence[bytes]):
         return self._block[self._offsets[at] : self._offsets[at + 1]].tobytes()
 
     def starting(self, prefix: bytes, bytes_min: int, bytes_max: int) -> list[str]:
-        """The terms with this prefix and so many bytes."""
+        """The terms with this prefix and a size between both bounds."""
         low, high = self.range_of(prefix)
         offsets = np.asarray(self._offsets[low : high + 1])
         sizes = np.diff(offsets)

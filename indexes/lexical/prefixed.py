@@ -1,4 +1,4 @@
-"""Prefixes in a query: all terms that begin so count as one word."""
+"""Prefixes in a query: all terms with a prefix count as one word."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Lists(Protocol):
     """The posting lists of one part."""
 
     def postings(self, term: str) -> Postings:
-        """That of a term: distinct rows, ascending, and the term frequency in each."""
+        """The postings of a term: distinct rows, ascending, and the term frequency in each."""
         ...
 
     def postings_starting(self, prefix: str) -> Postings:
-        """Those of all terms with this prefix, one after the other: rows repeat, in no order."""
+        """The concatenated postings of all terms with this prefix: rows repeat, in no order."""
         ...
 
 
 class Prefixed(NamedTuple):
-    """`terms` that count as one word: all with a prefix, and some `others`, which do not begin with it."""
+    """`terms` that count as one word: all with a prefix, and some `others` without it."""
 
     prefix: str
     terms: frozenset[str]

@@ -1,6 +1,6 @@
-"""Where the words of a text stand: for highlighting, which has to point into the text as it was written.
+"""Finds the positions of words in a text, for highlighting, which must point into the original text.
 
-`words` in `lexical.words` finds the same words faster, without their places; a test holds the two equal.
+`words` in `lexical.words` finds the same words faster, without positions; a test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Span = tuple[int, int]
 
 
 class Marks:
-    """Where texts have words that are indexed under one of the `wanted` terms. What stands between white space is read
-    once, however often texts repeat it; `read` counts what was."""
+    """Finds the words of texts that are indexed under one of the `wanted` terms. Each distinct token between white
+    space is analyzed once; `read` counts these."""
 
     def __init__(self, wanted: Collection[str]) -> None:
         self._wanted = frozenset(wanted)
@@ -47,8 +47,8 @@ class Marks:
         return len(self._known)
 
     def of(self, text: str, language: str, read_max: int = sys.maxsize) -> list[Span] | None:
-        """In a passage in this language: ascending [start, end) in characters; those that touch or overlap are one.
-        None if more than `read_max` would have to be read for it and the texts before."""
+        """The spans in a passage in this language: ascending [start, end) in characters, merged if they touch or
+        overlap. None if this text and those before would need more than `read_max` tokens."""
         code = primary(language)
         found: list[Span] = []
         for token in TOKEN.finditer(text):
@@ -60,7 +60,7 @@ class Marks:
             if known:
                 first = token.start()
                 found += [(first + start, first + end) for start, end in known]
-        return joined(found)
+        return join_spans(found)
 
     def _read(self, token: str, code: str) -> list[Span]:
         if self._wanted.isdisjoint(terms(token, code)):
@@ -72,13 +72,13 @@ class Marks:
         ]
 
 
-def marked(text: str, wanted: Collection[str], language: str) -> list[Span]:
-    """The same of a single text."""
+def mark_spans(text: str, wanted: Collection[str], language: str) -> list[Span]:
+    """The spans of the wanted terms in a single text."""
     return Marks(wanted).of(text, language) or []
 
 
-def joined(found: list[Span]) -> list[Span]:
-    """Ascending; those that touch or overlap are one."""
+def join_spans(found: list[Span]) -> list[Span]:
+    """Sort spans, and merge those that touch or overlap."""
     merged: list[Span] = []
     for start, end in sorted(found):
         if merged and start <= merged[-1][1]:
@@ -96,7 +96,7 @@ def spans(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _plain(text: str) -> tuple[str, Sequence[int], Sequence[int]]:
-    """The text as `words` reads it, and where each of its characters starts and ends in the one given."""
+    """The text as `words` reads it, and where each of its characters starts and ends in the original."""
     plain, starts, ends = text, range(len(text)), range(1, len(text) + 1)
     if not text.isascii() and (not unicodedata.is_normalized("NFKC", text) or IGNORED.search(text)):
         clusters = [

@@ -1,9 +1,9 @@
-"""Words of a query that no passage has, and what was probably meant: the nearest terms of the dictionary.
+"""Corrects words of a query that no passage has, to the nearest terms of the dictionary.
 
-A word is compared as the term it would be indexed as, by edits: a letter more, less, another, or two swapped (optimal
-string alignment). How many edits are forgiven depends on the length of the word as written: "aples" has five letters,
-although its term has three. Like most readers of typing errors we take the first letter for right. A word with digits,
-or of a script without spaces, is a name or a code and stays.
+A word is compared as the term it would be indexed as, by edits: an insertion, deletion, substitution, or transposition
+of letters (optimal string alignment). The number of allowed edits depends on the length of the word as written: "aples"
+has five letters, although its term has three. As in most spelling correction, the first letter counts as right. A word
+with digits, or in a script without spaces, is a name or a code and stays.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from indexes.lexical.postings import CHARACTER_BYTES_MAX
 from indexes.lexical.words import WORD
 
 LETTERS_MIN = 4  # shorter words are near too many others
-LETTERS_FOR_TWO = 8  # from here on two edits are forgiven
-TERM_LETTERS_FOR_TWO = 6  # and only in a term of so many: more of it must stay than changes
+LETTERS_FOR_TWO = 8  # words this long may differ by two edits
+TERM_LETTERS_FOR_TWO = 6  # if their term is this long: more of it must stay than changes
 CORRECTED_MAX = 3  # words of one query
 TERMS_MAX = 32  # of a query; a longer one has enough other words
-FREQUENCY_COST = 16  # of looking up how frequent a term is, in comparisons
+FREQUENCY_COST = 16  # cost of looking up a term's frequency, in comparisons
 COMPARED_AT_ONCE = 16_384
 FIRST_ROWS = 256  # of a word's passages, one of which can mostly be seen
 
 
 class Corrections:
-    """For words of one query that no passage has: `found` has the terms that each would be, and the nearest term that
-    some passage has. The most frequent of several equally near; at most CORRECTED_MAX words, the first ones.
+    """Corrects words of one query that no passage has: `found` maps the terms of each to the nearest existing term, the
+    most frequent one if several are equally near. Only the first CORRECTED_MAX words are corrected.
 
-    `whole` is False if some words are left as they are: there are more than TERMS_MAX, or no comparisons left for them
-    in `work`. `compared`: some were compared at all. `visible` has a mask of the rows of each part, or None for all
-    rows: of other passages it is as if they were not there.
+    `whole` is False if some words were not tried, because there are more than TERMS_MAX or `work` has no comparisons
+    left. `compared`: some were compared at all. `visible` is a mask of the rows of each part, or None for all rows;
+    other passages do not count.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class Corrections:
                 return
 
     def _nearest(self, term: str, letters: int) -> tuple[int, int, str] | None:
-        """The nearest term within the edits forgiven a word of so many letters: edits, frequency (negative), term.
-        None, too, where no comparisons are left for the term; `whole` is False then.
+        """The nearest term within the edits allowed for a word of `letters` letters, as (edits, negative frequency,
+        term). Also None if no comparisons are left; then `whole` is False.
 
         A term too short to be compared by itself is only completed: it is near to terms that are long enough.
         """

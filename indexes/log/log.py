@@ -7,7 +7,7 @@ Guarantees
 - A deleted or replaced passage disappears from `passages` and `documents` at once; its id range stays in
   `operations` as a tombstone until every generation that may hold it is gone, so that indexes can hide it. Operations
   hold numbers only, and deleting a missing document records none.
-- A file of it that was lost, or replaced by one from an earlier time, is noticed when it is opened (`mark`).
+- A lost file of the log, or one from an earlier time, is noticed when the log is opened (`mark`).
 - Removed content is counted in `owed` until it is erased: SQLite leaves its bytes in the file (`rewriting`).
 
 Only the collection's writer thread may call `commit`. Reads are in `LogReader`.
@@ -34,7 +34,7 @@ from indexes.base.yielding import yield_to_searches
 from indexes.log.applying import Applied, apply
 from indexes.log.content import ContentHash
 from indexes.log.mark import FILE as MARK
-from indexes.log.mark import Known, Mark, MarkFile, cycle_of, first_cycle, following
+from indexes.log.mark import Known, Mark, MarkFile, cycle_after, cycle_of, first_cycle
 from indexes.log.owed import OWED, Owed
 from indexes.log.reader import FORMAT, LogReader
 from indexes.log.rewriting import Copy, remove_copies
@@ -141,8 +141,8 @@ class Log(LogReader):
             self._release()
 
     def rest(self) -> None:
-        """Checkpoint an idle log, so that its last writes are not in its WAL alone. When it is one of too many open
-        ones, truncate its WAL and close the write connection too.
+        """Checkpoint an idle log, so that its last writes are not only in its WAL. If too many logs are open, truncate
+        its WAL and close the write connection too.
 
         Writer thread only; the next commit reopens the connection. A failed sync is reported.
         """
@@ -189,7 +189,7 @@ class Log(LogReader):
         Raises DiskFull after rolling all of them back, Quarantined if the file turns out to be damaged. After any other
         StorageError they may or may not exist when the log is reopened, and nothing more is committed until then.
         """
-        done = self._patiently(lambda: self._transact(writes))
+        done = self._retry_on_damage(lambda: self._transact(writes))
         self._content, self.owed = done.content, done.owed
         failpoints.reach("commit.synced")
         if done.applied:
@@ -198,7 +198,7 @@ class Log(LogReader):
         return done.results, done.applied
 
     def _transact(self, writes: Sequence[Sequence[Operation]]) -> Transacted:
-        """One transaction, synced. If it raises, nothing of it is there, except as `commit` says."""
+        """Run one synced transaction. If it raises, nothing of it remains, except as `commit` says."""
         results: list[WriteResult] = []
         applied: list[Applied] = []
         content, newest_before, owed, cycle = self._content.copy(), self.newest_seq, self.owed, self._cycle
@@ -213,7 +213,7 @@ class Log(LogReader):
                         yield_to_searches()
                         done.append(apply(db, operation, content))
                     applied += [one for one in done if one is not None]
-                    results.append(summarise(operations, done, last_seq(db)))
+                    results.append(summarize(operations, done, last_seq(db)))
                 if applied:
                     db.execute("UPDATE content SET sums = ?", (content.stored,))
                     cycle = self._begin_cycle(db)
@@ -234,7 +234,7 @@ class Log(LogReader):
         """Inside a transaction. The first one after a complete checkpoint begins a new cycle; returns the cycle."""
         if not self._complete:
             return self._cycle
-        cycle = following(self._cycle)
+        cycle = cycle_after(self._cycle)
         db.execute(f"PRAGMA user_version = {cycle}")
         return cycle
 
@@ -254,7 +254,7 @@ class Log(LogReader):
             self._mark.sync()
 
     def follow(self, copy: Copy, on_step: OnStep) -> int:
-        """Catch a copy up, see `Copy.follow`."""
+        """Let a copy catch up, see `Copy.follow`."""
         with self._sound():
             return copy.follow(on_step)
 
@@ -326,7 +326,7 @@ def last_seq(db: apsw.Connection) -> int:
     return int(found) if isinstance(found, int) else 0
 
 
-def summarise(operations: Sequence[Operation], applied: Sequence[Applied | None], seq: int) -> WriteResult:
+def summarize(operations: Sequence[Operation], applied: Sequence[Applied | None], seq: int) -> WriteResult:
     upserts = [op for op in operations if isinstance(op, Upsert)]
     return WriteResult(
         seq=seq,

@@ -1,9 +1,9 @@
 """`log.mark`: how far a log is known to reach, so that a lost file of it, or one from an earlier time, is noticed.
 
-SQLite takes what it finds: without its write-ahead log a database merely ends earlier, and with one of another time it
-mixes both. Two numbers tell. The *cycle* changes with the first commit after every complete checkpoint and is stored in
-the database (`user_version`), in the same transaction. So log.db by itself is always at the same cycle as the log read
-with its WAL, or one behind it. And the mark beside them has the last seq and cycle that were acknowledged.
+SQLite accepts any files: without its write-ahead log a database merely ends earlier, and with one from another time it
+mixes both. Two numbers reveal this. The *cycle* changes with the first commit after every complete checkpoint and is
+stored in the database (`user_version`), in the same transaction. So log.db by itself is always at the same cycle as the
+log read with its WAL, or one behind it. And the mark beside them has the last seq and cycle that were acknowledged.
 
     nearline-mark 1 <uid> <seq> <cycle> <complete> <next cycle> <crc32>        padded with spaces to MARK_BYTES
 
@@ -63,14 +63,14 @@ class MarkFile:
         self._written, self._synced = found, found
 
     def note(self, mark: Mark) -> None:
-        """Write it, not synced. A failure only leaves an older mark, which `sync` mends or reports."""
+        """Write the mark without syncing. A failure only leaves an older mark, which `sync` repairs or reports."""
         if mark != self._written:
             self._written, self._synced = mark, None
             with contextlib.suppress(OSError, StorageError):
                 self._write(mark)
 
     def sync(self) -> None:
-        """Make what was noted last durable. Raises DiskFull or StorageError."""
+        """Make the last mark durable. Raises DiskFull or StorageError."""
         if self._written is not None and self._synced != self._written:
             with disk_errors(self._path):
                 self._write(self._written)
@@ -90,7 +90,7 @@ class MarkFile:
 
 
 def read_mark(log: Path) -> Mark | None:
-    """None if there is none, or it cannot be read."""
+    """Read the mark of a log; None if it is missing or unreadable."""
     try:
         text, _, checksum = log.with_name(FILE).read_text().strip().rpartition(" ")
         if f"{zlib.crc32(text.encode()):08x}" != checksum:
@@ -102,11 +102,11 @@ def read_mark(log: Path) -> Mark | None:
 
 
 def first_cycle() -> int:
-    """Random, so that no WAL of another file fits."""
+    """A random cycle, so that no WAL of another file fits."""
     return secrets.randbelow(CYCLES) + 1
 
 
-def following(cycle: int) -> int:
+def cycle_after(cycle: int) -> int:
     return cycle % CYCLES + 1
 
 

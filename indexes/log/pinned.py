@@ -24,9 +24,12 @@ from indexes.log.reader import require_format
 from indexes.log.sqlite import connect, connect_frozen, sqlite_errors
 from indexes.log.wal import require_whole_wal
 
-STEPS_BETWEEN = 100_000  # of SQLite, between two looks whether to stop
+STEPS_BETWEEN = 100_000  # of SQLite, between two checks whether to stop
 COPIED_PAGES = 4096  # per step: small enough to show progress and to be interruptible
-LOOKS, PAUSE_S = 4, 0.05  # at files that seem to be from different times: perhaps a writer just changed one
+LOOKS, PAUSE_S = (
+    4,
+    0.05,
+)  # tries on files that seem to be from different times, in case a writer just changed one
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def require_readable(path: Path, stopped: Callable[[], bool]) -> None:
 
 
 def begin_whole(path: Path) -> apsw.Connection:
-    """Like `begin`. Raises Damaged if anything beside the log knows of operations that it lacks."""
+    """Like `begin`. Raises Damaged if another file shows that operations are missing from the log."""
     lacking = None
     for look in range(LOOKS):
         time.sleep(PAUSE_S if look else 0)
@@ -110,7 +113,7 @@ def begin(path: Path) -> apsw.Connection:
 
 
 def inode(path: Path) -> int:
-    """0 if the file is missing; opening it raises the error."""
+    """The file's inode; 0 if it is missing, in which case opening it raises the error."""
     try:
         return path.stat().st_ino
     except OSError:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 FORMAT = 1
 SCAN_ROWS = 2048
-AGAIN_AFTER_S = (0.01, 0.1)  # after which a read that finds damage is tried again
+AGAIN_AFTER_S = (0.01, 0.1)  # pauses before a read that found damage is retried
 METADATA = msgspec.json.Decoder(
     dict[str, Any]
 )  # reused: passing the type on each call is twenty times slower
@@ -88,7 +88,7 @@ class LogReader:
     Once a read or write finds damage that stays, all later ones raise Quarantined: a damaged file cannot be trusted
     even where SQLite can still read it, and writing to it could spread the damage.
 
-    A document that has expired by `clock` is not there for who asks for it by its id.
+    A document that has expired by `clock` is not found by its id.
     """
 
     def __init__(self, path: Path, clock: Callable[[], int] = now_ms) -> None:
@@ -110,11 +110,11 @@ class LogReader:
             with self._readers.borrow() as db:
                 return db.execute(sql, parameters).fetchall()
 
-        return self._patiently(read)
+        return self._retry_on_damage(read)
 
-    def _patiently(self, work: Callable[[], T]) -> T:
-        """Do this, and again after each of a few pauses if it finds damage: a read error may pass. Then raises
-        Quarantined. The work must leave nothing behind that was done when it fails."""
+    def _retry_on_damage(self, work: Callable[[], T]) -> T:
+        """Run `work`, and retry it after each of a few pauses if it finds damage, because a read error may pass. Then
+        raises Quarantined. `work` must undo what it did when it fails."""
         with self._sound():
             for pause_s in AGAIN_AFTER_S:
                 try:
@@ -192,14 +192,14 @@ class LogReader:
         return range(rows[0][0], sum(rows[0])) if rows else range(0)
 
     def ids_like(self, document_id: str, most: int) -> list[list[str]]:
-        """Ids of documents that may be meant by this one: those next to it in order, and some of about its length."""
+        """Document ids that may be meant by an unknown one: those next to it in order, and some of similar length."""
         after = "SELECT id FROM documents WHERE id > ?1 ORDER BY id LIMIT ?2"
         before = "SELECT id FROM documents WHERE id < ?1 ORDER BY id DESC LIMIT ?2"
         as_long = "SELECT id FROM documents WHERE abs(length(id) - length(?1)) <= 2 LIMIT ?2"
         return [[one for (one,) in self._rows(sql, (document_id, most))] for sql in (after, before, as_long)]
 
     def seqs_of(self, document_ids: Iterable[str]) -> dict[str, int]:
-        """The operations that wrote those of these documents that exist."""
+        """The operations that wrote these documents; missing documents are left out."""
         wanted = msgspec.json.encode(list(document_ids)).decode()
         return dict(
             self._rows(
@@ -208,7 +208,7 @@ class LogReader:
         )
 
     def known(self, document_ids: Iterable[str]) -> set[str]:
-        """Those among these ids that documents have."""
+        """The ids among these that exist."""
         wanted = msgspec.json.encode(list(document_ids)).decode()
         sql = "SELECT id FROM documents WHERE id IN (SELECT value FROM json_each(?))"
         return {one for (one,) in self._rows(sql, (wanted,))}
@@ -244,9 +244,9 @@ class LogReader:
         return [range(first, first + count) for first, count in self._rows(sql, (seq,))]
 
     def first_passages(self) -> Ids:
-        """Ids of the first passages of documents, ascending: those of all live ones, and perhaps of some deleted since.
+        """Ids of the first passages of all live documents, ascending, and perhaps of some deleted since.
 
-        Read once: a later call reads only what was written since the one before.
+        Each call reads only what was written since the previous one.
         """
         after, known = self._firsts
         found = [known]
@@ -380,7 +380,7 @@ def as_document(row: Any) -> StoredDocument:
 
 
 def decode_metadata(text: str) -> Metadata:
-    """As it is stored, with the document's expiry (`expiry.take_expiry`)."""
+    """Decode metadata as it is stored, with the document's expiry (`expiry.take_expiry`)."""
     return {} if text == "{}" else METADATA.decode(text)
 
 

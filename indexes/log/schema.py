@@ -1,8 +1,8 @@
 """The tables of a log.
 
 meta         format, uid, settings, owed erasures
-documents    what users sent; passage ids are consecutive from `first_passage`; `language` stands before `text`, so
-             that it is read without it
+documents    what users sent; passage ids are consecutive from `first_passage`; `language` precedes `text`, so that it
+             can be read without the text
 passages     each passage's span in its document; `text` is null if it spans the whole document
 vectors      float32, by passage id; in a separate table so that reading texts never touches the larger pages
 operations   passage id ranges that each operation added and removed

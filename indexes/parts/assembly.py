@@ -18,7 +18,7 @@ from indexes.base.masks import rows_in
 from indexes.base.model import IndexOptions, Rows, Settings
 from indexes.base.residency import Files
 from indexes.base.yielding import yield_to_searches
-from indexes.lexical.analysis import indexed
+from indexes.lexical.analysis import index_terms
 from indexes.log.applying import Applied
 from indexes.log.reader import Entry, searchable_text
 from indexes.parts.delta import Delta, DeltaView
@@ -28,7 +28,7 @@ from indexes.parts.segment import Segment
 from indexes.parts.snapshot import Snapshot
 from indexes.parts.visible import Visible
 
-READ_TOLD = 256  # passages
+READ_TOLD = 256  # passages between reports
 
 MERGE_AT = 3  # adjacent segments
 MERGED_DELTAS_MAX = 16  # per merged segment: larger ones are slow to merge and to scan
@@ -125,7 +125,7 @@ class Assembly:
             counts: Counter[str] = Counter()
             for (_, text, language), row in zip(dead, rows, strict=True):
                 if row >= 0:
-                    counts.update(set(indexed(text, language)))
+                    counts.update(set(index_terms(text, language)))
             self._parts[at] = visible.without(rows[rows >= 0], counts)
 
     def _new_delta(self) -> Delta:

@@ -152,7 +152,7 @@ class Generation:
             self.watch = ColdSkipper(policy, None)
         else:
             lowest = np.asarray(self.files.array(self.folder / LOWEST), np.float32)
-            self.watch = ColdSkipper(policy, ListBounds(self._cold.centres(), lowest))
+            self.watch = ColdSkipper(policy, ListBounds(self._cold.centroids(), lowest))
 
     def tune(self, *, ef: int | None = None, cold: ColdSettings | None = None) -> None:
         """Change the search settings. A search in progress may use the old ones, or a mix of old and new per tier."""

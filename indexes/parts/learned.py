@@ -1,7 +1,7 @@
-"""How one collection ranks, where that was learned or set for it: `ranking.json` beside its log.
+"""A collection's own ranking settings, learned or set by hand: `ranking.json` beside its log.
 
-The file holds what goes before the configuration, and the evidence for it. A damaged file is left in place and ignored:
-that costs ranking quality, not data.
+The file holds the settings that override the configuration, and the evidence for them. A damaged file is left in place
+and ignored: that costs ranking quality, not data.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ FILE = "ranking.json"
 
 
 class RankingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is None or absent comes from the configuration. `weight_dense` is from 0 to 1, BM25 has the rest.
+    """Ranking settings; None or absent ones come from the configuration. `weight_dense` is from 0 to 1, BM25 has the
+    rest.
 
-    The evidence: the gain in nDCG@10 on held-out queries with its 95 percent interval, from so many judged `queries`;
-    0 and None where somebody set this by hand.
+    The evidence is the gain in nDCG@10 on held-out queries with its 95 percent interval, and the number of judged
+    `queries`; 0 and None if the settings were set by hand.
     """
 
     format: int = FORMAT
@@ -54,7 +55,7 @@ class RankingFile:
             logger.error("%s is not used: %s", self._path, error)
 
     def set(self, settings: RankingSettings) -> None:
-        """Durable once this returns, and used by every search that begins from then on."""
+        """Publish the settings. They are durable once this returns, and used by every search that starts afterwards."""
         with self._change:
             publish(self._path, with_checksum(settings))
             self.current = settings
@@ -67,7 +68,7 @@ class RankingFile:
 
 
 def read_ranking(collection: Path) -> RankingSettings | None:
-    """None if nothing was set. Raises Damaged."""
+    """Read a collection's ranking settings; None if nothing was set. Raises Damaged."""
     path = collection / FILE
     try:
         content = path.read_bytes()

@@ -32,7 +32,7 @@ class Moves(msgspec.Struct, frozen=True):
 
 
 class RecallEvidence(msgspec.Struct, frozen=True):
-    """What measured recalls rest on: the kind and number of queries, and a 95 percent interval for each recall."""
+    """The evidence for measured recalls: the kind and number of queries, and a 95 percent interval for each recall."""
 
     source: str
     queries: int

@@ -100,8 +100,8 @@ def lists_bytes(passages: int, lists: int, dimensions: int) -> float:
 
 
 def serving_bytes(hot: int, cold: int, lists: int, in_segments: int, dimensions: int) -> float:
-    """The dense indexes in memory: the sum of `CollectionInfo.tier_bytes` without the delta. Files copied into memory
-    come on top, at most the budget of `residency`; and where the cold tier may be skipped, the graph."""
+    """The dense indexes in memory: the sum of `CollectionInfo.tier_bytes` without the delta. It excludes files copied
+    into memory, at most the budget of `residency`, and the graph, which is loaded if the cold tier may be skipped."""
     segments = (codes_for(dimensions) / 2 + 2 * dimensions) * in_segments
     if not cold:
         return graph_bytes(hot, dimensions) + segments

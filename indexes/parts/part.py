@@ -66,8 +66,8 @@ class Part(Protocol):
     ) -> Found:
         """Up to `depth` allowed rows, best first; fewer only if fewer are allowed. Scores are exact to float16.
 
-        The first `ranks` are found with the recall that the settings were chosen for, those behind them with less.
-        With at most `scan_max` allowed rows a part may scan them exactly; each decides where that is cheaper.
+        The first `ranks` are found with the recall that the settings were chosen for, later ones with less. With at
+        most `scan_max` allowed rows, a part may scan them exactly if that is cheaper.
         """
         ...
 
@@ -95,7 +95,7 @@ def search_graph(graph: HotGraph, query: Floats, depth: int, allowed: Bits | Non
     wanted = min(depth, count)
     if wanted == 0:
         return NOTHING
-    width = widened(depth, count, size)
+    width = widen(depth, count, size)
     while width <= WIDENING_MAX or width < 2 * depth:
         found = graph.search(query, width)
         if found is None:
@@ -108,7 +108,7 @@ def search_graph(graph: HotGraph, query: Floats, depth: int, allowed: Bits | Non
     return None
 
 
-def widened(wanted: int, count: int, size: int) -> int:
+def widen(wanted: int, count: int, size: int) -> int:
     """Search depth likely to yield `wanted` allowed rows when `count` of `size` are allowed."""
     return wanted if count == size else int(1.25 * wanted * size / count) + 8
 

@@ -73,8 +73,8 @@ def _matching(visible: Visible, condition: Filter) -> Selected:
     return Selected(visible, bits, count_by_tier(part, bits))
 
 
-def _narrowed(chosen: Selected, required: Sequence[Alternatives | Prefixed], on_step: OnStep) -> Selected:
-    """Only the rows that have a term of each."""
+def _narrow(chosen: Selected, required: Sequence[Alternatives | Prefixed], on_step: OnStep) -> Selected:
+    """Narrow a selection to the rows that have a term of each group."""
     part = chosen.part
     bits = pack_flags(rows_with(part.lexical, required, on_step))
     if chosen.allowed is not None:
@@ -100,9 +100,9 @@ class Prepared:
         light: bool = True,
         on_step: OnStep = do_nothing,
     ) -> None:
-        """`watch` may decide to skip the cold tier. `corrected`: words of the query, and the terms taken for them;
-        `typos_whole`: all that should be looked up were. `light`: it takes no time to prepare. `required`: only rows
-        with one term of each. `spoken`: languages that the query was read among. `on_step` is called between steps.
+        """`watch` may decide to skip the cold tier. `corrected` maps words of the query to the terms used for them;
+        `typos_whole`: no such word was left out. `light`: preparing takes no time. `required`: only rows with one term
+        of each group. `spoken`: the languages considered for the query. `on_step` is called between steps.
         """
         self.query = query
         self.corrected = corrected
@@ -114,17 +114,17 @@ class Prepared:
         self._scan_max = scan_max
         self._watch = watch
         self._spoken = spoken
-        self._ranked: list[tuple[Visible, Ids, Rows]] = []  # of each ranking its passages, and in which rows
+        self._ranked: list[tuple[Visible, Ids, Rows]] = []  # passages of each ranking, with their rows
 
     @cached_property
     def selection(self) -> list[Selected]:
         selected = select(self._parts, self.query.condition)
         if not self._required:
             return selected
-        return [_narrowed(one, self._required, self._on_step) for one in selected]
+        return [_narrow(one, self._required, self._on_step) for one in selected]
 
     def again(self, query: Query, on_step: OnStep) -> Prepared:
-        """The same for a query that differs in its vector or its depth alone."""
+        """The same, for a query that differs only in its vector or depth."""
         found = copy(self)
         found.query, found._ranked, found._on_step = query, [], on_step
         return found
@@ -142,7 +142,7 @@ class Prepared:
             return Ranking.empty()
         depth, floor = self.query.depth, 0.0
         rankings = []
-        # The largest part first: what it finds lets the others leave out more.
+        # Largest part first: its results let the others prune more.
         for chosen in sorted(self.selection, key=lambda one: -one.count):
             self._on_step()
             if chosen.count:
@@ -247,27 +247,27 @@ class Prepared:
 
     @property
     def lexical_bound(self) -> float:
-        """The BM25 score of a passage that held every word of the query as often as can be; 0 without a text."""
+        """The BM25 score of a passage with unlimited occurrences of every query word; 0 without a text."""
         return 0.0 if self._weighed is None else self._weighed.bound
 
     @property
     def scoring(self) -> bytes:
-        """Equal where the same query scores the same passages alike, bit for bit, on whatever snapshots."""
+        """A key that is equal for snapshots on which this query scores passages identically, bit for bit."""
         weighed = self._weighed
         words = weighed and (weighed.weights, weighed.mean_length, weighed.bound)
         known = words, sorted(self.corrected.items()), self._spoken
         return blake2b(repr(known).encode(), digest_size=SCORING_BYTES).digest()
 
     def newer(self, after: int, most: int) -> Candidates | None:
-        """The passages with larger ids that the query may return, with both scores, in no ranking; None if these are
-        more than `most`."""
+        """The passages with larger ids that the query may return, with both scores, unranked; None if there are more
+        than `most`."""
         parts = [visible for visible in self._parts if visible.part.newest > after]
         condition, found = self.query.condition, [NO_IDS]
         for visible in parts:
             allowed = visible.alive if condition is None else _matching(visible, condition).allowed
             if self._required:
                 chosen = Selected(visible, allowed, visible.by_tier)
-                allowed = _narrowed(chosen, self._required, self._on_step).allowed
+                allowed = _narrow(chosen, self._required, self._on_step).allowed
             rows = visible.part.rows_after(after)
             found.append(visible.part.ids_of(rows if allowed is None else rows[bits_at(allowed, rows)]))
         ids = np.concatenate(found)
@@ -280,7 +280,7 @@ class Prepared:
     def values(
         self, ids: Ids, key: str, where: str, kinds: Sequence[Kind] = (), *, dates: bool = False
     ) -> list[list[Scalar]]:
-        """What each of these passages has under a metadata key.
+        """The values of each of these passages under a metadata key.
 
         Raises InvalidInput naming `where` for a key that no passage of the snapshot has, or that has no value of these
         `kinds` (nor a date, with `dates`) if there are any.
@@ -309,7 +309,7 @@ class Prepared:
         return dense, lexical
 
     def _located(self, ids: Ids) -> list[tuple[Visible, Rows, Rows]]:
-        """As `locate` says; what a ranking has held is found without looking it up again."""
+        """Like `locate`, but reuses the rows of passages that a ranking has found."""
         located = []
         for visible in self._parts:
             held = [(known, rows) for part, known, rows in self._ranked if part is visible]
@@ -330,7 +330,7 @@ class Prepared:
 
 
 def _held(part: Part, rows: Rows, key: str) -> Iterator[tuple[int, Scalar]]:
-    """Rows of these with each value under a key."""
+    """Each of these rows that has values under a key, with each value."""
     for kind, column in part.filters.columns(key).items():
         for row, value in column.held_by(rows):
             yield row, bool(value) if kind == "boolean" else value

@@ -18,15 +18,15 @@ NOT_FOUND = -1
 
 
 class Query(msgspec.Struct, frozen=True):
-    """`text` is for BM25, `vector` (unit length, float32 [dimensions]) for the dense indexes; None skips that searcher.
+    """One query. `text` is for BM25, `vector` (unit length, float32 [dimensions]) for the dense indexes; None skips
+    that searcher.
 
-    `language` is that of the text; None: guessed among those of the passages. `typos`: its words that no passage has
-    are looked up as the nearest ones; only passages that match `visible` count, None: all. Only passages that may hold
-    all `phrases`, and for each of the `prefixes` a word that begins with it, are found: their texts decide. BM25 and
-    the dense indexes each return `depth` candidates. `k` results will be shown: the cold policy judges loss on them.
-    `counted`: the query is real traffic, and the cold policy learns from it. `steps`: the depths, ascending, of the
-    searches that this one goes on from, whose dense rankings it extends. `ranks`: the first so many of the shallowest
-    dense ranking are found with the full recall; 0: `k`.
+    `language` is the text's; None: guessed among those of the passages. `typos`: words that no passage has are replaced
+    by the nearest ones; only passages that match `visible` count, None: all. Only passages that may contain all
+    `phrases`, and a word with each of the `prefixes`, are found; their texts decide. BM25 and the dense indexes each
+    return `depth` candidates. `k` results will be shown: the cold policy judges loss on them. `counted`: the query is
+    real traffic, and the cold policy learns from it. `steps`: the depths, ascending, of earlier searches whose dense
+    rankings this one extends. `ranks`: how many of the shallowest dense ranking are found with full recall; 0: `k`.
     """
 
     k: int
@@ -48,8 +48,8 @@ class Candidates(msgspec.Struct, frozen=True):
     """The union of both searchers' results: columns of n, dense results first.
 
     Scores are float32, NaN where that searcher did not find the passage; ranks count from 0, NOT_FOUND where it is not
-    in that ranking. `tiers` int8 index TIERS. `lexical_bound`: the score of a passage that held every word of the
-    query, those that no passage holds too, as often as can be. `searched` lists the tiers the search covered.
+    in that ranking. `tiers` int8 index TIERS. `lexical_bound`: the score of a passage with unlimited occurrences of
+    every query word, including words that no passage has. `searched` lists the tiers the search covered.
     """
 
     ids: Ids

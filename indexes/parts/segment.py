@@ -23,7 +23,7 @@ from indexes.filters.columns import SealedFilters
 from indexes.lexical.building import merge_sealed
 from indexes.lexical.postings import SealedLexical
 from indexes.parts.delta import DeltaView
-from indexes.parts.part import WIDENING_MAX, scan, widened
+from indexes.parts.part import WIDENING_MAX, scan, widen
 from indexes.parts.visible import Visible
 
 CODED_ROWS_MIN = 1024  # fewer are scanned exactly, like the delta
@@ -126,7 +126,7 @@ class Segment:
         if allowed is None:
             return self._codes.candidates(query, enough)
         # The codes cannot filter: widen the search so that enough candidates should be allowed.
-        width = widened(enough, count, self.size)
+        width = widen(enough, count, self.size)
         if width > max(WIDENING_MAX, 2 * enough):
             return None
         rows = self._codes.candidates(query, width)

@@ -15,14 +15,14 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.base.languages import UNSURE, guessed, primary
+from indexes.base.languages import UNSURE, guess_language, primary
 from indexes.base.masks import bits_at
 from indexes.base.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
 from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.grammar import Filter
 from indexes.lexical.analysis import TAG, query_terms
-from indexes.lexical.bm25 import NO_CORRECTIONS, Statistics, coarse, weigh
+from indexes.lexical.bm25 import NO_CORRECTIONS, Statistics, round_count, weigh
 from indexes.lexical.operators import phrase_terms, prefix_groups
 from indexes.lexical.typos import Corrections
 from indexes.parts.prepared import Prepared, locate, select, tiers_of
@@ -35,8 +35,8 @@ OTHERS_MAX = 15
 
 @dataclass(frozen=True, slots=True)
 class QueryLanguage:
-    """The language of a query, and the shares of the other languages, at most OTHERS_MAX, that its words are looked up
-    in too."""
+    """The language of a query, and at most OTHERS_MAX other languages, with their shares, in which its words are looked
+    up too."""
 
     language: str
     others: Mapping[str, float]
@@ -65,7 +65,7 @@ class Snapshot:
         return expires(self.parts)
 
     def unexpired(self, now_ms: Callable[[], int]) -> Snapshot:
-        """The same without what has expired."""
+        """The same snapshot without expired passages."""
         if not self._expires:
             return self
         now = now_ms()
@@ -73,11 +73,11 @@ class Snapshot:
         if known and known[0][0].holds(now):
             return known[0][1] or self
         hidden = hide_expired(self.parts, now)
-        shown = None  # this one: kept in itself, only the garbage collector would free it
+        shown = None  # this snapshot: a reference to itself would leave it to the garbage collector
         if len(hidden.expired):
             content = hidden.content(self.content)
             shown = replace(self, parts=hidden.parts, content=content, expired=hidden.expired)
-        self._unexpired[:] = [(hidden, shown)]  # in one step: other threads do the same
+        self._unexpired[:] = [(hidden, shown)]  # one atomic step, because other threads do the same
         return shown or self
 
     def allowed(self, condition: Filter | None) -> Ids | None:
@@ -87,9 +87,9 @@ class Snapshot:
         return self.matching(condition)
 
     def prepare(self, query: Query, on_step: OnStep = do_nothing, work: WorkBudget | None = None) -> Prepared:
-        """Prepare a query. The methods of the result raise InvalidInput for a filter on a key or kind of
-        value that no passage has. `on_step` is called between steps, here and there. `work` is what the request may
-        still do; None: as much as any."""
+        """Prepare a query. The methods of the result raise InvalidInput for a filter on a key or kind of value that no
+        passage has. `on_step` is called between steps, both here and in the result. `work` is what is left of the
+        request's budget; None: a full one."""
         if query.text is None:
             return Prepared(
                 self.parts, query, None, self.exact_scan_max, self.watch, spoken=self.spoken, on_step=on_step
@@ -134,7 +134,7 @@ class Snapshot:
 
     @property
     def newest(self) -> int:
-        """No passage in it has a larger id."""
+        """An upper bound on the ids of its passages."""
         return max((visible.part.newest for visible in self.parts), default=0)
 
     def live_among(self, ids: Ids) -> NDArray[np.bool_]:
@@ -173,22 +173,22 @@ class Snapshot:
 
     @cached_property
     def spoken(self) -> Mapping[str, int]:
-        """The same in numbers so coarse that few writes change them: by these a query's language is judged."""
-        return {code: coarse(rows) for code, rows in self.languages().items()}
+        """The same in numbers so coarse that few writes change them, for judging a query's language."""
+        return {code: round_count(rows) for code, rows in self.languages().items()}
 
     def language_of(self, query: str, given: str | None = None) -> QueryLanguage:
-        """The language of a query: the one given, else a guess among those of the passages, weighed by their number."""
+        """The language of a query: `given`, else a guess among those of the passages, weighted by their number."""
         held = self.spoken
         if given is not None:
             language = primary(given)
         else:
-            language = guessed(query, held) if held else UNSURE
+            language = guess_language(query, held) if held else UNSURE
         total = sum(held.values())
         others = {code: n / total for code, n in held.items() if code != language}
         return QueryLanguage(language, dict(islice(others.items(), OTHERS_MAX)))
 
     def looked_up(self, query: str, given: str | None = None) -> frozenset[str]:
-        """The terms that a query's words are looked up as."""
+        """The terms under which a query's words are looked up."""
         spoken = self.language_of(query, given)
         return frozenset(query_terms(query, spoken.language, spoken.others))
 

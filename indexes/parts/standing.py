@@ -1,6 +1,6 @@
-"""Where given passages stand for a query: their scores, their exact ranks, and where the indexes keep them.
+"""Finds where given passages stand for a query, for explanations: scores, exact ranks, and places in the indexes.
 
-For explanations. An exact rank counts all passages that the filter allows, so it takes as long as scoring them all.
+An exact rank counts all passages that the filter allows, so it takes as long as scoring them all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from indexes.base.masks import bits_at, rows_in
 from indexes.base.model import TIERS, Floats, Ids, Rows, Tier
 from indexes.base.work import OnStep, do_nothing
 from indexes.filters.grammar import Filter
-from indexes.lexical.bm25 import best_of, idf, saturated, score_rows
+from indexes.lexical.bm25 import best_of, idf, saturate, score_rows
 from indexes.parts.generation import Generation
 from indexes.parts.part import Part
 from indexes.parts.prepared import Prepared, Selected
@@ -24,8 +24,8 @@ BLOCK = 16_384  # rows scored at once: 24 MB of 384 dimensions
 
 @dataclass(frozen=True, slots=True)
 class ColdList:
-    """Of a cold passage: the list that holds it, its place among all `lists` by nearness to the query (from 1), and how
-    many lists every search reads."""
+    """The list of a cold passage: its place among all `lists` by nearness to the query (from 1), and how many lists
+    every search reads."""
 
     number: int
     place: int
@@ -35,8 +35,8 @@ class ColdList:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One passage. Scores and ranks (from 1) are None where the query lacks that searcher or BM25 is 0; ranks also
-    where the filter leaves the passage out. `gains` is what each term of the query adds to its BM25 score."""
+    """Where one passage stands. Scores and ranks (from 1) are None if the query lacks that searcher or BM25 is 0; ranks
+    also if the filter excludes the passage. `gains` is what each term of the query adds to its BM25 score."""
 
     id: int
     tier: Tier
@@ -53,14 +53,14 @@ class Standing:
 def standings(
     prepared: Prepared, ids: Ids, counts: Mapping[str, float], on_step: OnStep = do_nothing
 ) -> list[Standing]:
-    """Of a few passages that the snapshot holds, in order of their ids. `counts` are the terms of the query's text and
-    how often each occurs. `on_step` is called between blocks of rows."""
+    """The standings of a few passages of the snapshot, ordered by id. `counts` maps the terms of the query's text to
+    their number of occurrences. `on_step` is called between blocks of rows."""
     ids = np.sort(ids)
     dense, lexical = prepared.scores(ids)
     by_meaning = ranks_by(prepared, ids, dense, _dense_blocks(prepared, on_step))
     by_words = ranks_by(prepared, ids, lexical, _lexical_blocks(prepared, on_step))
     found = []
-    for chosen, at, rows in located(prepared, ids):
+    for chosen, at, rows in locate_selected(prepared, ids):
         part = chosen.part
         tiers = part.tiers_of(rows)
         allowed = np.ones(len(rows), bool) if chosen.allowed is None else bits_at(chosen.allowed, rows)
@@ -84,7 +84,7 @@ def standings(
     return sorted(found, key=lambda one: one.id)
 
 
-def located(prepared: Prepared, ids: Ids) -> Iterator[tuple[Selected, Rows, Rows]]:
+def locate_selected(prepared: Prepared, ids: Ids) -> Iterator[tuple[Selected, Rows, Rows]]:
     """For each part that holds any of these: the part, positions in `ids`, and rows in the part."""
     for chosen in prepared.selection:
         rows = chosen.part.rows_of(ids)
@@ -98,11 +98,11 @@ def located(prepared: Prepared, ids: Ids) -> Iterator[tuple[Selected, Rows, Rows
 
 
 def ranks_by(prepared: Prepared, ids: Ids, own: Floats, blocks: Iterator[tuple[Ids, Floats]]) -> Ids:
-    """How many passages stand before each of these: a higher score, or the same and a lower id."""
+    """How many passages rank before each of these: those with a higher score, or the same score and a lower id."""
     before = np.zeros(len(ids), np.int64)
     for others, scores in blocks:
         for at, (one, score) in enumerate(zip(ids.tolist(), own)):
-            # Not itself: in another block its own score may be rounded otherwise.
+            # Exclude the passage itself: its score may be rounded differently in another block.
             ahead = (scores > score) | ((scores == score) & (others < one))
             before[at] += np.count_nonzero(ahead & (others != one))
     return before
@@ -134,13 +134,13 @@ def _lexical_blocks(prepared: Prepared, on_step: OnStep) -> Iterator[tuple[Ids, 
 def gains_of(
     prepared: Prepared, part: Part, row: int, counts: Mapping[str, float]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """What each term that a row holds adds to its score, and what each that it lacks would."""
+    """What each term in a row adds to its score, and what each missing term would add."""
     weighed = prepared.weighed
     if weighed is None:
         return {}, {}
     weights, rows = dict(weighed.weights), np.array([row], np.int64)
     live = sum(chosen.visible.live for chosen in prepared.selection)
-    once = saturated(np.ones(1, np.uint16), part.lexical.lengths[rows] + 1, weighed.bm25, weighed.mean_length)
+    once = saturate(np.ones(1, np.uint16), part.lexical.lengths[rows] + 1, weighed.bm25, weighed.mean_length)
     gains, lacks = {}, {}
     for term in {**counts, **weights}:  # a search may look for more than the text's own terms
         weight = weights.get(term, counts.get(term, 0.0) * idf(1, live))
@@ -158,7 +158,7 @@ def cold_list_of(part: Part, row: int, vector: Floats | None) -> ColdList | None
     if cold is None or vector is None:
         return None
     number = int(cold.lists_of(np.array([row], np.int64))[0])
-    similarities = cold.centres() @ vector
+    similarities = cold.centroids() @ vector
     place = int(np.count_nonzero(similarities > similarities[number])) + 1
     return ColdList(number, place, cold.lists, cold.settings.probes)
 
@@ -168,7 +168,7 @@ def holding(prepared: Prepared, ids: Ids, terms: Iterable[str]) -> dict[str, Ids
     found: dict[str, list[Ids]] = {}
     weighed, wanted = prepared.weighed, set(terms)
     for term, weight in () if weighed is None else weighed.weights:
-        for chosen, at, rows in located(prepared, ids) if term in wanted else ():
+        for chosen, at, rows in locate_selected(prepared, ids) if term in wanted else ():
             assert weighed is not None
             alone = replace(weighed, weights=((term, weight),), met=())
             held = ids[at[score_rows(chosen.part.lexical, alone, rows) > 0]]
@@ -180,6 +180,6 @@ def holding(prepared: Prepared, ids: Ids, terms: Iterable[str]) -> dict[str, Ids
 def holds(prepared: Prepared, passage: int, condition: Filter) -> bool:
     """Whether a passage satisfies a filter."""
     one = np.array([passage], np.int64)
-    for chosen, _, rows in located(prepared, one):
+    for chosen, _, rows in locate_selected(prepared, one):
         return int(rows[0]) in chosen.part.filters.match(condition)
     return False

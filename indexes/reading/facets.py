@@ -1,7 +1,7 @@
 """Facets: how many documents that match a filter have each value of a metadata key, or values in ranges.
 
-Counted with the bitmaps and columns of the filter index. Every passage of a document has its metadata, so only first
-passages count; which these are is read from the log once, and for each part kept as long as it is.
+They are counted with the bitmaps and columns of the filter index. Every passage of a document has its metadata, so only
+first passages count. The log is read once to find them, and each part's are kept as long as the part.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import FilterPart
 from indexes.filters.grammar import Filter, Kind, Unchecked, kind_of
 from indexes.filters.satisfiable import require_key, require_values
-from indexes.filters.values import Numbers, Positions, Texts, Values, ranked
+from indexes.filters.values import Numbers, Positions, Texts, Values, rank_values
 from indexes.parts.part import Part
 from indexes.parts.prepared import select
 from indexes.parts.snapshot import Snapshot
 
-VALUES_MAX = 65_536  # different ones under one key: more are ids, not groups
+VALUES_MAX = 65_536  # distinct values under one key: more are ids, not groups
 LISTED_MAX = 1000  # values of one facet
 
 Range = tuple[Scalar | None, Scalar | None]  # from, below; None: open
@@ -38,7 +38,8 @@ _first_rows: WeakKeyDictionary[Part, Bits] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class FacetQuery:
-    """`bounds`, ascending numbers or ISO dates, ask for ranges instead of values; `where`: its place in the request."""
+    """One requested facet. With `bounds`, ascending numbers or ISO dates, it counts ranges instead of values. `where`:
+    its place in the request."""
 
     key: str
     bounds: tuple[Scalar, ...] = ()
@@ -53,7 +54,7 @@ class FacetQuery:
 class FacetCounts:
     """How many of the matching `documents` have each value, most first, or lie in each range; `missing` have no value.
 
-    `values` are the first LISTED_MAX of so many `distinct` ones.
+    `values` are the first LISTED_MAX of all `distinct` ones.
     """
 
     values: list[tuple[Scalar, int]]
@@ -70,7 +71,7 @@ def count_facets(
     asked: Sequence[FacetQuery],
     on_step: OnStep = do_nothing,
 ) -> list[FacetCounts]:
-    """Equal ones are counted once. Calls `on_step` between its steps.
+    """Count facets, equal ones only once. Calls `on_step` between its steps.
 
     Raises InvalidInput for a key that no document has, for ranges of numbers or dates where it has none, or for too
     many different values.
@@ -86,7 +87,7 @@ def count_facets(
     known: dict[tuple[str, tuple[Scalar, ...]], FacetCounts] = {}
     for one in asked:
         if (one.key, one.bounds) not in known:
-            known[one.key, one.bounds] = _counted(one, matching, on_step)
+            known[one.key, one.bounds] = _count_facet(one, matching, on_step)
     return [known[one.key, one.bounds] for one in asked]
 
 
@@ -112,7 +113,9 @@ def _is_first(part: Part, firsts: Ids) -> Flags:
     return flags
 
 
-def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]], on_step: OnStep) -> FacetCounts:
+def _count_facet(
+    asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]], on_step: OnStep
+) -> FacetCounts:
     found: dict[Kind, list[tuple[Values, Positions]]] = defaultdict(list)
     ranges, documents, present = [0] * len(asked.ranges), 0, 0
     for filters, flags in matching:
@@ -149,16 +152,16 @@ def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]], on
 def _most_frequent(
     found: dict[Kind, list[tuple[Values, Positions]]], on_step: OnStep
 ) -> tuple[list[tuple[Scalar, int]], int]:
-    """The values of all parts with their sums, most first, of equals in their order; and how many there are.
+    """The values of all parts with their sums, most first, ties in order of the values; and how many there are.
 
-    Values stay arrays until it is known which of them are listed.
+    Values stay in arrays until it is known which are listed.
     """
     listed: list[tuple[int, Kind, Scalar]] = []
     distinct = 0
     for kind, columns in found.items():
         on_step()
         values = (Texts if kind == "string" else Numbers).joined(values for values, _ in columns)
-        firsts, ranks = ranked(values)
+        firsts, ranks = rank_values(values)
         sums = np.bincount(ranks, np.concatenate([counts for _, counts in columns])).astype(np.int64)
         distinct += int(np.count_nonzero(sums))
         first = np.argsort(-sums, kind="stable")[:LISTED_MAX]

@@ -130,7 +130,7 @@ def count(collection: Collection, condition: Filter | None = None) -> Counted:
 
 
 def written_ms(collection: Collection, seqs: Iterable[int]) -> dict[int, int]:
-    """When the operations of these numbers were committed, in milliseconds since 1970; without those that are not."""
+    """When these operations were committed, in milliseconds since 1970; uncommitted ones are left out."""
     sql = "SELECT seq, at_ms FROM operations WHERE seq IN (SELECT value FROM json_each(?))"
     with collection.log.transaction() as db:
         return dict(db.execute(sql, (json_list(seqs),)))

@@ -20,7 +20,7 @@ TEXT = "SELECT text FROM documents WHERE pk = ?"
 @dataclass(frozen=True, slots=True)
 class Reach:
     """How many passages before and after one belong to its surroundings (None: all), and whether only those under the
-    same headings do. Together with it they span at most `chars_max` characters."""
+    same headings do. Together with the passage, they span at most `chars_max` characters."""
 
     before: int | None
     after: int | None
@@ -42,7 +42,7 @@ class Surroundings:
 
 
 def text_around(collection: Collection, passages: Iterable[int], reach: Reach) -> dict[int, Surroundings]:
-    """Of the live passages among these, by id. Reads each document's text once, one at a time."""
+    """The surroundings of the live passages among these, by id. Reads each document's text once, one at a time."""
     found: dict[int, Surroundings] = {}
     with collection.log.transaction() as db:
         of, text = -1, ""
@@ -61,9 +61,9 @@ def text_around(collection: Collection, passages: Iterable[int], reach: Reach) -
 
 
 def _around(rows: list[Any], at: int, reach: Reach) -> tuple[int, int, bool]:
-    """The first and last of the rows around one of them that belong to it, and whether some had no room.
+    """The first and last rows that surround the one at `at`, and whether some did not fit.
 
-    They are taken in turn, one after it and one before.
+    Rows are added alternately, one after it and one before it.
     """
     low = high = at
     heading, cut = rows[at][3], False

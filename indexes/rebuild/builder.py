@@ -45,7 +45,7 @@ from indexes.parts.memory import PeakMemory
 from indexes.parts.shelf import Shelf
 from indexes.rebuild.dense import FIRST_EF, DenseRows, write_dense
 from indexes.rebuild.hits import Hits
-from indexes.rebuild.optimiser import Measured, choose_settings
+from indexes.rebuild.optimizer import Measured, choose_settings
 from indexes.rebuild.placement import Placement, place
 
 

@@ -47,12 +47,12 @@ class TunedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def save_chosen(collection: Path, chosen: TunedSettings) -> None:
-    """Durable once this returns."""
+    """Save the settings. They are durable once this returns."""
     publish(collection / FILE, with_checksum(chosen))
 
 
 def read_chosen(collection: Path) -> TunedSettings | None:
-    """None if nothing was chosen, or the file is damaged."""
+    """Read the chosen settings; None if nothing was chosen or the file is damaged."""
     path = collection / FILE
     try:
         content = path.read_bytes()

@@ -57,7 +57,7 @@ def write_dense(
         index, training = train_lists(log, np.concatenate([hot, cold]), recall_target, progress)
     spool_path = draft / "spool.f16"
     spool = StoredVectors.create(spool_path, len(hot) + len(cold), dimensions)
-    blocks = spooled(log, placement, last_passage, index, spool, progress)
+    blocks = spool_vectors(log, placement, last_passage, index, spool, progress)
     graph = HotGraph.build(blocks, len(hot), dimensions, ef=FIRST_EF, threads=threads)
     if len(hot):
         graph.save(draft / "hot.hnsw")
@@ -89,7 +89,7 @@ def train_lists(
     return trained
 
 
-def spooled(
+def spool_vectors(
     log: LogReader, placement: Placement, last_passage: int, index: Any, spool: Halves, progress: Progress
 ) -> Iterator[tuple[Rows, Floats]]:
     """Read all vectors once: yield (rows, vectors) of hot ones, and add all to the lists and to the spool, whose rows
@@ -131,13 +131,13 @@ def number_by_list(index: Any, first_cold: int) -> tuple[Rows, Rows]:
 
 def lowest_of_lists(index: Any, rows: StoredVectors, starts: Rows) -> Floats:
     """Inner product of each list's normalized centroid with its farthest cold member; 1 for a list without one."""
-    centres = index.quantizer.reconstruct_n(0, index.nlist)
-    centres /= np.maximum(np.linalg.norm(centres, axis=1, keepdims=True), 1e-12)
+    centroids = index.quantizer.reconstruct_n(0, index.nlist)
+    centroids /= np.maximum(np.linalg.norm(centroids, axis=1, keepdims=True), 1e-12)
     lowest = np.ones(index.nlist, np.float32)
     for number in np.flatnonzero(np.diff(starts)):
         for at in range(starts[number], starts[number + 1], COPIED_ROWS):
             block = rows.take(np.arange(at, min(at + COPIED_ROWS, starts[number + 1])))
-            lowest[number] = min(lowest[number], float((block @ centres[number]).min()))
+            lowest[number] = min(lowest[number], float((block @ centroids[number]).min()))
     return lowest
 
 

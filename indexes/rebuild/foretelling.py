@@ -1,9 +1,9 @@
-"""The memory that loading takes, foretold from what lies on the disk, and refused where there is none.
+"""Predicts the memory that loading takes from the files on disk, and refuses to load what does not fit.
 
-a generation   its lists and, where searches walk it, its graph, as large as their files; of the other files what the
-               budget of resident copies has room for; 18 bytes a passage for the order of ids and its list, and 80
-               for a label in the graph
-the delta      of each passage written since: its vector, and 2.4 bytes for each of its text
+a generation   the size of its list files and, if searches walk it, its graph file; other files as far as the budget of
+               resident copies has room; 18 bytes a passage for the order of ids and its list, and 80 for a label in the
+               graph
+the delta      for each passage written since: its vector, and 2.4 bytes for each byte of its text
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from indexes.parts.manifest import Manifest, read_manifest
 GRAPH, LISTS = "hot.hnsw", "cold.ivf"
 ORDER_BYTES = 18
 LABEL_BYTES = 80  # of a passage in a graph: hnswlib's table of labels, and a list of levels
-WORDS_FACTOR = 2.4  # of the bytes of a text, for its words; docs/operations.md has the measurement
+WORDS_FACTOR = 2.4  # bytes per byte of text, for its words; docs/operations.md has the measurement
 TEXT_BYTES = 640  # of a passage of usual length
 
 
@@ -38,23 +38,23 @@ def delta_bytes(passages: int, text_bytes: int, dimensions: int) -> int:
 
 
 def require_generation_room(folder: Path, options: IndexOptions) -> None:
-    """Raises NotFound and Damaged as `read_manifest` does, and Unavailable as `require_room`."""
+    """Require room for a generation. Raises like `read_manifest` and `require_room`."""
     require_room(generation_bytes(read_manifest(folder), options.resident, options.cold), options.room)
 
 
 def require_delta_room(log: LogReader, last_passage: int, options: IndexOptions) -> None:
-    """For the passages after this one, which are read back from the log. Raises Unavailable as `require_room`."""
+    """Require room for the passages after this one, which are replayed from the log. Raises like `require_room`."""
     require_room(delta_bytes(*log.passages_after(last_passage), log.settings.dimensions), options.room)
 
 
 def require_empty_room(dimensions: int, options: IndexOptions) -> None:
-    """For a full delta of a collection to be made. Raises Unavailable as `require_room`."""
+    """Require room for a full delta of a new collection. Raises like `require_room`."""
     passages = options.delta_passages_max
     require_room(delta_bytes(passages, TEXT_BYTES * passages, dimensions), options.room)
 
 
 def require_room(size: int, room: Callable[[int], float]) -> None:
-    """Raises Unavailable with both numbers where so much more does not fit."""
+    """Raise Unavailable, with both numbers, if `size` more bytes do not fit."""
     if size > (left := room(size)):
         raise Unavailable(
             f"it needs about {size / 1e6:.0f} MB, and {max(0.0, left) / 1e6:.0f} MB are left of server.memory_bytes_max"

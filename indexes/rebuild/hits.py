@@ -86,5 +86,5 @@ def load(path: Path) -> dict[int, float]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError, ValueError) as error:
-        logger.warning("hit counts in %s cannot be read, counting anew: %s", path, error)
+        logger.warning("hit counts in %s cannot be read, starting from zero: %s", path, error)
         return {}

@@ -52,7 +52,7 @@ def share_interval(found: ArrayLike, total: ArrayLike) -> tuple[float, float, fl
 
 
 def wilson(share: float, trials: float, z: float = Z) -> tuple[float, float]:
-    """Wilson's interval of a share seen in so many trials; `z` of the normal distribution says how sure."""
+    """Wilson's interval of a share observed in `trials` trials; `z` is the normal quantile of its confidence."""
     center = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
     # At the ends the formula gives the end itself, apart from rounding.
@@ -60,8 +60,8 @@ def wilson(share: float, trials: float, z: float = Z) -> tuple[float, float]:
 
 
 def standard_error(found: ArrayLike, total: ArrayLike) -> float:
-    """Of sum(found) / sum(total): the neighbors of one query are lost together, so it is that of a ratio of sums over
-    queries (Cochran 1977, 6.4)."""
+    """Standard error of sum(found) / sum(total), as a ratio of sums over queries, because the neighbors of one query
+    are lost together (Cochran 1977, 6.4)."""
     found_, total_ = np.asarray(found, np.float64), np.asarray(total, np.float64)
     n, share = len(found_), found_.sum() / total_.sum()
     spread = np.sum((found_ - share * total_) ** 2) * n / max(n - 1, 1)

@@ -37,7 +37,7 @@ class Truth:
         return {"all": hot + cold, "hot": hot, "cold": cold}
 
 
-def true_neighbours(
+def true_neighbors(
     generation: Generation,
     queries: Floats,
     allowed: Bits | None = None,
@@ -77,7 +77,7 @@ def found_of(result: Found, best: Floats) -> int:
 def synthetic_queries(generation: Generation, count: int, *, seed: int) -> Floats:
     """Mixtures of two stored vectors, up to `count`: half near hot rows, half near cold ones.
 
-    So even a small hot tier's recall is measured on many queries; and hot rows are the ones users query.
+    This measures even a small hot tier's recall on many queries, and hot rows are the ones that users query.
     """
     rng = np.random.default_rng(seed)
     tiers = [rows for rows in generation.tier_rows().values() if len(rows)]
@@ -89,8 +89,8 @@ def synthetic_queries(generation: Generation, count: int, *, seed: int) -> Float
 
 
 def topical_filter(generation: Generation, *, seed: int = 6) -> Bits:
-    """FILTER_SHARE of the cold rows, those most like one of them. Most queries are far from what it keeps, so it is
-    harder to search with than one that keeps a random choice."""
+    """A filter that keeps FILTER_SHARE of the cold rows, those most similar to one of them. Most queries are far from
+    these rows, so it is harder to search with than a random filter."""
     cold = range(generation.manifest.hot, generation.size)
     one = np.random.default_rng(seed).integers(cold.start, cold.stop, 1)
     [vector] = generation.vectors.take(one)

@@ -1,6 +1,6 @@
 """Chooses search settings for a live generation by queries, in a child process: `python -m indexes.upkeep.tuner`.
 
-    queries -> two halves -> optimize on one (`optimiser`) -> measure the old and new settings on the other
+    queries -> two halves -> optimize on one (`optimizer`) -> measure the old and new settings on the other
 
 It loads its own copy of the generation, so trials do not affect the service's searches. Writes nothing:
 `Collection.set_search` applies the outcome.
@@ -26,15 +26,15 @@ from indexes.parts.generation import Generation
 from indexes.parts.manifest import RecallEvidence
 from indexes.parts.shelf import Shelf
 from indexes.rebuild.chosen import TunedSettings, read_chosen
-from indexes.rebuild.optimiser import (
+from indexes.rebuild.optimizer import (
     Optimum,
     Trial,
     filtered_recall,
-    optimise,
+    optimize,
     shares,
-    tried,
+    try_settings,
 )
-from indexes.rebuild.truth import Truth, halves, synthetic_queries, true_neighbours
+from indexes.rebuild.truth import Truth, halves, synthetic_queries, true_neighbors
 
 QUERIES_MIN = 20
 QUERIES = 1000  # synthetic, if none are given
@@ -202,15 +202,15 @@ def tune(request: TuneRequest, progress: Progress) -> TuneOutcome:
     begun = time.monotonic()
     progress("load", 0, 1)
     generation = Generation.load(Shelf(Path(request.collection)).path(request.number))
-    # Another seed than the build's, so that synthetic queries differ from those it measured with.
+    # Not the build's seed, so that synthetic queries differ from those it measured with.
     queries = np.load(request.queries) if request.queries else synthetic_queries(generation, QUERIES, seed=17)
     check_number(len(queries))
     if present := read_chosen(Path(request.collection)):
         present.apply(generation)
     before_ef, before_search = generation.search_settings
-    truth, other = halves(true_neighbours(generation, queries, progress=progress))
+    truth, other = halves(true_neighbors(generation, queries, progress=progress))
     target = request.recall_target
-    optimum = optimise(
+    optimum = optimize(
         generation, truth, target, request.recall_floor, shown_from=CURVE_FROM, progress=progress
     )
     best = optimum.best
@@ -218,8 +218,8 @@ def tune(request: TuneRequest, progress: Progress) -> TuneOutcome:
     filtered = None
     if generation.manifest.cold:
         filtered = round(filtered_recall(generation, best.search, other.queries), 4)
-    chosen = tried(generation, best.ef, best.search, other)
-    before = tried(generation, before_ef, before_search, other)
+    chosen = try_settings(generation, best.ef, best.search, other)
+    before = try_settings(generation, before_ef, before_search, other)
     return TuneOutcome(
         generation=generation.number,
         seal=generation.manifest.sha256,

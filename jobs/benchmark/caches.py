@@ -1,8 +1,8 @@
-"""The caches under a load like that of users: answers a second, hit rates and times, beside the same without them.
+"""Measures the caches under a user-like load: throughput, hit rates and latency, compared with caches off.
 
-All ways of running ask the same questions in the same order, each of a fresh service over a copy of the same data, one
-way after the other in every round. The questions before the measured ones warm up: so many that a cache which forgets
-nothing would hit as often as wanted.
+Every arm asks the same questions in the same order, each of a fresh service over a copy of the same data, and the arms
+take turns in every round. The questions before the measured window warm up the caches; there are enough of them that a
+cache that forgets nothing would reach the requested hit rate.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ import numpy as np
 
 from indexes.base.errors import InvalidInput, NearlineError
 from jobs.benchmark.report import Found, Row, Say, percentiles
-from jobs.benchmark.service import K, filled
+from jobs.benchmark.service import K, fill_service
 from jobs.benchmark.texts import Material
 from jobs.benchmark.turns import cpu_s
 from jobs.benchmark.visit import CHECKED, FAR, NEAR, Took, Visit, writes_of
 from jobs.serving.process import serving
 
-HELD_OUT = 400  # of the texts, to be written beside the searches
+HELD_OUT = 400  # texts, to be written during the searches
 ZIPF = 1.0  # exponent of the questions' popularity
-DRAWN = 4  # times the questions, at most
+DRAWN = 4  # draws per question
 REWORDED = 0.1
-WRITES_S = 10.0  # documents written or deleted a second, where there are writes
-WARM_OFF = 500  # questions: without caches the others leave nothing behind
+WRITES_S = 10.0  # documents written or deleted a second, in arms with writes
+WARM_OFF = 500  # warm-up questions with caches off, where more would change nothing
 REDIS_START_S = 10.0
 OFF = "caches off"
 REWORDINGS = ("please tell me {}", "do you know {}", "i would like to know {}", "{}, please", "question: {}")
 NOTES = f"""\
 Searches a second, their ratio to caches off, and the share of the hit rate without writes: medians over rounds.
-Hit rate: by the receipts of the measured searches. p50, p99: over all rounds, as a client sees it.
-Embedding hit: the answer was a miss, and the same text had been embedded.
-Not asked before: waited for the same search of another client, or was answered as a question like it (semantic).
-{FAR}: warmed by one process, measured in the next, so that first hits come from Redis. With writes one does both.
-With writes one hit in {CHECKED} is asked for again at once past the caches. Stale: same seq, other ids or order.
-Of ten writes five are new documents, four replace one and one deletes one.
-{OFF}: asked with `cache: false`, warmed up by the last {WARM_OFF} of the questions before.\
+Hit rate: from the receipts of the measured searches. p50, p99: over all rounds, as a client sees them.
+Embedding hit: the answer was a miss, but the same text had been embedded before.
+Not asked before: shared another client's identical search, or answered from a similar question (semantic).
+{FAR}: one process warms up, the next is measured, so first hits come from Redis. With writes, one process does both.
+With writes, one hit in {CHECKED} is repeated at once without caches. Stale: same seq, but different ids or order.
+Of ten writes, five are new documents, four replace one, and one deletes one.
+{OFF}: asked with `cache: false`, warmed up by the last {WARM_OFF} questions before the window.\
 """.splitlines()
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A way of running the service."""
+    """One way of running the service."""
 
     name: str
     cache: bool = True
@@ -63,8 +63,8 @@ class Arm:
 
     @property
     def restarts(self) -> bool:
-        """What one process left in Redis is found by the next one. Beside writes it would find little: it cannot know
-        which passages came after an answer of another process."""
+        """Whether another process warms up Redis first. Not with writes: a process cannot tell which passages are newer
+        than an answer of another process, so it would find little."""
         return self.redis and not self.writes
 
 
@@ -103,17 +103,19 @@ def run(
     material: Material, scratch: Path, say: Say, *, clients: int, requests: int, alone: int, hit_rate: float,
     rounds: int, redis_server: str | None,
 ) -> Found:  # fmt: skip
-    """`clients` ask `requests` questions, each when its answer is there, and one client alone `alone` of each kind."""
-    asked = drawn(material.queries, DRAWN * len(material.queries), zipf=ZIPF, reworded=REWORDED, seed=0)
-    before = asked_before(asked)
+    """Run `clients` closed-loop clients for `requests` questions, then one client alone for `alone` of each kind."""
+    asked = draw_questions(
+        material.queries, DRAWN * len(material.queries), zipf=ZIPF, reworded=REWORDED, seed=0
+    )
+    before = find_repeats(asked)
     begin = window(before, requests, hit_rate)
     end = begin + requests
     stored = copy.copy(material)
     stored.texts, stored.vectors = material.texts[HELD_OUT:], material.vectors[HELD_OUT:]
-    filled(stored, scratch / "filled", say)
+    fill_service(stored, scratch / "filled", say)
     binary = redis_server or shutil.which("redis-server")
     arms = [arm for arm in ARMS if binary or not arm.redis]
-    load = Load(material, scratch, binary or "", asked[:begin], asked[begin:end], clients, alone)
+    load = CacheLoad(material, scratch, binary or "", asked[:begin], asked[begin:end], clients, alone)
     turns: dict[str, list[Turn]] = {arm.name: [] for arm in arms}
     for number in range(rounds):
         first = number % len(arms)
@@ -131,10 +133,12 @@ def run(
     return Found(tables(turns, clients), [*notes, *NOTES])
 
 
-def drawn(questions: Sequence[str], count: int, *, zipf: float, reworded: float, seed: int) -> list[str]:
-    """`count` draws from `questions`, the one at rank r with a probability in proportion to 1 / r ** `zipf`.
+def draw_questions(
+    questions: Sequence[str], count: int, *, zipf: float, reworded: float, seed: int
+) -> list[str]:
+    """Draw `count` questions, the one at rank r with a probability proportional to 1 / r ** `zipf`.
 
-    Ranks are random. A share of `reworded` is asked in other words, one of REWORDINGS.
+    Ranks are random. A share of `reworded` is reworded by one of REWORDINGS.
     """
     rng = np.random.default_rng(seed)
     popularity = 1 / np.arange(1, len(questions) + 1) ** zipf
@@ -147,26 +151,28 @@ def drawn(questions: Sequence[str], count: int, *, zipf: float, reworded: float,
     ]
 
 
-def asked_before(asked: Sequence[str]) -> list[bool]:
-    """Of each question whether it came before: what a cache that forgets nothing answers."""
+def find_repeats(asked: Sequence[str]) -> list[bool]:
+    """Whether each question was asked before, so that a cache that forgets nothing would answer it."""
     first = {one: at for at, one in reversed(list(enumerate(asked)))}
     return [first[one] < at for at, one in enumerate(asked)]
 
 
 def window(before: Sequence[bool], length: int, share: float) -> int:
-    """Where the first `length` questions begin of which at least `share` came before.
+    """Start of the first `length` consecutive questions of which at least `share` are repeats.
 
-    Raises InvalidInput if there are none.
+    Raises InvalidInput if there is no such window.
     """
     ends = np.cumsum([0, *before])
     reached = np.flatnonzero(ends[length:] - ends[:-length] >= share * length)
     if not len(reached):
-        raise InvalidInput(f"not so many of {len(before):,} questions came before", param="hit_rate")
+        raise InvalidInput(
+            f"too few of {len(before):,} questions are repeats for this hit rate", param="hit_rate"
+        )
     return int(reached[0])
 
 
 @dataclass
-class Load:
+class CacheLoad:
     """What every turn asks and writes."""
 
     material: Material
@@ -187,7 +193,7 @@ class Load:
             if arm.restarts:
                 with serving(data, environ) as server:
                     async with Visit(server.url, cache=True) as visit:
-                        # Some by one client: what Redis does not take from many at once is not kept there.
+                        # One client first: answers that Redis cannot take from many clients at once are dropped.
                         await visit.ask(self.warm[: self.alone], 1)
                         await visit.ask(self.warm[self.alone :], self.clients)
                         known = visit.answered
@@ -223,7 +229,7 @@ class Load:
 
 @contextlib.contextmanager
 def redis(binary: str, folder: Path) -> Iterator[str]:
-    """The URL of a fresh Redis on loopback, which keeps nothing on disk. Raises NearlineError if it does not start."""
+    """Run a fresh Redis on loopback without persistence; yields its URL. Raises NearlineError if it does not start."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = probe.getsockname()
@@ -248,14 +254,14 @@ def tables(turns: dict[str, list[Turn]], clients: int) -> dict[str, list[Row]]:
     crowd = {name: [turn.took for turn in own] for name, own in turns.items()}
     alone = {name: [turn.alone for turn in own] for name, own in turns.items()}
     return {
-        f"{clients} clients": [compared(name, turns) for name in turns],
+        f"{clients} clients": [compare_arm(name, turns) for name in turns],
         f"{clients} clients, by outcome": outcomes(crowd),
         "One client alone, by outcome": outcomes(alone),
     }
 
 
-def compared(name: str, turns: dict[str, list[Turn]]) -> Row:
-    """The row of a way of running, beside caches off and the same way without writes."""
+def compare_arm(name: str, turns: dict[str, list[Turn]]) -> Row:
+    """The row of one arm, compared with caches off and with the same arm without writes."""
     own, off, quiet = turns[name], turns[OFF], turns.get(name.partition(",")[0], turns[name])
     share = [a.hit_rate / b.hit_rate for a, b in zip(own, quiet) if b.hit_rate]
     row: Row = {

@@ -1,7 +1,7 @@
-"""Independent callers of one service: requests at given times, whether or not the ones before were answered.
+"""Independent callers of one service: they send requests at given times, whether or not earlier ones were answered.
 
-Latency counts from when a request was due, not from when it was sent: a stall also delays those that would have come
-during it, and leaving them out ("coordinated omission") would hide it.
+Latency counts from when a request was due, not from when it was sent: a stall also delays the requests due during it,
+and leaving those out ("coordinated omission") would hide it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
-Asked = tuple[float, float, float, int, bool]  # due, lag, took, status, retry_after
+Timing = tuple[float, float, float, int, bool]  # due, lag, took, status, retry_after
 
 HEADERS_END = b"\r\n\r\n"
 REFUSALS = (429, 503)
@@ -27,35 +27,35 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n
 
 
 def arrivals(rate: float, seconds: float, rng: np.random.Generator) -> Numbers:
-    """Times of a Poisson process, ascending from 0: given their number, they are uniform."""
+    """Arrival times of a Poisson process, ascending from 0. Given their number, they are uniform."""
     return np.sort(rng.uniform(0, seconds, rng.poisson(rate * seconds)))
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    status: int  # 0: the connection broke, or the caller went away
+    status: int  # 0: the connection broke, or the caller hung up
     retry_after: bool = False
     body: bytes = b""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the requests that were due in a span of `seconds`; arrays by request, all times in seconds."""
+    """The outcomes of the requests due in a span of `seconds`; arrays by request, all times in seconds."""
 
     seconds: float
-    due: Numbers  # since the begin of the span
-    lag: Numbers  # until its caller was told to ask: how late we were, not the service
+    due: Numbers  # since the start of the span
+    lag: Numbers  # from due to sent: how late the callers were, not the service
     took: Numbers  # from when it was due to its answer
     status: NDArray[np.int64]  # 0: no answer
     retry_after: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, asked: list[Asked], seconds: float) -> Outcome:
+    def of(cls, asked: list[Timing], seconds: float) -> Outcome:
         due, lag, took, status, retry_after = np.array(asked, np.float64).reshape(-1, 5).T
         return cls(seconds, due, lag, took, status.astype(np.int64), retry_after.astype(bool))
 
     def between(self, begin: float, end: float) -> Outcome:
-        """Only those that were due in a part of the span."""
+        """Only the requests that were due in a part of the span."""
         part = (self.due >= begin) & (self.due < end)
         of = (self.lag[part], self.took[part], self.status[part], self.retry_after[part])
         return Outcome(end - begin, self.due[part] - begin, *of)
@@ -69,15 +69,15 @@ class Outcome:
         return float(((self.status == 200) & (self.took <= deadline_s)).sum()) / self.seconds
 
     def late(self, deadline_s: float) -> NDArray[np.bool_]:
-        """Which were answered after their deadline, with whatever status."""
+        """Which requests were answered after their deadline, with any status."""
         return (self.status > 0) & (self.took > deadline_s)
 
     def refused(self, deadline_s: float = float("inf")) -> NDArray[np.bool_]:
-        """Which were told to come back, while there was time."""
+        """Which requests were told within the deadline to retry later."""
         return np.isin(self.status, REFUSALS) & (self.took <= deadline_s)
 
     def admitted_s(self, deadline_s: float = float("inf")) -> Numbers:
-        """How long those took that were let in: answered with 200, or late."""
+        """Latencies of the admitted requests: answered with 200, or late."""
         return np.compress((self.status == 200) | self.late(deadline_s), self.took)
 
 
@@ -97,15 +97,15 @@ class Callers:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
-        """`requests` gives each its bytes; whoever waits longer than `patience_s` hangs up."""
+        """`requests` yields the bytes of each request; a caller hangs up after `patience_s`."""
         self._url, self._requests, self._patience_s = url, requests, patience_s
         self._clock, self._sleep = clock, sleep
         self._idle: list[tuple[StreamReader, StreamWriter]] = []
 
     async def closed(self, callers: int, seconds: float) -> Outcome:
-        """So many callers, each asking again when it has its answer: the peak, if they are enough."""
+        """Run a closed loop: each caller asks again once it has its answer. With enough callers this finds the peak."""
         begun = self._clock()
-        asked: list[Asked] = []
+        asked: list[Timing] = []
 
         async def ask() -> None:
             while (now := self._clock() - begun) < seconds:
@@ -115,22 +115,22 @@ class Callers:
         return Outcome.of(asked, seconds)
 
     async def open(self, due: Numbers, seconds: float) -> Outcome:
-        """A request at each time of `due`, ascending. Returns when all have their answer."""
+        """Send a request at each time in `due`, ascending. Returns when all are answered."""
         begun = self._clock()
         tasks = []
         for at in due.tolist():
-            # Also when we are late: the answers that came meanwhile are taken between two requests.
+            # Sleep even when late, so that answers are read between two requests.
             await self._sleep(max(0.0, begun + at - self._clock()))
             tasks.append(asyncio.create_task(self._asked(at, begun)))
         return Outcome.of(await asyncio.gather(*tasks), seconds)
 
-    async def _asked(self, due: float, begun: float) -> Asked:
+    async def _asked(self, due: float, begun: float) -> Timing:
         lag = self._clock() - begun - due
         reply = await self.ask(next(self._requests))  # its body is not kept
         return due, lag, self._clock() - begun - due, reply.status, reply.retry_after
 
     async def ask(self, request: bytes) -> Reply:
-        """The reply to one request, over a kept connection. Never raises; status 0 if there is none."""
+        """Send one request over a kept connection and return the reply. Never raises; status 0 if there is none."""
         try:
             reader, writer = await self._connected()
         except OSError:
@@ -164,7 +164,7 @@ async def connect(url: str) -> tuple[StreamReader, StreamWriter]:
 
 
 async def exchange(reader: StreamReader, writer: StreamWriter, request: bytes) -> tuple[Reply, bool]:
-    """The reply, and whether the connection stays: just enough HTTP, for it shares the cores with the service."""
+    """The reply, and whether the connection stays open. Just enough HTTP, because callers share the service's cores."""
     writer.write(request)
     head = (await reader.readuntil(HEADERS_END)).lower()
     body = await reader.readexactly(int(head.partition(b"content-length:")[2].partition(b"\r\n")[0]))

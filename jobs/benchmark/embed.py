@@ -1,4 +1,4 @@
-"""Embedding: the batcher and the service against sentence-transformers and a plain fp32 graph, on the same weights.
+"""Compares embedding by the batcher and the service with sentence-transformers and a plain fp32 graph.
 
 A query is one text, or a list of texts for bulk; the answer is an array of vectors.
 """

@@ -29,7 +29,7 @@ from retrieval.embedding.encoder import available_threads
 
 BUILD_TIMEOUT_S = 7200
 BATCH = 1000
-TARGET = 0.98  # recall that a peer's setting is chosen by
+TARGET = 0.98  # recall that a peer's setting must reach
 TRIED = 100  # queries used to choose settings
 THREAD_ROUNDS = 5  # over all queries, on one thread and on two: single turns are too short for threads
 RANK_BM25_MAX = 20_000  # passages; it scores every one in Python
@@ -90,7 +90,7 @@ def rebuild(folder: Path, hot: int) -> None:
 def dense(
     material: Material, scratch: Path, say: Say, *, depth: Sequence[int], queries: int, peers: bool
 ) -> Found:
-    """All cold, a tenth hot and all hot, against peers at their cheapest setting that reaches the target recall."""
+    """Compare all cold, a tenth hot and all hot with peers at their cheapest setting that reaches the target recall."""
     count = len(material.texts)
     say(f"writing {count:,} passages ...")
     write(scratch / "log", material.texts, material.vectors)
@@ -148,7 +148,7 @@ def bm25(
     material: Material, scratch: Path, say: Say, *, sizes: Sequence[int], depth: Sequence[int], queries: int,
     peers: bool,
 ) -> Found:  # fmt: skip
-    """Ours and the peers on prefixes of the material, with all sizes in the same turns."""
+    """Compare BM25 with the peers' on prefixes of the material, with all sizes in the same turns."""
     makers: dict[str, Any] = {}
     for size in sizes:
         say(f"building {size:,} passages ...")
@@ -195,7 +195,7 @@ class Policy(Nearline):
 
 
 def cold(material: Material, scratch: Path, say: Say, *, zipf: float, learn: int, queries: int) -> Found:
-    """Measures `queries` queries after a warm-up of `learn`, then again with popular and unpopular topics swapped."""
+    """Measure `queries` queries after a warm-up of `learn`, then again with popular and unpopular topics swapped."""
     hot = len(material.texts) // 10
     topics = topics_of(np.array(material.vectors))
     drawn = partial(draw, material.vectors, zipf=zipf, rng=np.random.default_rng(1))

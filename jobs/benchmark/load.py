@@ -1,8 +1,8 @@
-"""The service under more and more load: what it answers in time, how fast, and how soon it is itself again.
+"""Measures the service under increasing load: goodput, latency, and the time to recover from a flood.
 
-First closed-loop callers find the peak. Then requests arrive at random (Poisson) at multiples of that rate, whether or
-not earlier ones were answered; last comes a flood, and normal load at once after it. Callers share the cores with the
-service, as `make bench` has only one machine: the report says what they took of them, and how late they were.
+First, closed-loop callers find the peak. Then requests arrive at random (Poisson) at multiples of that rate, whether or
+not earlier ones were answered. Last comes a flood, followed at once by normal load. Callers share the cores with the
+service, because `make bench` has only one machine: the report says how much CPU they used and how late they were.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from indexes.base.errors import InvalidInput
 from jobs.benchmark.callers import Callers, Outcome, arrivals, health_s, quantile
 from jobs.benchmark.report import Found, Line, Plot, Row, Say
-from jobs.benchmark.service import filled, search_request, write_request
+from jobs.benchmark.service import fill_service, search_request, write_request
 from jobs.benchmark.texts import Material
 from jobs.benchmark.turns import cpu_s, memory
 from jobs.serving.process import ServerProcess
@@ -30,17 +30,19 @@ NORMAL = 0.5  # times the peak: the load before the flood and after it
 WINDOW_S = 0.25
 NORMAL_AGAIN = 2.0  # times the p99 of a normal window
 PATIENCE_S = DEADLINE_MS / 1000 + 5  # until a caller hangs up
-IMPATIENT_S = (0.5, 1.0, 2.0)  # the same, of callers in a flood that tell the service nothing of it
+IMPATIENT_S = (0.5, 1.0, 2.0)  # the same for callers in a flood who send no deadline
 LOOK_S = 0.1
-MANY_ADDRESSES = {"NEARLINE_SERVER_CONNECTIONS_PER_ADDRESS_MAX": "1000000"}  # which independent callers have
+MANY_ADDRESSES = {
+    "NEARLINE_SERVER_CONNECTIONS_PER_ADDRESS_MAX": "1000000"
+}  # independent callers have their own
 NOTES = [
     "Open loop: Poisson arrivals. Times count from when a request was due, not from when it was sent.",
-    f"In time: within {DEADLINE_MS} ms, which the service was told too. p50, p99: of all let in, late ones too.",
-    "x p99: times that where as many arrive as are answered at the peak.",
-    "lag: how late requests were sent. cores: processor time by wall time, of the service and of the callers.",
+    f"In time: within {DEADLINE_MS} ms, sent as the deadline too. p50, p99: of admitted requests, late ones included.",
+    "x p99: relative to the p99 when requests arrive at the peak rate.",
+    "lag: how late requests were sent. cores: CPU time per wall time, of the service and of the callers.",
     f"Peak: the best closed loop. Normal: {NORMAL} of it, in windows of {WINDOW_S:g} s; a refusal is infinitely slow.",
-    "Patience: callers of the flood that hang up after it, and name no deadline. of peak: answered by then.",
-    f"Recovered: when the first window begins whose p99 is at most {NORMAL_AGAIN:g} times their median before.",
+    "Patience: callers of the flood hang up after it and send no deadline. of peak: answered by then.",
+    f"Recovered: start of the first window whose p99 is at most {NORMAL_AGAIN:g} times the median window before.",
 ]
 
 
@@ -48,11 +50,11 @@ def run(
     material: Material, scratch: Path, say: Say, *, factor: Sequence[float], rate: Sequence[float], seconds: float,
     flood: float, flood_s: float, writes: float,
 ) -> Found:  # fmt: skip
-    """`factor` times the peak and `rate` a second for `seconds` each, then `flood` times the peak for `flood_s`; beside
-    all of it `writes` documents a second."""
+    """Offer `factor` times the peak and `rate` a second for `seconds` each, then `flood` times the peak for `flood_s`,
+    with `writes` documents a second throughout."""
     loads = os.getloadavg()
     hot = len(material.texts) // 10
-    with filled(material, scratch / "nearline", say, hot=hot, environ=MANY_ADDRESSES) as server:
+    with fill_service(material, scratch / "nearline", say, hot=hot, environ=MANY_ADDRESSES) as server:
         tables = asyncio.run(Load(server, material, writes, say).run(factor, rate, seconds, flood, flood_s))
     notes = [f"Load average of the machine before: {loads[0]:.2f}. Hot: {hot:,} passages.", *NOTES]
     return Found(tables, notes, plot(tables["Offered load"], max(row["in time/s"] for row in tables["Peak"])))
@@ -69,7 +71,7 @@ class Load:
         self._writers = Callers(server.url, new_documents(material.texts), patience_s=PATIENCE_S)
 
     def _callers(self, patience_s: float, **options: int) -> Callers:
-        """Who search past the caches: questions come again."""
+        """Callers that search without caches, because the questions repeat."""
         searches = [search_request(query, cache=False, **options) for query in self._queries]
         return Callers(self._server.url, itertools.cycle(searches), patience_s=patience_s)
 
@@ -77,16 +79,16 @@ class Load:
         self, factors: Sequence[float], rates: Sequence[float], seconds: float, flood: float, flood_s: float
     ) -> dict[str, list[Row]]:
         await self._searchers.closed(PEAK_CALLERS[0], seconds / 2)  # warms up
-        tried = [await self._closed(callers, seconds / 2) for callers in PEAK_CALLERS]
+        tried = [await self._closed_loop(callers, seconds / 2) for callers in PEAK_CALLERS]
         best = max(tried, key=lambda row: row["in time/s"])
         peak = best["in time/s"]
         if not peak:
             raise InvalidInput(f"no search was answered within {DEADLINE_MS} ms", param="passages")
         self._say(f"peak: {peak:.0f} searches a second with {best['callers']} callers")
         wanted = {factor * peak for factor in {NORMAL, 1.0, *factors}} | set(rates)
-        offered = {rate: await self._offered([(rate, seconds)]) for rate in sorted(wanted)}
-        impatient = [await self._impatient(one, flood, peak, seconds) for one in IMPATIENT_S]
-        last = await self._offered([(flood * peak, flood_s), (NORMAL * peak, seconds)])
+        offered = {rate: await self._offer([(rate, seconds)]) for rate in sorted(wanted)}
+        impatient = [await self._flood(one, flood, peak, seconds) for one in IMPATIENT_S]
+        last = await self._offer([(flood * peak, flood_s), (NORMAL * peak, seconds)])
         rows = [row for _, row in (*offered.values(), last)]
         for row in rows:
             row["x peak"] = round(row["offered/s"] / peak, 2)
@@ -103,12 +105,12 @@ class Load:
             title: [after | memory(self._server.pid)],
         }
 
-    async def _closed(self, callers: int, seconds: float) -> Row:
-        seen = asyncio.create_task(watched(self._server, seconds))
+    async def _closed_loop(self, callers: int, seconds: float) -> Row:
+        seen = asyncio.create_task(watch_service(self._server, seconds))
         found = await self._searchers.closed(callers, seconds)
         return {"callers": callers, **figures(found), **await seen}
 
-    async def _impatient(self, patience_s: float, flood: float, peak: float, seconds: float) -> Row:
+    async def _flood(self, patience_s: float, flood: float, peak: float, seconds: float) -> Row:
         callers = self._callers(patience_s)
         self._say(f"{flood:g} times the peak for {seconds:g} s, by callers who wait for {patience_s:g} s ...")
         found = await callers.open(arrivals(flood * peak, seconds, self._rng), seconds)
@@ -124,13 +126,13 @@ class Load:
             "p99 ms": round(quantile(found.took[found.status == 200], 0.99) * 1000, 1),
         }
 
-    async def _offered(self, parts: Sequence[tuple[float, float]]) -> tuple[Outcome, Row]:
-        """What becomes of (rate, seconds) one after the other; the row is of the first."""
+    async def _offer(self, parts: Sequence[tuple[float, float]]) -> tuple[Outcome, Row]:
+        """Offer each (rate, seconds) in turn. Returns the outcome of all, and a row about the first."""
         rate, seconds = parts[0]
         self._say(f"{rate:.0f} searches a second for {seconds:g} s ...")
         ends = np.cumsum([0, *(part[1] for part in parts)])
         due = [begin + arrivals(*part, self._rng) for begin, part in zip(ends, parts)]
-        seen = asyncio.create_task(watched(self._server, seconds))
+        seen = asyncio.create_task(watch_service(self._server, seconds))
         search = self._searchers.open(np.concatenate(due), float(ends[-1]))
         write = self._writers.open(arrivals(self._writes, seconds, self._rng), seconds)
         found, written = await asyncio.gather(search, write)
@@ -146,7 +148,7 @@ class Load:
 
 
 def new_documents(texts: Sequence[str]) -> Iterator[bytes]:
-    """One a request, which the service embeds."""
+    """Write requests with one document each, which the service embeds."""
     for number, text in enumerate(itertools.cycle(texts)):
         yield write_request(f"new-{number}", f"{text} {number}")
 
@@ -165,8 +167,8 @@ def figures(found: Outcome, deadline_s: float = DEADLINE_MS / 1000) -> Row:
     }
 
 
-async def watched(server: ServerProcess, seconds: float) -> Row:
-    """What the service and the callers take meanwhile, and how fast the service says that it lives."""
+async def watch_service(server: ServerProcess, seconds: float) -> Row:
+    """Watch memory, CPU and the latency of /healthz for `seconds`."""
     begun, before = time.monotonic(), (cpu_s(server.pid), time.process_time())
     took, held, failed = [], [], 0
     while (elapsed := time.monotonic() - begun) < seconds:
@@ -186,9 +188,9 @@ async def watched(server: ServerProcess, seconds: float) -> Row:
 
 
 def recovery(before: Outcome, after: Outcome) -> Row:
-    """How long after the flood the service is as fast as before it; None: not while it was measured."""
+    """How long after the flood the service is as fast as before it; None if that is not seen."""
     usual = float(np.median([took for _, took in windows(before)]))
-    # Where refusals are usual, nothing is measured.
+    # If refusals are usual (inf), every window counts as slow.
     slow = [begin for begin, took in windows(after) if not took <= NORMAL_AGAIN * usual < np.inf]
     back = next((begin for begin, _ in windows(after) if begin not in slow), None)
     return {
@@ -203,10 +205,10 @@ def recovery(before: Outcome, after: Outcome) -> Row:
 
 
 def windows(found: Outcome) -> list[tuple[float, float]]:
-    """Begin and p99 of each window in which requests were due; no answer takes for ever."""
+    """Start and p99 of each window in which requests were due; requests without an answer are infinitely slow."""
     took = np.where(found.status == 200, found.took, np.inf)
     window = (found.due // WINDOW_S).astype(int)
-    # The nearest rank: between inf and a number there is none.
+    # Use the nearest rank: one cannot interpolate between a number and inf.
     return [
         (float(one * WINDOW_S), float(np.quantile(took[window == one], 0.99, method="higher")))
         for one in np.unique(window)
@@ -214,7 +216,7 @@ def windows(found: Outcome) -> list[tuple[float, float]]:
 
 
 def plot(rows: Sequence[Row], peak: float) -> Plot:
-    """Goodput over offered load, and the times of what was let in."""
+    """Plot goodput and the latency of admitted requests over offered load."""
     offered, answered, p99, p50 = (
         [row[name] for row in rows] for name in ("offered/s", "in time/s", "p99 ms", "p50 ms")
     )

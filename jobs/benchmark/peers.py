@@ -15,10 +15,10 @@ import numpy as np
 
 from indexes.base.model import Bm25, Floats
 from indexes.lexical.analysis import query_terms, terms
-from jobs.benchmark.texts import Material, batches, mapped
+from jobs.benchmark.texts import Material, batches, map_array
 from jobs.benchmark.turns import Engine
 from jobs.models.export.known import MODELS
-from jobs.models.export.sources import DEFAULT_NAME, installed
+from jobs.models.export.sources import DEFAULT_NAME, find_installed
 from retrieval.embedding.encoder import available_threads
 
 M, EF_CONSTRUCTION = 16, 200
@@ -84,7 +84,7 @@ def qdrant_edge(vectors: Floats) -> Nearest:
     config = q.EdgeConfig(
         vectors=q.EdgeVectorParams(size=vectors.shape[1], distance=q.Distance.Dot),
         hnsw_config=q.HnswIndexConfig(m=M, ef_construct=EF_CONSTRUCTION, **threads),
-        # A single segment, since several are slower to search, with a graph whatever its size.
+        # A single segment, because several are slower to search, with a graph at any size.
         optimizers=q.EdgeOptimizersConfig(default_segment_number=1, indexing_threshold=1),
     )
     shard = q.EdgeShard.create(folder.name, config)
@@ -163,14 +163,14 @@ def rank_bm25(texts: Iterable[list[str]]) -> Best:
 
 
 class VectorIndex(Engine):
-    """A query is a unit vector and k."""
+    """A peer's vector index. A query is a unit vector and k."""
 
     def __init__(self, folder: Path, build: Callable[[Floats], Nearest]) -> None:
         self._material, self._build = folder, build
         self._ef: dict[int, int] = {}
 
     def open(self) -> None:
-        self._nearest = self._build(mapped(self._material / "vectors.npy"))
+        self._nearest = self._build(map_array(self._material / "vectors.npy"))
 
     def choose(self, k: int, ef: int) -> None:
         """Use `ef` for searches of depth `k`."""
@@ -228,11 +228,11 @@ class SentenceTransformers(Engine):
         if self._bm25 is None:
             return self._index.ask((vectors[0], self._k))
         rankings = self._index.ask((vectors[0], CANDIDATES)), self._bm25.ask((query, CANDIDATES))
-        return fused(rankings)[: self._k]
+        return fuse(rankings)[: self._k]
 
 
-def fused(rankings: Sequence[Sequence[int]]) -> list[int]:
-    """Reciprocal rank fusion."""
+def fuse(rankings: Sequence[Sequence[int]]) -> list[int]:
+    """Fuse rankings by reciprocal rank."""
     scores: dict[int, float] = defaultdict(float)
     for ranking in rankings:
         for rank, row in enumerate(ranking, 1):
@@ -242,6 +242,6 @@ def fused(rankings: Sequence[Sequence[int]]) -> list[int]:
 
 def packaged_weights() -> Path:
     """The folder of all-MiniLM-L6-v2 in an installed package."""
-    if (found := installed(MODELS[DEFAULT_NAME])) is None:
+    if (found := find_installed(MODELS[DEFAULT_NAME])) is None:
         raise ImportError(f"no installed package carries the weights of {DEFAULT_NAME}")
     return found.weights.parent

@@ -22,18 +22,18 @@ INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")  # the
 
 Say = Callable[[str], None]
 Row = dict[str, Any]
-Line = tuple[Sequence[float], Sequence[float], str]  # x, y, and a format of matplotlib
+Line = tuple[Sequence[float], Sequence[float], str]  # x, y, and a matplotlib format
 
 
 class Plot(NamedTuple):
-    """Panels one above the other, each a label of its y axis and its lines by name."""
+    """Panels stacked vertically, each with the label of its y axis and its lines by name."""
 
     xlabel: str
     panels: dict[str, dict[str, Line]]
 
 
 class Found(NamedTuple):
-    """What a bench found: tables by title, notes, and a plot."""
+    """A benchmark's results: tables by title, notes, and a plot."""
 
     tables: dict[str, list[Row]]
     notes: list[str]
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """`tables` maps titles to rows, which may lack columns."""
+    """Everything that a benchmark writes. `tables` maps titles to rows, which may lack columns."""
 
     bench: str
     machine: dict[str, Any]

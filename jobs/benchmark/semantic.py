@@ -1,7 +1,7 @@
-"""The semantic cache on questions in other words, and on questions that differ in one word that matters.
+"""Tests the semantic cache on paraphrased questions, and on questions that differ in one word that matters.
 
-Every pair's first question is cached among thousands of others, then its second one is looked up. What the cache would
-have answered is compared with what a search of a running service finds.
+The first question of every pair is cached among thousands of others, then the second one is looked up. The answer that
+the cache would give is compared with the result of a search.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from indexes.base.model import Floats
 from jobs.benchmark.report import Found, Plot, Row, Say
-from jobs.benchmark.service import COLLECTION, K, Search, filled
+from jobs.benchmark.service import COLLECTION, K, Search, fill_service
 from jobs.benchmark.texts import Material, embed, model_folder
 from jobs.benchmark.wordings import Pair, pairs
 from retrieval.base.settings import SemanticSettings
@@ -42,15 +42,15 @@ searched: what the cache gives, compared with a search. false: it lacks the best
 
 
 @dataclass(slots=True)
-class Tried:
-    """A pair, and what the caches have for its second question: the texts by threshold, None for nothing."""
+class PairResult:
+    """A pair, and the cached questions found for its second question, by threshold; None where there is none."""
 
     pair: Pair
     similarity: float
     nearest: str
     nearest_similarity: float
     answered_by: dict[float, str | None] = field(default_factory=dict)
-    false: bool | None = None  # by a search, None if it was not answered
+    false: bool | None = None  # according to a search; None if the cache had no answer
 
     def answer(self, way: str, threshold: float) -> str | None:
         if way == "with words":
@@ -59,33 +59,33 @@ class Tried:
 
 
 def run(material: Material, scratch: Path, say: Say, *, each: int) -> Found:
-    """`each`: pairs of every kind."""
+    """Measure with `each` pairs of every kind."""
     made = pairs(material.queries, each=each, seed=0)
     encoder = Encoder(load_model(model_folder()), threads=available_threads())
     texts = list(dict.fromkeys([*material.queries, *(one.asked for one in made)]))
     vector_of = dict(zip(texts, embed(texts, encoder, "query", say)))
     default = SemanticSettings().similarity_from
-    tried: list[Tried] = []
+    tried: list[PairResult] = []
     for kind in dict.fromkeys(one.kind for one in made):
         say(f"looking up {kind} ...")
-        tried += looked_up([one for one in made if one.kind == kind], material.queries, vector_of)
-    with filled(material, scratch / "filled", say) as server:
+        tried += look_up_pairs([one for one in made if one.kind == kind], material.queries, vector_of)
+    with fill_service(material, scratch / "filled", say) as server:
         say("searching for what was answered ...")
         service = Search(server.url, server.pid, "hybrid")
         service.expect(1)
         for one in tried:
             if (text := one.answered_by[default]) is not None:
-                one.false = is_false(searched(service, text), searched(service, one.pair.asked))
+                one.false = is_false(search_hits(service, text), search_hits(service, one.pair.asked))
     counts = f"{len(material.texts):,} texts, {len(material.queries):,} questions, {len(made):,} pairs."
     rows = by_threshold(tried)
     tables = {"By threshold": rows, f"By kind, at {default:g}": by_kind(tried, default)}
     return Found(tables, [counts, *NOTES], plot(rows, default))
 
 
-def looked_up(
+def look_up_pairs(
     kind: Sequence[Pair], questions: Sequence[str], vector_of: dict[str, Floats]
-) -> Iterator[Tried]:
-    """With the first questions of all these pairs in the cache."""
+) -> Iterator[PairResult]:
+    """Look up every pair's second question, with the first questions of all these pairs in the cache."""
     asked = {one.asked for one in kind}
     others = (one for one in questions if one not in asked)
     cached = list(dict.fromkeys([*(one.kept for one in kind), *itertools.islice(others, BESIDE)]))
@@ -98,7 +98,9 @@ def looked_up(
         vector = vector_of[pair.asked]
         similarities = matrix @ vector
         nearest = int(similarities.argmax())
-        one = Tried(pair, float(vector_of[pair.kept] @ vector), cached[nearest], float(similarities[nearest]))
+        one = PairResult(
+            pair, float(vector_of[pair.kept] @ vector), cached[nearest], float(similarities[nearest])
+        )
         for threshold in THRESHOLDS:
             at_threshold.settings = SemanticSettings(enabled=True, similarity_from=threshold)
             serves = cache.serves(COLLECTION, pair.asked)
@@ -107,12 +109,12 @@ def looked_up(
         yield one
 
 
-def searched(service: Search, query: str) -> list[Any]:
+def search_hits(service: Search, query: str) -> list[Any]:
     rows = service.ask({"query": query, "cache": False})
     return [SimpleNamespace(document_id=str(row), passage=0) for row in rows]
 
 
-def by_threshold(tried: Sequence[Tried]) -> list[Row]:
+def by_threshold(tried: Sequence[PairResult]) -> list[Row]:
     same, other = ([one for one in tried if one.pair.same is wanted] for wanted in (True, False))
     rows = []
     for threshold in THRESHOLDS:
@@ -126,8 +128,8 @@ def by_threshold(tried: Sequence[Tried]) -> list[Row]:
     return rows
 
 
-def by_kind(tried: Sequence[Tried], threshold: float) -> list[Row]:
-    def counts(some: Sequence[Tried]) -> Row:
+def by_kind(tried: Sequence[PairResult], threshold: float) -> list[Row]:
+    def counts(some: Sequence[PairResult]) -> Row:
         answers = [one.answered_by[threshold] for one in some]
         return {
             "pairs": len(some),
@@ -153,7 +155,7 @@ def by_kind(tried: Sequence[Tried], threshold: float) -> list[Row]:
 
 
 def plot(rows: Sequence[Row], default: float) -> Plot:
-    """Paraphrases answered and hard negatives answered wrongly, over thresholds."""
+    """Plot paraphrases answered and hard negatives answered wrongly, over thresholds."""
     lines = {
         f"{what}, {way}": (THRESHOLDS, [row[f"{way}: {what} %"] for row in rows], style + color)
         for way, color in zip(WAYS, ("C1", "C0"))

@@ -1,4 +1,4 @@
-"""Text to ten passages over HTTP, against in-process stacks of other libraries and optionally another checkout.
+"""Measures text to ten passages over HTTP, against in-process stacks of other libraries and another checkout.
 
 Every query is fresh: no engine sees one twice, so no cache holds its answer or its vector.
 """
@@ -21,7 +21,7 @@ from indexes.base.errors import InvalidInput, NearlineError
 from indexes.base.model import Floats
 from jobs.benchmark import peers as others
 from jobs.benchmark.callers import post
-from jobs.benchmark.peers import SentenceTransformers, VectorIndex, fused
+from jobs.benchmark.peers import SentenceTransformers, VectorIndex, fuse
 from jobs.benchmark.report import Found, Row, Say
 from jobs.benchmark.texts import Material, batches, best_scores, model_folder, model_settings, overlap, recall
 from jobs.benchmark.turns import TURN, Engine, Worker, figures, rotate, start
@@ -95,13 +95,15 @@ class BareEmbedding(Engine):
 def run(
     material: Material, scratch: Path, say: Say, *, queries: int, peers: bool, against: Path | None
 ) -> Found:
-    """`against`: another checkout. A tenth of the passages is hot."""
+    """Compare the service with its peers, and with `against`, another checkout. A tenth of the passages is hot."""
     checkouts = {"nearline": None} | ({"against": against} if against else {})
     hot = len(material.texts) // 10
     makers: dict[str, Any] = {}
     with ExitStack() as stack:
         for name, checkout in checkouts.items():
-            server = stack.enter_context(filled(material, scratch / name, say, hot=hot, checkout=checkout))
+            server = stack.enter_context(
+                fill_service(material, scratch / name, say, hot=hot, checkout=checkout)
+            )
             for mode in MODES:
                 makers[f"{name} {mode}"] = partial(Search, server.url, server.pid, mode)
         makers[BARE] = BareEmbedding
@@ -146,7 +148,7 @@ def one_client(
 
 
 def many_clients(workers: dict[str, Worker], fresh: Iterator[str], say: Say) -> list[Row]:
-    """Services under CLIENTS concurrent clients; peers on two threads that embed single-threaded."""
+    """Run services under CLIENTS concurrent clients, and peers on two threads that embed single-threaded."""
     say(f"{CLIENTS} clients ...")
     services = {name: CLIENTS for name in workers if name.endswith("hybrid")}
     clients = services | {name: 2 for name in workers if name.startswith(PEER)}
@@ -176,7 +178,7 @@ def judge(name: str, worker: Worker, material: Material, queries: Sequence[str])
 
     true = answers(mode="dense", exact=True, k=others.CANDIDATES)
     if name.endswith("hybrid"):
-        true = [fused(both) for both in zip(true, answers(mode="lexical", k=others.CANDIDATES))]
+        true = [fuse(both) for both in zip(true, answers(mode="lexical", k=others.CANDIDATES))]
     return overlap(answers(fusion={"method": "rrf", "k": others.RRF_K}), [best[:K] for best in true])
 
 
@@ -195,7 +197,7 @@ def write_request(name: str, text: str) -> bytes:
     return post(DOCUMENTS, msgspec.json.encode({"documents": [{"id": name, "text": text}]}))
 
 
-def filled(
+def fill_service(
     material: Material,
     data: Path,
     say: Say,
@@ -204,9 +206,9 @@ def filled(
     checkout: Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[ServerProcess]:
-    """A fresh server process over all texts, which an earlier process wrote and rebuilt. `environ` adds settings.
+    """Write and rebuild all texts in one process, and return a context that serves them from a fresh one.
 
-    The texts are there when this returns, the process when its context is entered.
+    `environ` adds settings.
     """
     models = model_settings(model_folder())
     # Everything in one delta: no segments, and no rebuilds before the explicit one.

@@ -1,4 +1,4 @@
-"""The engines' data: real one-line texts, queries, and the vectors of both, made once and kept.
+"""The data that engines search: real one-line texts, queries, and the vectors of both, made once and kept.
 
 FOLDER/texts.json   queries.json      if there are too few real texts, the rest are halves of two texts joined
 FOLDER/vectors.npy  queries.npy       float32 [rows, dimensions], unit length; a joined text gets a mixture of vectors
@@ -49,10 +49,13 @@ class Material:
         files = folder / "texts.json", folder / "queries.json"
         self.texts, self.queries = (msgspec.json.decode(file.read_bytes(), type=list[str]) for file in files)
         if (folder / "vectors.npy").is_file():
-            self.vectors, self.query_vectors = mapped(folder / "vectors.npy"), mapped(folder / "queries.npy")
+            self.vectors, self.query_vectors = (
+                map_array(folder / "vectors.npy"),
+                map_array(folder / "queries.npy"),
+            )
 
 
-def mapped(file: Path) -> Floats:
+def map_array(file: Path) -> Floats:
     # A plain view of the map: indexing a numpy.memmap costs several times as much.
     return np.asarray(np.load(file, mmap_mode="r"))
 
@@ -60,10 +63,8 @@ def mapped(file: Path) -> Floats:
 def gather(
     corpora: Sequence[Path], count: int, reports: Path, say: Say, *, vectors: bool, questions: int = QUERIES
 ) -> Material:
-    """`count` texts from `corpora`, by default the docstrings of this Python and its packages, and `questions` queries.
-
-    Cached below `reports` for the next run.
-    """
+    """Gather `count` texts from `corpora`, by default the docstrings of this Python and its packages, and `questions`
+    queries. They are cached under `reports` for the next run."""
     encoder = Encoder(load_model(model_folder()), threads=1) if vectors else None
     libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
     sources = [str(path.resolve()) for path in corpora or libraries]
@@ -95,7 +96,7 @@ def gather(
 
 
 def lines_of(documents: Iterable[SourceDocument]) -> Iterator[str]:
-    """The distinct paragraphs of `documents`, each on one line, but for those with a NUL, which no service takes."""
+    """The distinct paragraphs of `documents`, each on one line, except those with a NUL, which no service accepts."""
     seen: set[str] = set()
     for document in documents:
         for paragraph in document.text.split("\n\n"):

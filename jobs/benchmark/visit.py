@@ -1,4 +1,4 @@
-"""A running service, asked by clients in a closed loop beside a writer: what its caches did, and if they were right."""
+"""Asks a running service from closed-loop clients beside a writer, and checks what its caches answered."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from jobs.benchmark.service import DOCUMENTS, K, search_request, write_request
 Took = dict[str, list[float]]  # milliseconds by outcome
 
 PATIENCE_S = 30.0
-CHECKED = 100  # one hit in so many is asked for again past the caches, beside writes
+CHECKED = 100  # with writes, one hit in this many is repeated without caches
 OUTCOME = re.compile(rb'"cache":"(\w+)"')
 NEAR, FAR = "in process", "Redis"
 
 
 def writes_of(texts: Sequence[str], documents: int) -> Iterator[bytes]:
-    """Of ten writes five are new documents, four replace one of `documents`, and one deletes one."""
+    """Write requests: of every ten, five add a document, four replace one of `documents`, and one deletes one."""
     rng = random.Random(0)
     for number, text in enumerate(itertools.cycle(texts)):
         row = str(rng.randrange(documents))
@@ -37,7 +37,7 @@ def writes_of(texts: Sequence[str], documents: int) -> Iterator[bytes]:
 
 
 class Visit:
-    """A service asked by clients in a closed loop. Use as a context: the writer runs within it.
+    """Asks a service from closed-loop clients. Use as a context manager: the writer runs within it.
 
     `found` and `written` count since `begin`.
     """
@@ -51,8 +51,8 @@ class Visit:
         writes_s: float = 1,
         elsewhere: AbstractSet[str] = frozenset(),
     ) -> None:
-        """`writes`: `writes_s` a second are sent beside the searches, and hits are checked. `elsewhere`: what was
-        answered by another process, which shares what it kept."""
+        """With `writes`, `writes_s` of them a second are sent beside the searches, and hits are checked. `elsewhere`:
+        questions that another process, which shares its cache, has answered."""
         self._cache, self._writes, self._writes_s = cache, writes, writes_s
         self._callers = Callers(url, itertools.repeat(b""), patience_s=PATIENCE_S)
         self._hits = itertools.count(1)
@@ -89,7 +89,7 @@ class Visit:
         request, begun = search_request(text, k=k, cache=self._cache), time.perf_counter()
         reply = await self._callers.ask(request)
         took_ms = (time.perf_counter() - begun) * 1000
-        # The receipt comes after the hits, whose texts may hold anything.
+        # The last match is the receipt's: it follows the hits, whose texts may contain anything.
         named = OUTCOME.findall(reply.body)
         if reply.status != 200 or not named:
             self.found["errors"] += 1
@@ -105,7 +105,7 @@ class Visit:
             await self._check(text, reply.body)
 
     async def _check(self, text: str, body: bytes) -> None:
-        """Whether an answer from a cache is what a search finds."""
+        """Compare a cached answer with a fresh search."""
         reply = await self._callers.ask(search_request(text, k=K, cache=False))
         if reply.status != 200:
             self.found["errors"] += 1
@@ -116,7 +116,7 @@ class Visit:
             self.found["stale"] += passages(kept) != passages(fresh)
 
     async def _write(self, writes: Iterator[bytes]) -> None:
-        """Each when it is due, whether or not the ones before were answered."""
+        """Send each write when it is due, whether or not earlier ones were answered."""
         due = time.monotonic()
         async with asyncio.TaskGroup() as group:
             while not self._leaving:

@@ -24,7 +24,7 @@ from jobs.commands.options import (
     JSON,
     PATH,
     console,
-    ended_by_sigterm,
+    exit_on_sigterm,
     megabytes,
     print_json,
     print_result,
@@ -46,10 +46,10 @@ NAMES = click.option(
 )
 @JSON
 def backup(data: Path, target: Path, names: tuple[str, ...], no_indexes: bool, as_json: bool) -> None:
-    """Copy collections to a folder, also while they are served."""
+    """Copy collections to a folder, even while they are served."""
     step_back()
     keep_private()
-    with ended_by_sigterm(), stages(DownloadColumn(), TimeRemainingColumn(), hidden=as_json) as progress:
+    with exit_on_sigterm(), stages(DownloadColumn(), TimeRemainingColumn(), hidden=as_json) as progress:
         made = back_up(data, target, names, indexes=not no_indexes, progress=progress)
     value = {
         "folder": str(target),
@@ -79,12 +79,12 @@ def backup(data: Path, target: Path, names: tuple[str, ...], no_indexes: bool, a
 @click.option("--as", "new_name", help="Another name for the one collection.")
 @JSON
 def restore(folder: Path, data: Path, names: tuple[str, ...], new_name: str | None, as_json: bool) -> None:
-    """Put collections of a backup into a data directory that no service uses, beside those that are there.
+    """Add collections from a backup to a data directory that no service uses.
 
     Every file is verified before anything is written. Shared caches treat a restored collection as a new one.
     """
     keep_private()
-    with ended_by_sigterm(), stages(DownloadColumn(), TimeRemainingColumn(), hidden=as_json) as progress:
+    with exit_on_sigterm(), stages(DownloadColumn(), TimeRemainingColumn(), hidden=as_json) as progress:
         restored = restoring.restore(folder, data, names, new_name=new_name, progress=progress)
     lines = []
     for one in restored:
@@ -103,10 +103,10 @@ def restore(folder: Path, data: Path, names: tuple[str, ...], new_name: str | No
 @click.option("--yes", is_flag=True, help="Do it without asking; needed where there is no terminal.")
 @JSON
 def accept(data: Path, name: str, yes: bool, as_json: bool) -> None:
-    """Serve a collection as its log is now, although writes are known to be missing.
+    """Serve a collection from its present log, although writes are known to be missing.
 
-    For one that is quarantined and in no backup. Says what is given up and asks first. Indexes that are ahead of the
-    log are removed.
+    Use this for a quarantined collection without a backup. It says what is lost and asks first. Indexes that are ahead
+    of the log are removed.
     """
     keep_private()
     if not yes:
@@ -131,7 +131,7 @@ def accept(data: Path, name: str, yes: bool, as_json: bool) -> None:
 @NAMES
 @JSON
 def verify(data: Path | None, folder: Path | None, names: tuple[str, ...], as_json: bool) -> None:
-    """Check that a data directory or a backup is whole. Only reads. Exit code 1 if anything is wrong."""
+    """Check that a data directory or a backup is intact. Only reads. Exit code 1 if anything is wrong."""
     step_back()
     with stages(hidden=as_json) as progress:
         if data is not None and folder is None:
@@ -149,7 +149,7 @@ def verify(data: Path | None, folder: Path | None, names: tuple[str, ...], as_js
 
 
 def show(found: list[Check]) -> None:
-    """One row per check; failed checks are repeated below the table with advice."""
+    """Print one row per check, and repeat failed checks below the table with advice."""
     table = Table("collection", "check", "", "found")
     for check in found:
         state = "[green]ok[/]" if check.ok else "[red]wrong[/]"

@@ -57,9 +57,10 @@ def measure(
     name: str, function: str, *, corpus: tuple[Path, ...], out: Path, as_json: bool,
     vectors: bool = True, plots: bool = False, **options: Any,
 ) -> None:  # fmt: skip
-    """Run a function of `jobs.benchmark` on as many texts as told in a temporary folder, and report what it finds.
+    """Run a function of `jobs.benchmark` on the requested number of texts in a temporary folder, and report its
+    results.
 
-    `vectors`: it needs those of the texts; `plots`: it draws."""
+    `vectors`: it needs the texts' vectors; `plots`: it draws a plot."""
     if plots:
         require_matplotlib()
     from jobs.benchmark.texts import gather
@@ -76,7 +77,7 @@ def measure(
 
 
 def publish(name: str, settings: dict[str, Any], found: Any, out: Path, as_json: bool) -> None:
-    """Write the report of what a bench found, and print it."""
+    """Write and print a benchmark's report."""
     from jobs.benchmark.report import report
 
     made = report(name, settings, found)
@@ -95,13 +96,13 @@ def publish(name: str, settings: dict[str, Any], found: Any, out: Path, as_json:
 @JSON
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
-    """Measure text to ten passages over HTTP, beside what people build instead. Keep the machine idle otherwise."""
+    """Measure text to ten passages over HTTP, compared with alternatives. Keep the machine idle otherwise."""
     if context.invoked_subcommand is None:
         measure("service", "service:run", **options)
 
 
 def add(name: str, function: str, text: str, *options: click.Option, example: str, **kinds: Any) -> None:
-    """A command for "module:function" of `jobs.benchmark`; `kinds` are those of `measure`."""
+    """Add a command that measures "module:function" of `jobs.benchmark`; `kinds` go to `measure`."""
     params: list[click.Parameter] = [*options, CORPUS, OUT]
     example = f"Example: nearline bench {name} {example}"
     run = partial(measure, name, function, **kinds)
@@ -179,7 +180,7 @@ add(
 )  # fmt: skip
 @JSON
 def ranking(data: Path, out: Path, as_json: bool, **options: Any) -> None:
-    """Measure nDCG@10 of every way of searching on judged collections. Collections stay in --out for the next run."""
+    """Measure nDCG@10 of every way of searching on judged collections. They stay in --out for the next run."""
     from jobs.benchmark.ranking import run
 
     publish("ranking", options, run(data, out, errors.print, **options), out, as_json)

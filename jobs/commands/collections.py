@@ -16,8 +16,8 @@ from jobs.commands.options import (
     URL,
     ask,
     console,
-    counted,
     errors,
+    format_count,
     megabytes,
     print_json,
     print_result,
@@ -37,7 +37,7 @@ def command() -> None:
 @URL
 @JSON
 def list_(url: str, as_json: bool) -> None:
-    """All collections, by name."""
+    """List all collections by name."""
     found = ask(url, lambda client: client.collections())
     if as_json:
         print_json(found)
@@ -64,7 +64,7 @@ def list_(url: str, as_json: bool) -> None:
 @URL
 @JSON
 def show(name: str, url: str, as_json: bool) -> None:
-    """One collection, by its name or an alias."""
+    """Show one collection, by its name or an alias."""
     found = ask(url, lambda client: client.collection(name))
     if as_json:
         print_json(found)
@@ -109,9 +109,9 @@ def ranking_of(ranking: Mapping[str, Any] | None) -> str:
 @URL
 @JSON
 def delete(name: str, yes: bool, url: str, as_json: bool) -> None:
-    """Delete a collection with all its documents. It goes by its own name, not an alias."""
+    """Delete a collection with all its documents. It must be named itself, not by an alias."""
     documents = ask(url, lambda client: documents_of(client, name))
-    content = "all that is left of it" if documents is None else counted(documents, "document")
+    content = "all that is left of it" if documents is None else format_count(documents, "document")
     try:
         agreed = yes or click.confirm(f"Delete {name} with {content}?", err=True)
     except click.Abort:  # not interactive
@@ -133,7 +133,7 @@ def rename(name: str, new_name: str, url: str, as_json: bool) -> None:
     """Give a collection another name. Aliases follow; it is reopened under the new name."""
 
     async def renamed(client: AsyncClient) -> Mapping[str, Any]:
-        await own(client, name)
+        await find_own(client, name)
         return await client.rename_collection(name, new_name)
 
     found = ask(url, renamed)
@@ -145,13 +145,13 @@ def rename(name: str, new_name: str, url: str, as_json: bool) -> None:
 @URL
 @JSON
 def rollback(name: str, url: str, as_json: bool) -> None:
-    """Serve the generation before the present one again. Documents written since stay."""
+    """Serve the previous generation again. Documents written since then stay."""
     generation = ask(url, lambda client: client.rollback(name))
     print_result({"generation": generation}, f"generation {generation} of {name} is live", as_json=as_json)
 
 
-async def own(client: AsyncClient, name: str) -> Mapping[str, Any]:
-    """The collection with this name. Raises ClickException for an alias, which may point elsewhere tomorrow."""
+async def find_own(client: AsyncClient, name: str) -> Mapping[str, Any]:
+    """Find a collection by its own name. Raises ClickException for an alias, which may point elsewhere tomorrow."""
     found = await client.collection(name)
     if found["name"] != name:
         raise click.ClickException(f"{name!r} is an alias; the collection's own name is {found['name']!r}")
@@ -162,7 +162,7 @@ async def documents_of(client: AsyncClient, name: str) -> int | None:
     """Number of documents; None for a quarantined collection, which cannot count them."""
     if name in [one["name"] for one in await client.quarantined()]:
         return None
-    documents: int = (await own(client, name))["documents"]
+    documents: int = (await find_own(client, name))["documents"]
     return documents
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from jobs.commands.ingested import progress_bar
-from jobs.commands.options import PATH, console, ended_by_sigterm
-from jobs.commands.rebuilds import finished
+from jobs.commands.options import PATH, console, exit_on_sigterm
+from jobs.commands.rebuilds import wait_for_job
 from jobs.commands.search import HIGHLIGHT, show
 from jobs.ingestion.ingesting import ingest
 from jobs.serving.process import log_of, serving
@@ -49,7 +49,7 @@ def command(data: Path) -> None:
     The data is kept, and the last lines say how to continue with it. An interrupted first run leaves nothing behind.
     """
     missing = [folder for folder in (data, *data.parents) if not folder.exists()]
-    with ended_by_sigterm():
+    with exit_on_sigterm():
         try:
             play(data)
         except BaseException:
@@ -79,7 +79,7 @@ async def tour(url: str, documents: list[SourceDocument]) -> None:
             console.print("The docstrings are indexed already.")
         else:
             await fill(client, documents)
-        for number in range(WARM_UP):  # so the timings below are those of a warm service
+        for number in range(WARM_UP):  # so that the timings below are from a warm service
             await client.search(COLLECTION, query=f"warm up {number}", cache=False)
         for query in QUERIES:
             console.print(f"\n[bold yellow]{query}[/]")
@@ -96,7 +96,7 @@ async def fill(client: AsyncClient, documents: list[SourceDocument]) -> None:
     console.print(
         f"Rebuilding: the newest {HOT_CAPACITY} passages stay hot, the others move to the cold tier ..."
     )
-    await finished(client, await client.reindex(COLLECTION))
+    await wait_for_job(client, await client.reindex(COLLECTION))
 
 
 def say_command(*arguments: str) -> None:

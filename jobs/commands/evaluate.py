@@ -28,10 +28,10 @@ from jobs.commands.options import (
 )
 from jobs.evaluation import textfile
 from jobs.evaluation.measure import Options, evaluate
-from jobs.evaluation.private import served
+from jobs.evaluation.private import open_service
 from jobs.evaluation.report import Report
 from jobs.evaluation.sections import show
-from jobs.evaluation.verdict import below_floors, fallen, keep, load_history, parse_floors
+from jobs.evaluation.verdict import below_floors, find_regressions, keep, load_history, parse_floors
 from nearline import AsyncClient, ServiceError, path_of
 from retrieval.upkeep.query_log import FILE as QUERY_LOG
 
@@ -41,7 +41,7 @@ SHARE = click.FloatRange(0, 1)
 
 
 class Measuring(click.Command):
-    """Exit code 1 says that a number is too low; whatever kept it from being measured, or written, is 2."""
+    """A command whose exit code 1 means that a number is too low, and 2 that it could not be measured or written."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -111,21 +111,21 @@ def command(
     as_json: bool,
     **what: Any,
 ) -> None:
-    """Measure recall, and ranking quality where there are judgments.
+    """Measure recall, and ranking quality if there are judgments.
 
-    Exit code 1 below a floor, or when worse; 2 where that could not be measured, or the call is wrong.
+    Exit code 1 if a number is below its floor or fell, 2 if it could not be measured or the call is wrong.
     """
     wanted = parse_floors(floors, recall_floor, ndcg_floor)
     check_together(click.get_current_context(), wanted)
     with stages(hidden=as_json) as on_progress:
         options = Options(**what, offline=data is not None)
-        report = asyncio.run(measured(url, data, config, options, on_progress))
+        report = asyncio.run(run_evaluation(url, data, config, options, on_progress))
     earlier = load_history(history, report) if history else []
     report.floors = wanted
     report.below = below_floors(report)
     if earlier:
         report.compared_with = earlier[-1].time
-        report.regressions = fallen(earlier[-1], report, regression or 0.0)
+        report.regressions = find_regressions(earlier[-1], report, regression or 0.0)
     if as_json:
         print_json(report)
     else:
@@ -137,9 +137,9 @@ def command(
     if html:
         from jobs.evaluation import page  # needs matplotlib, an extra
 
-        replace_unsynced(html, page.rendered(report, earlier).encode())
+        replace_unsynced(html, page.render_page(report, earlier).encode())
     if prometheus:
-        replace_unsynced(prometheus, textfile.rendered(report))
+        replace_unsynced(prometheus, textfile.render_gauges(report))
     if publish:
         asyncio.run(send(url, report))
     if report.cohort("overall") is None:
@@ -148,8 +148,8 @@ def command(
 
 
 def check_together(context: click.Context, floors: dict[str, float]) -> None:
-    """Raises UsageError, before anything is measured, for options that make no sense together, floors that nothing
-    could miss, and files that cannot be written."""
+    """Raise UsageError, before measuring, for options that contradict each other, floors that can never be missed, and
+    files that cannot be written."""
     given = SimpleNamespace(**context.params)
     source = context.get_parameter_source("url")
     kinds = {name.partition("=")[0].partition("-")[0] for name in floors}
@@ -174,11 +174,11 @@ def check_together(context: click.Context, floors: dict[str, float]) -> None:
         require_matplotlib()
 
 
-async def measured(
+async def run_evaluation(
     url: str, data: Path | None, config: Path | None, options: Options, progress: Progress
 ) -> Report:
-    """The report; over a data directory, of the queries in the collection's own log if there is one."""
-    async with served(url, data, config) as address, AsyncClient(address) as client:
+    """Evaluate, and return the report. Over a data directory, queries come from the collection's own log, if any."""
+    async with open_service(url, data, config) as address, AsyncClient(address) as client:
         if data is not None and options.queries is None and options.query_log is None:
             own = data / (await client.collection(options.collection))["name"] / QUERY_LOG
             options = replace(options, query_log=own if own.is_file() else None)

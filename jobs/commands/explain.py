@@ -40,13 +40,13 @@ def command(
     others: str | None,
     as_json: bool,
 ) -> None:
-    """Say why a document is, or is not, among the hits of a search, and what change of the search finds it."""
+    """Explain why a document is or is not among the hits of a search, and which change of the search finds it."""
     wanted: dict[str, Any] = {"query": query, "document_id": document, "k": k}
     wanted |= {name: value for name, value in (("passage", passage), ("mode", mode)) if value is not None}
     if condition:
-        wanted["filter"] = decoded(condition, "--filter")
+        wanted["filter"] = decode(condition, "--filter")
     if others:
-        wanted |= decoded(others, "--options")
+        wanted |= decode(others, "--options")
     answer = ask(url, lambda client: client.explain(collection, **wanted))
     if as_json:
         print_json(answer)
@@ -54,7 +54,7 @@ def command(
         show(answer)
 
 
-def decoded(text: str, option: str) -> dict[str, Any]:
+def decode(text: str, option: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
@@ -85,7 +85,7 @@ def show(answer: Mapping[str, Any]) -> None:
 
 
 def line_of(passage: dict[str, Any]) -> str:
-    """Scores and exact ranks of a passage, and how far it came."""
+    """Scores and exact ranks of a passage, and the last stage it reached."""
     parts = [f"passage {passage['passage']} ({TIERS.get(passage['tier'], passage['tier'])})"]
     for name, label in SCORES.items():
         score, rank = passage["scores"][name], passage["exact"][name]
@@ -97,7 +97,7 @@ def line_of(passage: dict[str, Any]) -> str:
 
 
 def words_of(words: list[dict[str, Any]]) -> str:
-    """Each word of the query with its share, or what stands in its place."""
+    """Each word of the query with its share, or the word that replaces it."""
     parts = []
     for one in words:
         near = f" (but {one['near']})" if one["near"] else ""

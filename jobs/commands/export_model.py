@@ -65,7 +65,7 @@ LANGUAGES_SHOWN = 5
 def command(
     source: str, name: str, out: Path | None, only: str | None, small: bool, as_json: bool, **overrides: Any
 ) -> None:
-    """Make an ONNX model for serving: candidates are measured here, and the fastest accurate one is kept."""
+    """Export an ONNX model for serving: measures candidates on this machine and keeps the fastest accurate one."""
     if small:
         if only not in {None, SMALL}:
             raise InvalidInput(f"the small candidate is {SMALL}, not {only}", param="only")
@@ -91,7 +91,7 @@ def command(
         return
     console.print(_table(manifest))
     checks = manifest.checks
-    languages = "languages not known" if manifest.languages is None else _shown(manifest.languages)
+    languages = "languages not known" if manifest.languages is None else _list_languages(manifest.languages)
     click.echo(
         f"{folder}: {manifest.variant}; {manifest.dimensions} dimensions, {manifest.tokens_max} tokens, "
         f"{manifest.quantisation}; {languages}; cosine to fp32 {checks['cosine_mean']:.4f} on average, "
@@ -99,7 +99,7 @@ def command(
     )
 
 
-def _shown(languages: list[str]) -> str:
+def _list_languages(languages: list[str]) -> str:
     return (
         f"reads {', '.join(languages)}"
         if len(languages) <= LANGUAGES_SHOWN
@@ -108,7 +108,7 @@ def _shown(languages: list[str]) -> str:
 
 
 def _table(manifest: Manifest) -> Table:
-    """One row per candidate: single-threaded times, cosines to fp32, and of a text alone to itself in a batch."""
+    """One row per candidate: single-threaded times, cosines to fp32, and cosines of texts alone to them in a batch."""
     table = Table(box=None, pad_edge=False)
     table.add_column("candidate", no_wrap=True)
     for header in ("query ms", "tokens/s", "MB", "min", "mean", "alone"):

@@ -9,7 +9,14 @@ from typing import Any
 
 import click
 
-from jobs.commands.ingested import as_value, ending, note_nothing, progress_bar, show_failures, stopped
+from jobs.commands.ingested import (
+    as_value,
+    describe_end,
+    describe_stop,
+    note_nothing,
+    progress_bar,
+    show_failures,
+)
 from jobs.commands.options import COLLECTION, JSON, URL, ask, print_result
 from jobs.ingestion.ingesting import Ingested, ingest, limits_of
 from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
@@ -21,7 +28,7 @@ def names_in(*listed: str) -> tuple[str, ...]:
     return tuple(name.strip() for one in listed for name in one.split(","))
 
 
-def known_encoding(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
+def check_encoding(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
     try:
         b"".decode(name or "utf-8")
     except LookupError as error:
@@ -88,7 +95,7 @@ def known_encoding(_: click.Context, __: click.Parameter, name: str | None) -> s
 @click.option(
     "--encoding",
     metavar="NAME",
-    callback=known_encoding,
+    callback=check_encoding,
     help="Encoding of text files without a byte order mark, such as cp1252. [default: utf-8]",
 )
 @click.option("--no-ignore", is_flag=True, help="Read also what .gitignore files in the folders leave out.")
@@ -147,10 +154,9 @@ def command(
 ) -> None:
     """Send files, or folders of them, to a running service: text, tables, mail, and with the extra `files` documents.
 
-    Whatever cannot be read or is refused by the service is listed at the end and makes the exit code 1, as does a
-    folder with nothing to read; everything else is written. What is left out of folders on purpose is counted there,
-    with the reason and the option that reads it.
-    It is safe to run again after an interruption: no document is stored twice.
+    What cannot be read or is refused by the service is listed at the end, with exit code 1, as is a folder with nothing
+    to read; everything else is written. Files in folders that are skipped on purpose are counted there, with the reason
+    and the option that reads them. It is safe to run again after an interruption: no document is stored twice.
     """
     declared = {column: kind for one in types for column, kind in parse_types(one).items()}
     options = SourceOptions(
@@ -178,7 +184,7 @@ def command(
     for line in report.notes:
         click.echo(line, err=True)
     show_failures(report)
-    print_result(as_value(done, report), ending(done, collection), *report.summary(), as_json=as_json)
+    print_result(as_value(done, report), describe_end(done, collection), *report.summary(), as_json=as_json)
     nothing = note_nothing(paths, report)
     if (report.failures or nothing) and not lenient:
         sys.exit(1)
@@ -194,8 +200,8 @@ def send_all(
     *,
     hidden: bool,
 ) -> Ingested:
-    """`create`: settings to make the collection with if it does not exist; None: do not. Says what was sent if it is
-    stopped before the end."""
+    """Send all documents. `create`: settings for the collection if it does not exist; None: do not create it. Prints
+    what was sent if it is stopped before the end."""
     done = Ingested()
 
     async def send(client: AsyncClient) -> None:
@@ -210,11 +216,11 @@ def send_all(
         with progress_bar(total_bytes(paths, options=options), hidden=hidden) as on_progress:
             ask(url, send, patience=busy_patience)
     except KeyboardInterrupt:
-        click.echo(stopped(done, collection), err=True)
+        click.echo(describe_stop(done, collection), err=True)
         sys.exit(130)
     except ServiceError:
         if done.seconds:
             show_failures(report)
-            click.echo(stopped(done, collection), err=True)
+            click.echo(describe_stop(done, collection), err=True)
         raise
     return done

@@ -1,4 +1,4 @@
-"""How commands that ingest show progress, what was written, and what failed."""
+"""Shows the progress, results and failures of commands that ingest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from jobs.commands.options import counted, errors
+from jobs.commands.options import errors, format_count
 from jobs.ingestion.ingesting import Ingested
 from jobs.ingestion.ingesting import Progress as OnProgress
 from jobs.sources.files import FORMATS, printable
@@ -23,29 +23,29 @@ LINE_EVERY_S = 15.0
 WAITING_SHOWN_S = 10.0
 
 
-def ending(done: Ingested, collection: str) -> str:
+def describe_end(done: Ingested, collection: str) -> str:
     unchanged = f", {done.unchanged} unchanged" if done.unchanged else ""
     return (
-        f"{counted(done.documents, 'document')} written to {collection}{unchanged}: "
-        f"{counted(done.passages, 'passage')}{rate(done)}, {done.seconds:.1f} s"
+        f"{format_count(done.documents, 'document')} written to {collection}{unchanged}: "
+        f"{format_count(done.passages, 'passage')}{format_rate(done)}, {done.seconds:.1f} s"
         + (f" (seq {done.seq})" if done.seq else "")
     )
 
 
-def rate(done: Ingested) -> str:
+def format_rate(done: Ingested) -> str:
     return f", {done.tokens_per_s():,.0f} tokens/s" if done.tokens else ""
 
 
-def waiting(done: Ingested) -> str:
+def describe_wait(done: Ingested) -> str:
     if not done.waiting_for or done.waiting_s < WAITING_SHOWN_S:
         return ""
     return f", {done.waiting_s:.0f} s on {done.waiting_for}"
 
 
-def stopped(done: Ingested, collection: str) -> str:
+def describe_stop(done: Ingested, collection: str) -> str:
     return (
-        f"stopped: {counted(done.documents + done.unchanged, 'document')} written to {collection}, perhaps some more; "
-        "the same command again writes what is missing"
+        f"stopped: {format_count(done.documents + done.unchanged, 'document')} written to {collection}, perhaps some "
+        "more; the same command again writes what is missing"
     )
 
 
@@ -95,8 +95,8 @@ def progress_bar(
     hidden: bool = False,
     label: str = "documents",
 ) -> Iterator[OnProgress]:
-    """A progress bar of acknowledged work out of `total` source bytes or documents; without a terminal, lines on
-    stderr."""
+    """Show acknowledged work out of `total` source bytes or documents as a progress bar, or as lines on stderr if there
+    is no terminal."""
     if not hidden and not errors.is_terminal:
         yield progress_lines(total, of, label)
         return
@@ -108,7 +108,7 @@ def progress_bar(
         TimeRemainingColumn(),
         TextColumn("{task.fields[waiting]}", style="dim"),
     )
-    # A long period, because acknowledgements of large documents are far apart.
+    # A long period, because acknowledgments of large documents are far apart.
     with Progress(*columns, console=errors, disable=hidden, transient=True, speed_estimate_period=300) as bar:
         task = bar.add_task("", total=max(total, 1), documents=0, rate=0.0, waiting="")
         yield lambda done: bar.update(
@@ -116,13 +116,13 @@ def progress_bar(
             completed=getattr(done, of),
             documents=done.documents + done.unchanged,
             rate=done.tokens_per_s(),
-            waiting=waiting(done).removeprefix(", "),
+            waiting=describe_wait(done).removeprefix(", "),
         )
 
 
 def progress_lines(total: int, of: str, label: str, every_s: float = LINE_EVERY_S) -> OnProgress:
-    """The same as lines on stderr, one every `every_s`. Where nothing was acknowledged for a while, they name the
-    oldest document that is under way: the service does not tell how far it is with it."""
+    """Show the same as lines on stderr, one every `every_s`. If nothing was acknowledged for a while, they name the
+    oldest document in progress, because the service does not report progress within a document."""
     begun = shown = moved = time.monotonic()
     share = 0.0
 
@@ -138,6 +138,6 @@ def progress_lines(total: int, of: str, label: str, every_s: float = LINE_EVERY_
         left_s = (moved - begun) / share - (now - begun) if share else 0.0
         left = f", {left_s:,.0f} s left" if left_s > 0 else ""
         settled = f"{done.documents + done.unchanged:,} {label}, {share:.0%}"
-        click.echo(f"{settled}{rate(done)}{left}{waiting(done)}", err=True)
+        click.echo(f"{settled}{format_rate(done)}{left}{describe_wait(done)}", err=True)
 
     return note

@@ -27,9 +27,9 @@ KEY_ID = click.argument("key_id", metavar="ID")
 
 @click.group(epilog="Example: nearline keys create --data data --scope search")
 def command() -> None:
-    """Make, list, rotate and revoke access keys of a data directory, also while it is served.
+    """Create, list, rotate and revoke access keys of a data directory, even while it is served.
 
-    With the first key the service wants one with every request.
+    Once there is a key, the service requires one with every request.
     """
 
 
@@ -80,7 +80,7 @@ def create(
     expires_days: float | None,
     as_json: bool,
 ) -> None:
-    """Make a key and print it, once: only its hash is kept."""
+    """Create a key and print it once: only its hash is stored."""
     limits = Limits(per_second=per_second, per_day=per_day, at_once=at_once)
     key = Key(
         id="",
@@ -96,17 +96,17 @@ def create(
         expires_ms=None if expires_days is None else now_ms() + round(expires_days * DAY_S * 1000),
     )
     check_key(key)
-    show(opened(data).create(key), as_json=as_json)
+    show(open_keys(data).create(key), as_json=as_json)
 
 
 @command.command("list", epilog="Example: nearline keys list --data data")
 @DATA
 @JSON
 def list_(data: Path, as_json: bool) -> None:
-    """All keys, also those that ended; never their secrets."""
+    """List all keys, including ended ones, without their secrets."""
     usage = read_usage(data)
     used = usage.used if usage.day == today() else {}
-    keys = [KeyBody.of(key, used.get(key.id, 0)) for key in existing(data).all()]
+    keys = [KeyBody.of(key, used.get(key.id, 0)) for key in require_keys(data).all()]
     if as_json:
         print_json(keys)
         return
@@ -132,8 +132,8 @@ def list_(data: Path, as_json: bool) -> None:
 )
 @JSON
 def rotate(data: Path, key_id: str, grace_s: float, as_json: bool) -> None:
-    """Make a key with the rights of another, and end that one."""
-    show(existing(data).rotate(key_id, grace_s=grace_s), as_json=as_json)
+    """Create a key with the rights of another, and end the old one."""
+    show(require_keys(data).rotate(key_id, grace_s=grace_s), as_json=as_json)
 
 
 @command.command(epilog="Example: nearline keys revoke --data data 1f00aa31c2d4")
@@ -142,7 +142,7 @@ def rotate(data: Path, key_id: str, grace_s: float, as_json: bool) -> None:
 @JSON
 def revoke(data: Path, key_id: str, as_json: bool) -> None:
     """End a key: a running service refuses it within a second."""
-    revoked = existing(data).revoke(key_id)
+    revoked = require_keys(data).revoke(key_id)
     print_result(KeyBody.of(revoked), f"{key_id} is revoked", as_json=as_json)
 
 
@@ -150,22 +150,22 @@ def revoke(data: Path, key_id: str, as_json: bool) -> None:
 @DATA
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def open_(data: Path, yes: bool) -> None:
-    """End all keys, and let everybody in who reaches the service, from its next start on."""
-    keys = existing(data)
+    """End all keys, and allow access without a key from the service's next start on."""
+    keys = require_keys(data)
     if not yes:
-        click.confirm(f"Let everybody who reaches the service read, write and delete in {data}?", abort=True)
+        click.confirm(f"Let anyone who can reach the service read, write and delete in {data}?", abort=True)
     keys.open()
     console.print(f"{data} needs no access keys any more; a running service takes it up at its next start")
 
 
-def opened(data: Path) -> Keys:
+def open_keys(data: Path) -> Keys:
     keep_private()
-    prepare(data)  # made if absent
+    prepare(data)  # creates it if absent
     return Keys(data)
 
 
-def existing(data: Path) -> Keys:
-    """Raises NotADataDirectory: what only reads, or ends keys, makes none."""
+def require_keys(data: Path) -> Keys:
+    """The keys of an existing data directory. Raises NotADataDirectory: commands that read or end keys create none."""
     aliases_of(data)
     keep_private()
     return Keys(data)

@@ -13,8 +13,15 @@ from rich.table import Table
 from indexes.base.model import Progress
 from jobs.commands.options import COLLECTION, JSON, PATH, URL, ask, console, print_json, print_result, stages
 from jobs.evaluation.asking import Asker
-from jobs.evaluation.learning import CHOICES, JUDGED_MIN, from_feedback, learn, learn_relevance, usable
-from jobs.evaluation.private import served
+from jobs.evaluation.learning import (
+    CHOICES,
+    JUDGED_MIN,
+    from_feedback,
+    learn,
+    learn_relevance,
+    usable_queries,
+)
+from jobs.evaluation.private import open_service
 from jobs.evaluation.rankings import judged_queries
 from jobs.ingestion.pace import Pace
 from jobs.sources.judgments import read_judgements, read_queries
@@ -61,7 +68,7 @@ def command(
     reset: bool,
     as_json: bool,
 ) -> None:
-    """Learn from judgments how hybrid search should rank, and use it if that is a gain beyond chance."""
+    """Learn from judgments how hybrid search should rank, and adopt it if the gain is beyond chance."""
     for wrong, words in (
         (bool(queries) != bool(qrels), "--queries and --qrels need each other"),
         (config and not data, "--config needs --data"),
@@ -75,7 +82,7 @@ def command(
         return
 
     async def learned(progress: Progress) -> dict[str, Any]:
-        async with served(url, data, config) as address, AsyncClient(address) as client:
+        async with open_service(url, data, config) as address, AsyncClient(address) as client:
             asker = Asker(client, collection, progress=progress, pace=Pace(rate))
             return await learn_and_adopt(
                 asker, queries, qrels, sample, relevance=relevance, adopt=not dry_run
@@ -92,7 +99,7 @@ def command(
 async def learn_and_adopt(
     asker: Asker, queries: Path | None, qrels: Path | None, sample: int, *, relevance: bool, adopt: bool
 ) -> dict[str, Any]:
-    """The report. Raises ServiceError, and InvalidInput for files that cannot be used."""
+    """Learn, adopt, and return the report. Raises ServiceError, and InvalidInput for files that cannot be used."""
     client, name = asker.client, asker.collection
     present = (await client.collection(name))["ranking"]
     if queries and qrels:
@@ -101,7 +108,7 @@ async def learn_and_adopt(
     else:
         given, judgements = from_feedback(await client.feedback(name))
     source = "judgments" if queries else "feedback"
-    asked = usable(given, judgements, sample)
+    asked = usable_queries(given, judgements, sample)
     report: dict[str, Any] = {"source": source, "queries": len(asked), "before": present, "adopted": False}
     if len(asked) < JUDGED_MIN:
         return {**report, "reason": f"{len(asked)} queries have a relevant document, {JUDGED_MIN} are needed"}

@@ -35,8 +35,8 @@ def command(
 ) -> None:
     """Give assistants the tools search, fetch and context of a running service.
 
-    Speaks the Model Context Protocol on stdin and stdout, as desktop assistants start it, or over HTTP. Callers need
-    no key: all of them may do what NEARLINE_KEY allows. So it listens on 127.0.0.1 unless told otherwise.
+    Speaks the Model Context Protocol on stdin and stdout, as desktop assistants start it, or over HTTP. Callers need no
+    key and may do whatever NEARLINE_KEY allows, so it listens on 127.0.0.1 by default.
     """
     if find_spec("mcp") is None:
         raise click.ClickException(

@@ -1,4 +1,4 @@
-"""What commands share: options, printing, progress, a connection to the service, clean termination."""
+"""Helpers shared by commands: options, printing, progress, a connection to the service, clean termination."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ console = Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS")
 errors = Console(stderr=True)
 
 
-def counted(number: int, thing: str) -> str:
+def format_count(number: int, thing: str) -> str:
     """`1 document`, `2 documents`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
@@ -55,7 +55,7 @@ def print_json(value: Any) -> None:
 
 
 def print_result(value: Any, *lines: str, as_json: bool) -> None:
-    """Print `value` as JSON, or the lines that say it in words."""
+    """Print `value` as JSON, or the lines that describe it."""
     if as_json:
         print_json(value)
     else:
@@ -70,8 +70,8 @@ def ask(
     timeout_s: float = TIMEOUT_S,
     patience: Callable[[], Patience] | None = None,
 ) -> T:
-    """Run `work` with a client of the service and return its result. Its requests fail at once, unless a `patience`
-    made for each says how long to wait for a service that is busy."""
+    """Run `work` with a client of the service and return its result. Requests fail at once unless `patience`, called
+    for each, allows waiting for a busy service."""
 
     async def asked() -> T:
         async with AsyncClient(url, timeout_s=timeout_s, retry_s=0) as client:
@@ -93,8 +93,9 @@ def stages(*columns: ProgressColumn, hidden: bool) -> Iterator[OnProgress]:
 
 
 @contextlib.contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Within the block SIGTERM raises SystemExit, as Ctrl-C raises KeyboardInterrupt, so cleanup of drafts runs."""
+def exit_on_sigterm() -> Iterator[None]:
+    """Within the block, SIGTERM raises SystemExit, as Ctrl-C raises KeyboardInterrupt, so that drafts are cleaned
+    up."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
@@ -103,7 +104,7 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def require_matplotlib() -> None:
-    """Raises ClickException with install instructions, before minutes are spent on measuring."""
+    """Raise ClickException with install instructions before minutes are spent on measuring."""
     if find_spec("matplotlib") is None:
         raise click.ClickException(
             "a plot needs matplotlib: in a checkout of Nearline, pip install '.[report]'; the table needs nothing"

@@ -29,7 +29,7 @@ def reindex(url: str, collection: str, hot_capacity: int | None, as_json: bool) 
     options = {} if hot_capacity is None else {"hot_capacity": hot_capacity}
 
     async def rebuilt(client: AsyncClient) -> Mapping[str, Any]:
-        return await finished(client, await client.reindex(collection, **options), hidden=as_json)
+        return await wait_for_job(client, await client.reindex(collection, **options), hidden=as_json)
 
     job = ask(url, rebuilt)
     result = job["result"]
@@ -43,14 +43,14 @@ def reindex(url: str, collection: str, hot_capacity: int | None, as_json: bool) 
 
 
 def interval_of(evidence: Mapping[str, Any] | None) -> str:
-    """The interval of the whole answer's recall, to be read behind the recalls; empty for what was built before."""
+    """The interval of the whole answer's recall, printed after the recalls; empty if the build did not record it."""
     if not evidence or "all" not in evidence["intervals"]:
         return ""
     low, high = evidence["intervals"]["all"]
     return f" (all: {low:.3f} to {high:.3f} by {evidence['queries']} {evidence['source']})"
 
 
-async def finished(client: AsyncClient, job_id: str, *, hidden: bool = False) -> Mapping[str, Any]:
+async def wait_for_job(client: AsyncClient, job_id: str, *, hidden: bool = False) -> Mapping[str, Any]:
     """Wait for a job with a progress bar and return it. Raises ServiceError if it fails."""
     with stages(hidden=hidden) as progress:
         return await client.finished(job_id, on_progress=progress, timeout_s=math.inf)
@@ -62,7 +62,7 @@ async def finished(client: AsyncClient, job_id: str, *, hidden: bool = False) ->
 @URL
 @JSON
 def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: bool) -> None:
-    """Erase at once what was deleted or overwritten, from every file of a collection.
+    """Erase deleted and overwritten content at once, from every file of a collection.
 
     That covers the log, the indexes, generations kept for rollback, cached answers and sampled queries of the
     collection. Existing backups still hold it.
@@ -72,7 +72,7 @@ def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: boo
 
     async def erased_from(client: AsyncClient) -> Mapping[str, Any]:
         names = collections or [one["name"] for one in await client.collections()]
-        jobs = {name: await finished(client, await client.erase(name), hidden=as_json) for name in names}
+        jobs = {name: await wait_for_job(client, await client.erase(name), hidden=as_json) for name in names}
         return {name: job["result"] for name, job in jobs.items()}
 
     erased = ask(url, erased_from)
@@ -107,9 +107,9 @@ def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: boo
 def reembed(
     url: str, source: str, target: str, model: str, alias: str | None, per_second: float, as_json: bool
 ) -> None:
-    """Copy a collection into one with another model, while both serve.
+    """Copy a collection into one with another model, while both are served.
 
-    Only differences are written, and documents missing from the source are deleted: run it again to resume after an
+    Only differences are written, and documents missing from the source are deleted. Run it again to resume after an
     interruption, or to pick up later changes.
     """
 

@@ -48,7 +48,7 @@ def command(
     rerank: bool,
     as_json: bool,
 ) -> None:
-    """Ask a running service."""
+    """Search a collection of a running service."""
     search: dict[str, Any] = {"query": query, "k": k}
     if offset:
         search["offset"] = offset
@@ -103,7 +103,7 @@ def show(answer: Mapping[str, Any], offset: int = 0) -> None:
 
 
 def snippet_of(hit: Mapping[str, Any]) -> Text:
-    """The part of a hit with most words of the query, those in bold."""
+    """The part of a hit with the most words of the query, which are in bold."""
     text = Text(SPACE.sub(" ", hit["text"]))
     for start, end in hit["highlights"]:
         text.stylize("bold", start, end)

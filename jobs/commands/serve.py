@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Allow an address that other machines reach: whoever does may read, write and delete.",
+    help="Allow an address that other machines reach: anyone there may read, write and delete.",
 )
 @click.option("--config", type=PATH, help="A TOML file like configs/default.toml.")
 def command(data: Path, host: str | None, port: int | None, insecure: bool, config: Path | None) -> None:

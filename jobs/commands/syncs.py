@@ -14,8 +14,8 @@ import click
 import msgspec
 
 from indexes.base.errors import InvalidInput
-from jobs.commands.ingested import as_value, ending, note_nothing, progress_bar, show_failures
-from jobs.commands.options import ask, counted, ended_by_sigterm, print_json
+from jobs.commands.ingested import as_value, describe_end, note_nothing, progress_bar, show_failures
+from jobs.commands.options import ask, exit_on_sigterm, format_count, print_json
 from jobs.ingestion.sync_record import SyncRecord
 from jobs.ingestion.syncing import Synced, record_path, state_folder, sync
 from jobs.ingestion.watching import watch
@@ -28,9 +28,9 @@ GONE_SHOWN = 20
 
 @dataclass(slots=True)
 class Syncs:
-    """The syncs of one command. Folders are synced one after the other, each with a record of its own.
+    """The syncs of one command. Folders are synced in order, each with its own record.
 
-    `create` holds the settings of a collection to make if there is none; None makes none.
+    `create`: settings for the collection if it does not exist; None: do not create it.
     """
 
     paths: Sequence[Path]
@@ -48,10 +48,11 @@ class Syncs:
     failed_before: set[tuple[str, str]] = field(default_factory=set)
 
     def run_all(self, lenient: bool) -> int:
-        """Returns the exit code: 1 if something failed, is gone and not deleted, or if there was nothing to read."""
+        """Sync all folders. Returns the exit code: 1 if something failed, is gone and was not deleted, or if there was
+        nothing to read."""
         values, left = [], False
         try:
-            with ended_by_sigterm():
+            with exit_on_sigterm():
                 for path in self.paths:
                     done, report = self.run(path)
                     values.append(self.value(path, done, report))
@@ -65,7 +66,7 @@ class Syncs:
         return int(left and not lenient)
 
     def follow(self) -> int:
-        """Until Ctrl-C or SIGTERM, with exit code 130 or 143."""
+        """Sync on every change until Ctrl-C or SIGTERM, and return exit code 130 or 143."""
         for path in self.paths:
             if not path.is_dir():
                 raise InvalidInput(f"{path}: --watch takes folders", param="paths")
@@ -140,7 +141,7 @@ class Syncs:
         show_gone(ids)
         share = f", more than half of its {of:,}" if most else ""
         return click.confirm(
-            f"Delete {counted(len(ids), 'document')} that are gone from the folder{share}?", err=True
+            f"Delete {format_count(len(ids), 'document')} that are gone from the folder{share}?", err=True
         )
 
     def tell(self, path: Path, done: Synced, report: SourceReport) -> None:
@@ -156,14 +157,14 @@ class Syncs:
         if self.as_json:
             return
         if self.dry_run:
-            would = counted(done.ingested.documents, "document")
+            would = format_count(done.ingested.documents, "document")
             click.echo(f"{path}: would write {would} and delete {len(done.gone):,}")
         else:
-            click.echo(f"{path}: {ending(done.ingested, self.collection)}")
+            click.echo(f"{path}: {describe_end(done.ingested, self.collection)}")
         shared = f", {done.shared:,} kept that another file has" if done.shared else ""
         click.echo(
             f"{done.files_changed:,} files changed, {done.files_unchanged:,} unchanged; "
-            f"{counted(done.deleted, 'document')} deleted{shared}"
+            f"{format_count(done.deleted, 'document')} deleted{shared}"
         )
         for line in report.summary():
             click.echo(line)

@@ -41,8 +41,8 @@ class Scrape:
         return dict(found)
 
 
-class Shown(msgspec.Struct):
-    """One collection."""
+class CollectionFigures(msgspec.Struct):
+    """The figures of one collection."""
 
     name: str
     hot: int
@@ -55,8 +55,8 @@ class Shown(msgspec.Struct):
 
 
 class Figures(msgspec.Struct):
-    """What happened between two readings. `hit_rate` None: no search. Quantiles are of the searches in between, in
-    milliseconds, for each stage that one of them had."""
+    """Figures of the time between two scrapes. `hit_rate` is None without searches. Quantiles are those of the searches
+    in between, in milliseconds, for each stage that occurred."""
 
     seconds: float
     searches_per_s: float
@@ -76,7 +76,7 @@ class Figures(msgspec.Struct):
     queued_tokens: int
     jobs: dict[str, int]
     redis: bool | None
-    collections: list[Shown]
+    collections: list[CollectionFigures]
 
 
 @click.command(epilog="Example: nearline top --url http://127.0.0.1:8080")
@@ -91,24 +91,24 @@ class Figures(msgspec.Struct):
 @click.option("--once", is_flag=True, help="Print one reading and end.")
 @JSON
 def command(url: str, every_s: float, once: bool, as_json: bool) -> None:
-    """Show what the service is doing now, until Ctrl-C. A service with keys wants one of the scope metrics or admin in
-    NEARLINE_KEY."""
+    """Show what the service is doing now, until Ctrl-C. If the service has keys, NEARLINE_KEY needs the scope metrics
+    or admin."""
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(watched(url, every_s, once=once, as_json=as_json))
+        asyncio.run(watch(url, every_s, once=once, as_json=as_json))
 
 
-async def watched(url: str, every_s: float, *, once: bool, as_json: bool) -> None:
+async def watch(url: str, every_s: float, *, once: bool, as_json: bool) -> None:
     async with AsyncClient(url, retry_s=0) as client:
         before = await read(client)
         if once or as_json:
             while True:
                 await asyncio.sleep(every_s)
                 now = await read(client)
-                figures = compared(before, now)
+                figures = compare(before, now)
                 if as_json:
                     print_json(figures)
                 else:
-                    console.print(drawn(figures, url))
+                    console.print(draw(figures, url))
                 if once:
                     return
                 before = now
@@ -116,7 +116,7 @@ async def watched(url: str, every_s: float, *, once: bool, as_json: bool) -> Non
             while True:
                 await asyncio.sleep(every_s)
                 now = await read(client)
-                live.update(drawn(compared(before, now), url), refresh=True)
+                live.update(draw(compare(before, now), url), refresh=True)
                 before = now
 
 
@@ -129,7 +129,7 @@ async def read(client: AsyncClient) -> Scrape:
     return Scrape(time.monotonic(), samples)
 
 
-def compared(before: Scrape, now: Scrape) -> Figures:
+def compare(before: Scrape, now: Scrape) -> Figures:
     seconds = now.at - before.at
 
     def grown(name: str, **labels: str) -> float:
@@ -164,14 +164,14 @@ def compared(before: Scrape, now: Scrape) -> Figures:
         queued_tokens=int(now.sum("nearline_embedding_queue_tokens")),
         jobs={kind: int(count) for kind, count in now.by("nearline_jobs_under_way", "kind").items() if count},
         redis=bool(redis[0][1]) if redis else None,
-        collections=[shown(now, name) for name in sorted(now.by("nearline_seq", "collection"))],
+        collections=[read_collection(now, name) for name in sorted(now.by("nearline_seq", "collection"))],
     )
 
 
 def quantile_ms(
     before: Scrape, now: Scrape, q: float, name: str = "nearline_search_stage_seconds", **labels: str
 ) -> float | None:
-    """As Prometheus estimates it, from the buckets: evenly spread within one. None without observations."""
+    """Estimate a quantile from buckets as Prometheus does, by linear interpolation. None without observations."""
     counts = sorted(
         (edge, now.sum(f"{name}_bucket", le=le, **labels) - before.sum(f"{name}_bucket", le=le, **labels))
         for le in now.by(f"{name}_bucket", "le")
@@ -189,12 +189,12 @@ def quantile_ms(
     return None
 
 
-def shown(now: Scrape, name: str) -> Shown:
+def read_collection(now: Scrape, name: str) -> CollectionFigures:
     passages = {
         of["tier"]: int(value) for of, value in now.samples["nearline_passages"] if of["collection"] == name
     }
     recalls = [value for of, value in now.samples["nearline_build_recall"] if of["collection"] == name]
-    return Shown(
+    return CollectionFigures(
         name=name,
         hot=passages.pop("hot", 0),
         cold=passages.pop("cold", 0),
@@ -206,7 +206,7 @@ def shown(now: Scrape, name: str) -> Shown:
     )
 
 
-def drawn(figures: Figures, url: str) -> RenderableType:
+def draw(figures: Figures, url: str) -> RenderableType:
     one = figures
     hits = "-" if one.hit_rate is None else f"{one.hit_rate:.0%}"
     lag = "-" if one.loop_lag_p99_ms is None else f"{one.loop_lag_p99_ms:.1f} ms"

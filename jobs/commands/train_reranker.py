@@ -78,8 +78,8 @@ def command(
 ) -> None:
     """Train a reranker on judged queries of a running service.
 
-    Needs torch and transformers. The folder is then exported with `nearline export-model --from`. A run that was ended
-    goes on where it was when started again with the same folder, judgments and held-out documents.
+    Needs torch and transformers. Export the folder afterwards with `nearline export-model --from`. An interrupted run
+    resumes when started again with the same folder, judgments and held-out documents.
     """
     out.mkdir(parents=True, exist_ok=True)
     kept = out / EXAMPLES
@@ -89,7 +89,7 @@ def command(
     else:
         held_out = frozenset(line.strip() for _, line in lines_of(hold_out)) if hold_out else frozenset()
         with stages(hidden=False) as on_progress:
-            found = asyncio.run(mined(url, judged, held_out, on_progress))
+            found = asyncio.run(mine_all(url, judged, held_out, on_progress))
         if not found:
             raise InvalidInput(
                 "no judged document was found by its query: nothing to train on", param="judged"
@@ -109,7 +109,7 @@ def command(
 
 
 class MadeFrom(msgspec.Struct, frozen=True):
-    """What examples were made from: each collection with its queries and judgments, files by SHA-256 of what they hold.
+    """The sources of examples: each collection with its queries and judgments, files by the SHA-256 of their content.
     `hold_out` is empty without such a file."""
 
     judged: list[tuple[str, str, str]]
@@ -117,14 +117,14 @@ class MadeFrom(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(judged: Sequence[tuple[str, Path, Path]], hold_out: Path | None) -> MadeFrom:
-        """Raises InvalidInput for a file that is not there."""
+        """Hash the sources. Raises InvalidInput for a missing file."""
         return MadeFrom(
             [(name, sha256(queries), sha256(qrels)) for name, queries, qrels in judged],
             sha256(hold_out) if hold_out else "",
         )
 
     def require(self, out: Path) -> None:
-        """Raises InvalidInput, naming the option, unless the examples in `out` were made from the same."""
+        """Raise InvalidInput, naming the option, unless the examples in `out` have the same sources."""
         path = out / MADE_FROM
         before = msgspec.json.decode(path.read_bytes(), type=MadeFrom) if path.is_file() else MadeFrom([], "")
         for name, option in (("judged", "--judged"), ("hold_out", "--hold-out")):
@@ -142,7 +142,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-async def mined(
+async def mine_all(
     url: str, judged: tuple[tuple[str, Path, Path], ...], held_out: frozenset[str], progress: Progress
 ) -> list[Example]:
     async with AsyncClient(url) as client:

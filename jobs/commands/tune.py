@@ -14,7 +14,7 @@ from rich.table import Table
 
 from indexes.base.model import Progress
 from jobs.commands.options import COLLECTION, JSON, PATH, URL, console, print_json, require_matplotlib, stages
-from jobs.evaluation.private import served
+from jobs.evaluation.private import open_service
 from jobs.evaluation.queries import from_log
 from jobs.sources.judgments import read_queries
 from nearline import AsyncClient
@@ -70,7 +70,7 @@ def command(
 
     async def tuned(progress: Progress) -> dict[str, Any]:
         """Raises ServiceError unless there is an outcome to show."""
-        async with served(url, data, config) as address, AsyncClient(address) as client:
+        async with open_service(url, data, config) as address, AsyncClient(address) as client:
             job_id = await client.tune(collection, **wanted)
             job = await client.ended(job_id, on_progress=progress, timeout_s=math.inf)
             if not job["result"]:
@@ -118,7 +118,7 @@ def show(tuned: dict[str, Any]) -> None:
 
 
 def notes(tuned: dict[str, Any]) -> Iterator[str]:
-    """What is to be said beside the tables, a line each."""
+    """Notes on the tables, one per line."""
     search = tuned["search"]
     yield (
         f"ef {tuned['ef']}, {search['probes']} lists and those within {search['reach']:g}, {search['rescored']} "

@@ -1,4 +1,4 @@
-"""What the API calls things, in plain words for the terminal. The page has the same: `retrieval/ui/words.js`."""
+"""Plain words for the API's terms, for the terminal. The page has the same: `retrieval/ui/words.js`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ STAGES = {
     "hydrate": "reading the hits",
     "total": "total",
 }
-# A tier that has no word of its own here is shown as the API calls it.
+# A tier that is missing here is shown by its API name.
 TIERS = {"delta": "new", "hot": "recent", "cold": "older"}
 SCORES = {"dense": "meaning", "lexical": "words"}
 
 
 def list_tiers(tiers: Sequence[str]) -> str:
-    """Which passages a search looked through: `new (since the last rebuild), recent and older passages`."""
+    """Describe the searched tiers: `new (since the last rebuild), recent and older passages`."""
     named = [f"{TIERS[tier]} ({tier})" if tier in TIERS else tier for tier in tiers]
     return f"{' + '.join(named)} passages" if named else "no passages"

@@ -1,6 +1,6 @@
 """Sends queries to a service one after the other, at a bounded rate, and records their latencies.
 
-Every search bypasses the caches of answers and of query vectors: what is timed is what a new query costs.
+Every search bypasses the caches of answers and of query vectors, so latencies are what a new query costs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Asker:
     async def answers(
         self, stage: str, queries: Sequence[Query], *, kind: str = "", **search: Any
     ) -> AsyncIterator[tuple[Query, JSON]]:
-        """Each query with its answer. Latencies are kept under `kind`, if one is given."""
+        """Yield each query with its answer. Latencies are recorded under `kind`, if one is given."""
         for at, query in enumerate(queries):
             self.progress(stage, at, len(queries))
             await self.pace()
@@ -47,7 +47,7 @@ class Asker:
             yield query, answer
 
     async def share(self, condition: JSON, passages: int) -> float:
-        """The share of the collection's passages that satisfy a filter, counted by the service."""
+        """The share of the collection's passages that match a filter, counted by the service."""
         await self.pace()
         counted = await self.client.count(self.collection, filter=condition)
         return float(counted["passages"] / max(passages, 1))

@@ -1,15 +1,15 @@
-"""Learns from judged queries how a collection's hybrid search should join its two rankings, and whether that is a gain.
+"""Learns from judged queries how a collection's hybrid search should fuse its two rankings, and whether that is a gain.
 
-1. Every way to join them (CHOICES), and what is in force, is asked through the service: nDCG@10 of each query.
-2. The way that is best on one half of the queries is scored on the other half, over several divisions into halves.
-   What is left is each query's gain over what is in force, by choices that it had no part in.
-3. The way that is best on all queries is adopted only if the lower bound of the mean gain is above 0.
+1. Every way to fuse them (CHOICES) and the current one are run through the service: nDCG@10 of each query.
+2. The best choice on one half of the queries is scored on the other half, over several random splits. This gives each
+   query's gain over the current fusion, from choices that did not depend on that query.
+3. The best choice on all queries is adopted only if the lower bound of the mean gain is above 0.
 
-Given random judgments of real collections, 3.5 to 4 of 100 runs adopt something. With tenths instead of halves,
-simulated, it was 5 to 10: there the choices hardly differ, and the gains of all queries depend on the same luck.
+Given random judgments of real collections, 3.5 to 4 of 100 runs adopt something. With tenths instead of halves, it was
+5 to 10 in simulation: the choices hardly differ then, and the gains of all queries depend on the same luck.
 
-Clicks and judgments are about what users were shown, so a document that was never shown counts as not relevant. That
-favors what is in force.
+Clicks and judgments are about documents that users were shown, so one that was never shown counts as not relevant. That
+favors the current fusion.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 
 from indexes.rebuild.shares import Z
 from jobs.evaluation.asking import Asker
-from jobs.evaluation.rankings import NDCG, scored
-from jobs.evaluation.relevance import JudgedHits, calibrated, judged_hits
+from jobs.evaluation.rankings import NDCG, score_queries
+from jobs.evaluation.relevance import JudgedHits, fit_calibration, judged_hits
 from jobs.sources.judgments import Judgement, Query
 from nearline import JSON
 from retrieval.search.relevance import READ_MIN, Calibration, relevance_of
 
-JUDGED_MIN = 20  # queries with a relevant document; fewer say nothing of the next ones
+JUDGED_MIN = 20  # queries with a relevant document; fewer predict nothing
 DIVISIONS = 10
 
 Values = NDArray[np.float64]
@@ -40,14 +40,14 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way to join the rankings. `weight_dense` None: joined by rank."""
+    """One way to fuse the rankings. `weight_dense` None: by rank."""
 
     method: Literal["rrf", "weighted"]
     weight_dense: float | None = None
 
     @property
     def fusion(self) -> JSON:
-        """As a search asks for it."""
+        """The choice as a search's `fusion`."""
         if self.weight_dense is None:
             return {"method": self.method}
         weights = {"dense": self.weight_dense, "lexical": 1 - self.weight_dense}
@@ -59,8 +59,8 @@ CHOICES = (Choice("rrf"), *(Choice("weighted", at / 10) for at in range(11)))
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """`best` on all judged queries, its nDCG@10 and that of what is in force; the mean `gain` of a choice made in the
-    same way, on queries it was not made by, with its 95 percent interval. `grid` has the nDCG@10 of each choice."""
+    """The `best` choice on all judged queries, with its nDCG@10 and the current one. `gain` is the mean held-out gain
+    of a choice made in the same way, with its 95 percent interval; `grid` has the nDCG@10 of each choice."""
 
     queries: int
     best: Choice
@@ -76,26 +76,26 @@ class Learned:
         return self.gain_low > 0
 
     def settings(self) -> JSON:
-        """As a collection's ranking."""
+        """The best choice as a collection's ranking settings."""
         evidence = {name: getattr(self, name) for name in ("queries", "gain", "gain_low", "gain_high")}
         return {**asdict(self.best), **evidence}
 
 
-def usable(
+def usable_queries(
     queries: Sequence[Query], judgements: Sequence[Judgement], sample: int, seed: int = 0
 ) -> list[Query]:
-    """At most `sample` of the queries that have a relevant document: the others rank equally well whatever is done."""
+    """At most `sample` of the queries with a relevant document; on the others, every choice scores the same."""
     relevant = {one.query for one in judgements if one.grade > 0}
     asked = [query for query in queries if query.id in relevant]
     return random.Random(seed).sample(asked, min(sample, len(asked)))
 
 
 async def learn(asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement]) -> Learned:
-    """What the queries teach; at least JUDGED_MIN of them, each with a relevant document."""
+    """Learn from at least JUDGED_MIN queries, each with a relevant document."""
 
     async def ndcg(stage: str, **search: Any) -> list[float]:
         asked = {"k": 10, "mode": "hybrid", **search}
-        return (await scored(asker, stage, queries, judgements, NDCG, **asked))["ndcg@10"]
+        return (await score_queries(asker, stage, queries, judgements, NDCG, **asked))["ndcg@10"]
 
     in_force = np.array(await ndcg("as it is"))
     table = np.array([await ndcg(f"choice {at}", fusion=one.fusion) for at, one in enumerate(CHOICES, 1)])
@@ -118,7 +118,7 @@ async def learn(asker: Asker, queries: Sequence[Query], judgements: Sequence[Jud
 
 
 def held_out_gains(table: Values, in_force: Values, seed: int = 0) -> Values:
-    """Each query's gain by choices that it had no part in: `table` is [choices, n], `in_force` and the result [n]."""
+    """Each query's gain by choices made without it: `table` is [choices, n], `in_force` and the result are [n]."""
     chance, count = np.random.default_rng(seed), len(in_force)
     gains = np.zeros(count)
     for _ in range(DIVISIONS):
@@ -131,8 +131,8 @@ def held_out_gains(table: Values, in_force: Values, seed: int = 0) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class LearnedRelevance:
-    """A calibration fitted on all judged queries; the mean `gain` in log loss, per hit, of one fitted in the same way
-    on queries it was not fitted on, with its 95 percent interval. `queries` are those that the model reads."""
+    """A calibration fitted on all judged queries. `gain` is the mean held-out gain in log loss per hit of one fitted in
+    the same way, with its 95 percent interval. `queries` counts those that the model reads."""
 
     queries: int
     calibration: Calibration
@@ -142,7 +142,7 @@ class LearnedRelevance:
 
     @property
     def coefficients(self) -> list[float]:
-        """As a collection's ranking keeps them."""
+        """The coefficients as a collection's ranking stores them."""
         return [*self.calibration.weights, self.calibration.support]
 
 
@@ -153,11 +153,11 @@ async def learn_relevance(
     prior: Calibration,
     fusion: JSON | None = None,
 ) -> LearnedRelevance | None:
-    """What the queries teach of hybrid search's relevance, against what is in force; see `learn`. `fusion` as a search
-    asks for it, None for what is in force.
+    """Learn a calibration of hybrid search's relevance and compare it with the current one, as `learn` does. `fusion`
+    is a search's; None for the current one.
 
-    Queries that the model hardly reads are left out: the service judges their hits by words alone. None if fewer than
-    JUDGED_MIN remain.
+    Queries that the model hardly reads are left out, because the service judges their hits by words alone. None if
+    fewer than JUDGED_MIN remain.
     """
     search = {"fusion": fusion} if fusion else {}
     found = await judged_hits(asker, queries, judgements, **search)
@@ -168,14 +168,14 @@ async def learn_relevance(
     for _ in range(DIVISIONS):
         half = chance.permutation(len(questions)) % 2
         for held_out in (0, 1):
-            fitted = calibrated([one for one, own in zip(questions, half) if own != held_out], prior)
+            fitted = fit_calibration([one for one, own in zip(questions, half) if own != held_out], prior)
             for at in np.flatnonzero(half == held_out):
                 gains[at] += (log_loss(questions[at], prior) - log_loss(questions[at], fitted)) / DIVISIONS
-    return LearnedRelevance(len(questions), calibrated(questions, prior), *mean_interval(gains))
+    return LearnedRelevance(len(questions), fit_calibration(questions, prior), *mean_interval(gains))
 
 
 def log_loss(question: JudgedHits, calibration: Calibration) -> float:
-    """Mean over the first hits, with the answer among them and without."""
+    """Mean log loss over the first hits, with the relevant ones and without them."""
     losses = [0.0]
     for one in (question.first(answerable=kind) for kind in (True, False)):
         likely = np.clip(relevance_of(one.features, calibration), 1e-4, 1 - 1e-4)
@@ -184,8 +184,8 @@ def log_loss(question: JudgedHits, calibration: Calibration) -> float:
 
 
 def mean_interval(values: Values) -> tuple[float, float, float]:
-    """The mean of paired differences with its 95 percent interval by Student's t, its quantile to the second term of
-    Fisher and Cornish's expansion (off by less than .5 percent from 20 values on)."""
+    """The mean of paired differences with its 95 percent interval by Student's t. The quantile uses two terms of Fisher
+    and Cornish's expansion, and is off by less than .5 percent from 20 values on."""
     freedom = len(values) - 1
     half = (Z + (Z**3 + Z) / (4 * freedom)) * values.std(ddof=1) / math.sqrt(len(values))
     mean = values.mean()
@@ -193,10 +193,10 @@ def mean_interval(values: Values) -> tuple[float, float, float]:
 
 
 def from_feedback(feedback: Sequence[JSON]) -> tuple[list[Query], list[Judgement]]:
-    """Queries, by their texts, and judgments from what users sent, oldest first.
+    """Queries, by text, and judgments from users' feedback, oldest first.
 
-    Of several grades the last counts. Without any, a document is relevant if it was opened for this query at least as
-    often as it was passed over for one below it.
+    Of several grades, the last one counts. Without grades, a document is relevant if it was opened for this query at
+    least as often as it was skipped for one below it.
     """
     grades: dict[tuple[str, str], int] = {}
     opened: Counter[tuple[str, str]] = Counter()

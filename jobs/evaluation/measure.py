@@ -1,4 +1,4 @@
-"""One evaluation from start to end: what the command asks for, and the report."""
+"""Runs one evaluation from options to report."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from jobs.sources.judgments import Query, read_judgements
 from nearline import JSON, AsyncClient, ServiceError
 
 SELECTIVITIES = {"filter-10": 0.1, "filter-1": 0.01, "filter-0.1": 0.001}
-FILTERED_QUERIES = 120  # of one selectivity, over its filters together
+FILTERED_QUERIES = 120  # per selectivity, over all its filters
 TENANTS, TENANT_QUERIES = 20, 50
 LOGGED_FILTERS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What to measure, and how gently. `rate` in queries a second; `offline` as in the report."""
+    """What to measure, and at what `rate` in queries a second. `offline` as in the report."""
 
     collection: str
     queries: Path | None = None
@@ -45,7 +45,10 @@ class Options:
 
 
 async def evaluate(client: AsyncClient, options: Options, progress: Progress) -> Report:
-    """The report, without floors and history. Raises ServiceError, and InvalidInput for a file that cannot be used."""
+    """Measure, and return the report without floors and history.
+
+    Raises ServiceError, and InvalidInput for a file that cannot be used.
+    """
     started, begun = datetime.now(UTC), time.monotonic()
     asker = Asker(client, options.collection, options.k, progress, Pace(options.rate))
     judgements = read_judgements(options.qrels) if options.qrels else []
@@ -102,7 +105,7 @@ def given_queries(options: Options) -> sources.Queries | None:
 
 
 def add_neighbors(report: Report, found: Sequence[Outcome], documents: Survey) -> None:
-    """By the tier of a true neighbor and by its age: this takes no further searches."""
+    """Add recall by a true neighbor's tier and by its age, without further searches."""
     add_cohort(report, "overall", "overall", found, "there are no queries or no passages")
     for tier in TIERS:
         some = [[one for one in outcome if one.tier == tier] for outcome in found]
@@ -116,7 +119,7 @@ def add_neighbors(report: Report, found: Sequence[Outcome], documents: Survey) -
 
 
 async def add_made_filters(report: Report, asker: Asker, queries: Sequence[Query], documents: Survey) -> None:
-    """Under filters of three selectivities, made from the collection's metadata."""
+    """Add recall under filters of three selectivities, made from the collection's metadata."""
     for name, wanted in SELECTIVITIES.items():
         if documents.passages * wanted < 1:
             report.not_measured[name] = "the collection is too small"
@@ -135,7 +138,7 @@ async def add_made_filters(report: Report, asker: Asker, queries: Sequence[Query
 
 
 async def add_logged_filters(report: Report, asker: Asker, queries: sources.Queries) -> None:
-    """Under the filters that users sent most. One that is refused by now is named, and the others are measured."""
+    """Add recall under the filters that users sent most. A filter that is now refused is named and skipped."""
     found: list[Outcome] = []
     filters = queries.filtered[:LOGGED_FILTERS]
     nothing = "no logged filter matches anything"
@@ -155,7 +158,7 @@ async def add_logged_filters(report: Report, asker: Asker, queries: sources.Quer
 async def add_tenants(
     report: Report, asker: Asker, queries: Sequence[Query], documents: Survey, key: str
 ) -> None:
-    """Each tenant searches its own passages alone: one row for each of the most frequent values."""
+    """Add recall by tenant: one row for each of the most frequent values, which searches only its own passages."""
     tenants = documents.values().get(key)
     if tenants is None:
         report.not_measured["tenant"] = f"no document has the metadata key {key!r}"

@@ -1,6 +1,6 @@
-"""A report as one HTML file that needs nothing else: no server, no script, no other file.
+"""Renders a report as one self-contained HTML file, without scripts.
 
-A section each for recall, ranking, relevance, latency and history: what it says in a sentence, a plot, and the numbers.
+Recall, ranking, relevance, latency and history each have a section with a summary sentence, a plot and the numbers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ TEMPLATE = Path(__file__).with_name("page.html")
 STYLE = {
     "svg.fonttype": "none", "font.family": "sans-serif",
     "font.size": 10.5, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.4,
-    "text.parse_math": False,  # names are users' own, dollars and all
+    "text.parse_math": False,  # users' names may contain dollar signs
 }  # fmt: skip
 GOOD, BAD = "tab:blue", "#b3261e"
 LABEL_CHARS = 24
 
 
-def rendered(report: Report, earlier: Sequence[Report]) -> str:
+def render_page(report: Report, earlier: Sequence[Report]) -> str:
     shown = []
     for one in sections(report, earlier):
         plot = b64encode(svg(PLOTS[one.title], [*earlier, report])).decode()
@@ -62,7 +62,7 @@ def table(section: Section) -> str:
 
 
 def svg(plot: Callable[[Axes, Sequence[Report]], float], reports: Sequence[Report]) -> bytes:
-    """An image as wide as a phone; a plot returns how many rows of text it is high."""
+    """Draw an image as wide as a phone; a plot returns its height in rows of text."""
     with mpl.rc_context(STYLE):
         figure = Figure(layout="constrained")
         rows = plot(figure.add_subplot(), reports)
@@ -73,7 +73,7 @@ def svg(plot: Callable[[Axes, Sequence[Report]], float], reports: Sequence[Repor
 
 
 def plot_recall(axes: Axes, reports: Sequence[Report]) -> float:
-    """A dot with its interval for each cohort, red below its floor."""
+    """Draw a dot with its interval for each cohort, red below its floor."""
     report, cohorts = reports[-1], reports[-1].cohorts[::-1]
     for at, one in enumerate(cohorts):
         color = BAD if one.value < floor_of(one, report.floors) else GOOD
@@ -89,7 +89,7 @@ def plot_recall(axes: Axes, reports: Sequence[Report]) -> float:
 
 
 def plot_ranking(axes: Axes, reports: Sequence[Report]) -> float:
-    """A dot with its interval for each measure and kind of search."""
+    """Draw a dot with its interval for each measure and kind of search."""
     rankings = reports[-1].rankings
     labels = list(next(iter(rankings.values())))
     for number, (name, scores) in enumerate(rankings.items()):
@@ -105,7 +105,7 @@ def plot_ranking(axes: Axes, reports: Sequence[Report]) -> float:
 
 
 def plot_relevance(axes: Axes, reports: Sequence[Report]) -> float:
-    """The share of hits that are relevant over what they say; on the line, both are equal."""
+    """Draw the share of hits judged relevant over their stated relevance; on the diagonal, both are equal."""
     measured = reports[-1].relevance
     assert measured is not None
     axes.plot([0, 1], [0, 1], color="gray", linewidth=1)
@@ -117,7 +117,7 @@ def plot_relevance(axes: Axes, reports: Sequence[Report]) -> float:
 
 
 def plot_latency(axes: Axes, reports: Sequence[Report]) -> float:
-    """Percentiles of each stage of an unfiltered dense search."""
+    """Draw percentiles of each stage of an unfiltered dense search."""
     stages = dict(reversed(reports[-1].latency_ms["dense"].items()))
     for name in PERCENTILES:
         axes.plot([times[name] for times in stages.values()], list(stages), "o", markersize=5, label=name)
@@ -128,7 +128,7 @@ def plot_latency(axes: Axes, reports: Sequence[Report]) -> float:
 
 
 def plot_history(axes: Axes, reports: Sequence[Report]) -> float:
-    """Recall overall and by tier, a point for each report."""
+    """Draw recall overall and by tier, a point for each report."""
     for name in ("overall", *TIERS):
         known = {at: found for at, one in enumerate(reports) if (found := one.cohort(name))}
         if known:
@@ -145,7 +145,7 @@ def plot_history(axes: Axes, reports: Sequence[Report]) -> float:
 
 
 def legend(axes: Axes, columns: int) -> None:
-    """Below the plot."""
+    """Draw the legend below the plot."""
     assert axes.figure is not None
     axes.figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9.5)
 

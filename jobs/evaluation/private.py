@@ -1,8 +1,7 @@
-"""A service for one job over a data directory that nobody serves, on a free loopback port.
+"""Runs a service for one job over a data directory that no service uses, on a free loopback port.
 
-It takes the directory's lock, as every service does, so it is refused beside a running one. It starts no rebuild,
-keeps no log of queries, forgets no feedback, and uses no shared cache. Opening recovers what a crash may have left,
-like any start.
+Like every service, it takes the directory's lock, so it is refused while another one runs, and recovers from a crash
+when it opens. It starts no rebuild, keeps no query log, deletes no feedback, and uses no shared cache.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from retrieval.server.app import create_app
 
 
 @contextlib.asynccontextmanager
-async def served(url: str, data: Path | None, config_file: Path | None) -> AsyncIterator[str]:
-    """The address to ask: `url`, or that of a private service over `data`.
+async def open_service(url: str, data: Path | None, config_file: Path | None) -> AsyncIterator[str]:
+    """Yield the URL to use: `url`, or the URL of a private service over `data`.
 
-    Raises NotADataDirectory, Locked with what to do, or Damaged.
+    Raises NotADataDirectory, Locked with a remedy, or Damaged.
     """
     if data is None:
         yield url

@@ -1,7 +1,7 @@
-"""Where the queries of an evaluation come from: real ones where there are any.
+"""Gets the queries of an evaluation: real ones if there are any.
 
-A file or a log of queries, if one is given; else the first words of documents chosen at random, which are easier than
-questions: each finds its own document.
+They come from a file or a query log, if one is given, and otherwise are the first words of random documents. Those are
+easier than questions, because each finds its own document.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SAMPLED_QUERY_WORDS = 12
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Queries, and the filters that users sent with some of them, the most frequent first.
+    """Queries, and the filters that users sent with them, the most frequent first.
 
-    `digest` identifies the texts of a file, in any order; it is empty for queries chosen anew each time.
+    `digest` identifies the texts of a file, in any order; it is empty for random queries.
     """
 
     source: Source
@@ -45,7 +45,7 @@ def from_file(path: Path, sample: int, seed: int) -> Queries:
 
 
 def from_log(path: Path, sample: int, seed: int) -> Queries:
-    """Raises InvalidInput if the file is not a log of queries, or holds none."""
+    """Sample queries from a query log. Raises InvalidInput if the file is not one or has no queries."""
     try:
         _, logged = read(path)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
@@ -63,7 +63,7 @@ def from_log(path: Path, sample: int, seed: int) -> Queries:
 
 
 async def from_documents(asker: Asker, ids: Sequence[str]) -> Queries:
-    """The first words of these documents, or their titles where they have no text, without those deleted since."""
+    """The first words of these documents, or their titles if they have no text. Deleted documents are skipped."""
     queries = []
     for at, document_id in enumerate(ids):
         asker.progress("sampling passages", at, len(ids))

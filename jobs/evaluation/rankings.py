@@ -1,7 +1,7 @@
-"""Ranking quality by relevance judgments, with the measures of `ir_measures`, by document.
+"""Measures ranking quality by relevance judgments of documents, with `ir_measures`.
 
-nDCG@10 and reciprocal rank are taken from searches for 10, as users send them; only recall at 100 asks for 100, because
-how deep one asks may decide which tiers are searched.
+nDCG@10 and reciprocal rank come from searches for 10 hits, as users send them. Only recall@100 searches for 100,
+because the depth may decide which tiers are searched.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ NDCG = {"ndcg@10": nDCG @ 10}
 async def measure_rankings(
     asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement]
 ) -> dict[str, dict[str, Score]]:
-    """Each score of each kind of search, over the queries that have judgments."""
+    """Measure every score of every kind of search, over the queries with judgments."""
     rankings: dict[str, dict[str, Score]] = {}
     for name, search in SEARCHES.items():
         kind, shallow, deep = f"by document, {name}", NDCG | {"mrr@10": RR @ 10}, {"recall@100": R @ 100}
-        values = await scored(asker, kind, queries, judgements, shallow, k=10, kind=kind, **search)
-        values |= await scored(asker, f"{kind}, deep", queries, judgements, deep, k=100, **search)
+        values = await score_queries(asker, kind, queries, judgements, shallow, k=10, kind=kind, **search)
+        values |= await score_queries(asker, f"{kind}, deep", queries, judgements, deep, k=100, **search)
         rankings[name] = {label: Score.mean(some) for label, some in values.items()}
     return rankings
 
 
-async def scored(
+async def score_queries(
     asker: Asker,
     stage: str,
     queries: Sequence[Query],
@@ -50,10 +50,10 @@ async def scored(
     measures: dict[str, Any],
     **search: Any,
 ) -> dict[str, list[float]]:
-    """The values of each measure, query by query. A search that finds nothing scores 0."""
+    """The values of each measure by query. A search without hits scores 0."""
     run = []
     async for query, answer in asker.answers(stage, queries, group_by_document=True, **search):
-        # The order of the hits is the ranking: scores may tie.
+        # Rank by position, because scores may tie.
         for place, hit in enumerate(answer["hits"]):
             run.append(ir_measures.ScoredDoc(query.id, hit["document_id"], -float(place)))
     ids = {query.id for query in queries}
@@ -69,7 +69,7 @@ async def scored(
 async def measure_contexts(
     asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement]
 ) -> dict[str, Score]:
-    """By token budget, the share of the queries whose context shows a relevant document."""
+    """The share of queries whose context shows a relevant document, by token budget."""
     relevant = {(one.query, one.document) for one in judgements if one.grade > 0}
     contexts = {}
     for budget in CONTEXT_BUDGETS:
@@ -86,7 +86,7 @@ async def measure_contexts(
 
 
 def judged_queries(queries: Sequence[Query], judgements: Sequence[Judgement]) -> list[Query]:
-    """Those that have judgments. Raises InvalidInput where there are judgments, but of none of these queries."""
+    """The queries that have judgments. Raises InvalidInput if there are judgments but none are for these queries."""
     judged = {one.query for one in judgements}
     asked = [query for query in queries if query.id in judged]
     if judged and not asked:

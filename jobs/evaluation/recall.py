@@ -1,7 +1,7 @@
-"""Recall: which of the true neighbors a search returns, query by query, and for cohorts of them.
+"""Measures recall, the share of true neighbors that a search returns, by query and for cohorts of neighbors.
 
-The truth is exact search over the vectors in the log, which the service offers as `"exact": true`: a batch of it is
-one scan. Neighbors with the same score as the k-th best are interchangeable.
+The truth is exact search over the vectors in the log (`"exact": true`), which takes one scan per batch. Neighbors with
+the same score as the k-th best are interchangeable.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ TIE = 3e-5  # cold vectors are stored as float16, which moves a score by about a
 
 @dataclass(frozen=True, slots=True)
 class Neighbor:
-    """A true neighbor: its document, its tier, and whether the search returned it or its equal."""
+    """A true neighbor: its document, its tier, and whether the search returned it or one that ties with it."""
 
     document: str
     tier: str
     found: bool
 
 
-Outcome = list[Neighbor]  # of one query; empty where nothing matches
+Outcome = list[Neighbor]  # of one query; empty if nothing matches
 
 
 async def outcomes(
     asker: Asker, stage: str, queries: Sequence[Query], condition: JSON | None = None
 ) -> list[Outcome]:
-    """Ask each query as users do, then the truth in batches of one scan each."""
+    """Send each query as users do, then get the truth in batches of one scan each."""
     kind = "dense, filtered" if condition else "dense"
     search = {"k": asker.k, "mode": "dense"} | ({"filter": condition} if condition else {})
     found: list[Outcome] = []
@@ -52,10 +52,10 @@ async def outcomes(
 
 
 def compare(truth: Sequence[JSON], answer: Sequence[JSON]) -> Outcome:
-    """The true neighbors of one query, each with whether the answer has it."""
+    """The true neighbors of one query, each marked if the answer has it."""
     returned, listed = ({(hit["document_id"], hit["passage"]) for hit in hits} for hits in (answer, truth))
     worst = truth[-1]["scores"]["dense"] if truth else 0.0
-    # Returned passages that tie with the last place, beyond those the exact search happened to list.
+    # Returned passages that tie with the last true neighbor but are not listed by the exact search.
     spare = sum(
         (hit["document_id"], hit["passage"]) not in listed and hit["scores"]["dense"] >= worst - TIE
         for hit in answer
@@ -79,7 +79,8 @@ def add_cohort(
     detail: str = "",
     share: float | None = None,
 ) -> None:
-    """Recall over the queries that have a neighbor in this cohort; `nothing` is the reason if none has."""
+    """Add recall over the queries with a neighbor in this cohort; `nothing` is the reason reported if there are
+    none."""
     chosen = [[one.found for one in outcome] for outcome in outcomes if outcome]
     if not chosen:
         report.not_measured[name] = nothing

@@ -1,8 +1,7 @@
-"""How far the relevance of hits holds on judged questions, and the calibration that these questions would give.
+"""Measures how reliable the relevance of hits is on judged questions, and fits a calibration to them.
 
-An unanswerable question is made of each judged one by dropping what is relevant from its hits: what is left are the
-passages most like an answer, so this is harder than a question about something else. Passages without a judgment count
-as not relevant.
+Dropping the relevant hits of a judged question makes an unanswerable one. The remaining passages are those most like an
+answer, so this is harder than an unrelated question. Passages without a judgment count as not relevant.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from jobs.sources.judgments import Judgement, Query
 from retrieval.search.relevance import SUPPORT_HITS, Calibration, Columns, fit, relevance_of, support_from
 
 BINS = 10
-LOST_MAX = 0.1  # of the questions with an answer among their first hits, those that may be called unsupported
+LOST_MAX = 0.1  # share of questions with an answer among their first hits that may be called unsupported
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedHits:
     """The hits of one question, best first: the features of `search.relevance` [n, 5], the relevance that was shown
-    [n], and 1 where they are relevant, else 0 [n]. `support` is the relevance from which the service calls this answer
-    supported; `share_read` how much of the question its model reads."""
+    [n], and labels [n], 1 if relevant, else 0. `support` is the relevance from which the service calls this answer
+    supported, `share_read` the share of the question that its model reads."""
 
     features: Columns
     relevance: Columns
@@ -36,7 +35,7 @@ class JudgedHits:
     share_read: float = 1.0
 
     def first(self, *, answerable: bool) -> JudgedHits:
-        """The first hits; if not `answerable`, of a collection without what is relevant."""
+        """The first hits; if not `answerable`, after dropping the relevant ones."""
         kept = np.flatnonzero(self.labels == 0 if not answerable else self.labels >= 0)[:SUPPORT_HITS]
         return replace(
             self,
@@ -49,9 +48,9 @@ class JudgedHits:
 async def judged_hits(
     asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement], **search: object
 ) -> list[JudgedHits]:
-    """Of each question, by hybrid search with these further options.
+    """Search each question in hybrid mode with these further options, and judge its hits.
 
-    Twice as many hits as count are asked for, so that enough are left without the relevant ones.
+    It requests twice as many hits as count, so that enough remain without the relevant ones.
     """
     relevant = {(one.query, one.document) for one in judgements if one.grade > 0}
     found: list[JudgedHits] = []
@@ -72,7 +71,7 @@ async def judged_hits(
 
 
 def reliability(questions: Sequence[JudgedHits]) -> Reliability:
-    """Of one question or more, each counted twice: as it is, and without an answer."""
+    """Measure reliability over at least one question. Each counts twice: as it is, and without an answer."""
     as_is, emptied = ([one.first(answerable=kind) for one in questions] for kind in (True, False))
     relevance = np.concatenate([one.relevance for one in as_is + emptied])
     labels = np.concatenate([one.labels for one in as_is + emptied])
@@ -91,15 +90,15 @@ def reliability(questions: Sequence[JudgedHits]) -> Reliability:
     answered = [one for one in as_is if one.labels.any()]
     return Reliability(
         calibration_error=round(error, 4),
-        lost=Score.mean(~supported(answered)) if answered else None,
-        false=Score.mean(supported(emptied)),
+        lost=Score.mean(~is_supported(answered)) if answered else None,
+        false=Score.mean(is_supported(emptied)),
         bins=bins,
     )
 
 
-def calibrated(questions: Sequence[JudgedHits], prior: Calibration) -> Calibration:
-    """What these questions say of relevance; where they are few, mostly what the prior says. Of further questions like
-    them with an answer among their first hits, its support loses at most LOST_MAX."""
+def fit_calibration(questions: Sequence[JudgedHits], prior: Calibration) -> Calibration:
+    """Fit a calibration to these questions; with few, it stays close to the prior. Of similar questions with an answer
+    among their first hits, its support threshold loses at most LOST_MAX."""
     halves = [one.first(answerable=kind) for one in questions for kind in (True, False)]
     weights = fit(
         np.concatenate([one.features for one in halves]),
@@ -110,6 +109,6 @@ def calibrated(questions: Sequence[JudgedHits], prior: Calibration) -> Calibrati
     return Calibration(weights, support_from([one.max() for one in answered], LOST_MAX))
 
 
-def supported(questions: Sequence[JudgedHits]) -> NDArray[np.bool_]:
+def is_supported(questions: Sequence[JudgedHits]) -> NDArray[np.bool_]:
     """Whether the service would call each answer supported."""
     return np.array([one.relevance.max(initial=0.0) >= one.support for one in questions], np.bool_)

@@ -1,4 +1,4 @@
-"""The shape of a report: what `--json` prints, what a history keeps, what tables, page and gauges show."""
+"""The content of a report: `--json` prints it, a history keeps it, and tables, page and gauges show it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def mean(cls, values: ArrayLike) -> Score:
-        """Of one value between 0 and 1 for each query [n]."""
+        """The mean of one value between 0 and 1 for each query [n]."""
         value, low, high = share_interval(values, np.ones_like(values, np.float64))
         return cls(value=value, low=low, high=high)
 
@@ -35,7 +35,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cohort(Score, frozen=True, kw_only=True):
-    """Recall of some of the true neighbors, or under a filter that `share` of the passages satisfy."""
+    """Recall of a subset of the true neighbors, or under a filter that `share` of the passages match."""
 
     value: float = msgspec.field(name="recall")
     name: str
@@ -47,7 +47,7 @@ class Cohort(Score, frozen=True, kw_only=True):
 
 
 class Bin(msgspec.Struct, frozen=True, kw_only=True):
-    """Hits whose relevance is from `since` to a tenth above: its mean, and the share that is relevant by judgments."""
+    """Hits whose relevance is from `since` to a tenth above: the mean, and the share that is judged relevant."""
 
     since: float
     hits: int
@@ -56,7 +56,7 @@ class Bin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reliability(msgspec.Struct, frozen=True, kw_only=True):
-    """How far relevance holds. `calibration_error` is the mean distance of `relevance` and `relevant` over the hits.
+    """How reliable relevance is. `calibration_error` is the mean distance of `relevance` and `relevant` over the hits.
 
     `lost` is the share of the questions with a relevant hit that are called unsupported, None if there is none; `false`
     the share called supported once what is relevant is dropped from their hits. Each by its own `support_from`.
@@ -71,11 +71,11 @@ class Reliability(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, kw_only=True):
     """One evaluation. `time` is in UTC; `regressions` is relative to the report of `compared_with`.
 
-    `asked` is a digest that tells files of queries apart, empty for queries drawn anew each time. `offline`: over a
-    data directory without a service, where nothing has learned yet when to skip the cold tier. `not_measured` maps
-    cohorts to reasons, `contexts` token budgets to the share of queries whose context shows a relevant document.
-    `latency_ms` is by kind of search, stage and percentile. Of `judged` documents, `judged_missing` are not in the
-    collection, so no search can return them.
+    `asked` is a digest that tells files of queries apart, empty for random queries. `offline`: over a data directory
+    without a service, where nothing has learned yet when to skip the cold tier. `not_measured` maps cohorts to reasons,
+    `contexts` maps token budgets to the share of queries whose context shows a relevant document. `latency_ms` is by
+    kind of search, stage and percentile. Of `judged` documents, `judged_missing` are not in the collection, so no
+    search can return them.
     """
 
     version: int = VERSION
@@ -133,6 +133,6 @@ class Report(msgspec.Struct, kw_only=True):
         )
 
     def trouble(self) -> list[str]:
-        """Everything a reader should be warned of, in words."""
+        """Warnings for the reader, in words."""
         changed = ["the collection changed while it was measured"] if self.changed_meanwhile else []
         return changed + self.regressions + self.below

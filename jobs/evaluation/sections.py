@@ -1,4 +1,4 @@
-"""The tables of a report, as the terminal and the HTML page show them."""
+"""Builds the tables of a report that the terminal and the HTML page show."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Section:
 
 
 def sections(report: Report, earlier: Sequence[Report]) -> list[Section]:
-    """Those that have something to say; the last of the earlier reports is what changes are relative to."""
+    """The sections that have content; changes are relative to the last of the earlier reports."""
     found = [recall(report, earlier[-1] if earlier else None)]
     if report.rankings:
         found.append(ranking(report))
@@ -41,7 +41,7 @@ def sections(report: Report, earlier: Sequence[Report]) -> list[Section]:
 
 
 def show(console: Console, report: Report, earlier: Sequence[Report]) -> None:
-    """The whole report in a terminal."""
+    """Print the whole report to a terminal."""
     console.print(f"{report.collection}: {report.headline()}", style="bold", markup=False)
     console.print(report.facts(), markup=False)
     for section in sections(report, earlier):
@@ -111,7 +111,7 @@ def relevance(measured: Reliability) -> Section:
 
 
 def latency(report: Report) -> Section:
-    """Every stage of unfiltered dense search, the totals of the others; the JSON has all of it."""
+    """Every stage of unfiltered dense search, and only totals of the others; the JSON has all stages."""
     rows = [
         (kind, stage, *(f"{times[name]:.2f}" for name in PERCENTILES))
         for kind, stages in report.latency_ms.items()
@@ -128,7 +128,7 @@ def latency(report: Report) -> Section:
 
 
 def history(reports: Sequence[Report]) -> Section:
-    """A row for each report, the last one first; tiers that none of them measured are left out."""
+    """A row for each report, newest first; tiers that none of them measured are left out."""
     tiers = [name for name in TIERS if any(one.cohort(name) for one in reports)]
     rows = []
     for report in reversed(reports):

@@ -1,6 +1,6 @@
-"""One scan of all documents, without their texts: which are the newest, which judged ones exist, and a sample of them.
+"""Scans all documents once, without their texts, to find the newest ones, the judged ones that exist, and a sample.
 
-From the metadata of the sample come filters that let about a wanted share of the collection through.
+The metadata of the sample gives filters that match about a wanted share of the collection.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from nearline import JSON
 PAGE = 1000
 SAMPLE = 10_000  # documents: a filter of .1 percent still matches about ten of them
 NEWEST_SHARE = 0.1
-FILTERS = 3  # of one selectivity: a single one may be a fluke
-OFF_BY = 2.0  # times more or fewer matches than wanted are near enough
+FILTERS = 3  # per selectivity: a single one may be a fluke
+OFF_BY = 2.0  # factor by which matches may differ from the wanted share
 VALUES_MAX = 50  # in one list of values
-COUNTS_MAX = 12  # filters counted by the service, for one selectivity
+COUNTS_MAX = 12  # filters counted by the service, per selectivity
 
 Value = str | int | float | bool
 
 
 class Survey:
-    """What one scan has seen. `add` documents in the order of writing; `expected` is the number of passages."""
+    """The results of one scan. `add` documents in the order of writing; `expected` is the number of passages."""
 
     def __init__(
         self, expected: int, judged: Collection[str] = (), size: int = SAMPLE, seed: int = 0
@@ -60,7 +60,7 @@ class Survey:
 
 
 async def survey(asker: Asker, judged: Collection[str], size: int, seed: int) -> Survey:
-    """Read page by page; each page counts as a query for the pace."""
+    """Read all documents page by page; each page counts as a query for the rate."""
     total = await asker.client.count(asker.collection)
     found = Survey(total["passages"], judged, max(size, SAMPLE), seed)
     async for document in asker.client.scroll(asker.collection, limit=PAGE, text=False):
@@ -74,7 +74,7 @@ async def survey(asker: Asker, judged: Collection[str], size: int, seed: int) ->
 async def make_filters(
     asker: Asker, survey: Survey, wanted: float, seed: int
 ) -> list[tuple[str, JSON, float]]:
-    """Up to FILTERS in words, as JSON, and with the share that the service says they match; perhaps none."""
+    """Up to FILTERS filters, each in words, as JSON, and with the share it matches by the service's count."""
     made: list[tuple[str, JSON, float]] = []
     for tried, (text, condition) in enumerate(proposals(survey, wanted, random.Random(seed))):
         if tried == COUNTS_MAX or len(made) == FILTERS:

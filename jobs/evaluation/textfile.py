@@ -1,7 +1,7 @@
-"""A report as gauges for Prometheus: a file for the textfile collector of node_exporter.
+"""Renders a report as Prometheus gauges, a file for node_exporter's textfile collector.
 
-Shares are from 0 to 1, durations in seconds. Every gauge carries the collection. `nearline_evaluate_time_seconds`
-says when, so that an alert can tell an old report from a good one.
+Shares are from 0 to 1, durations in seconds. Every gauge has a label for the collection.
+`nearline_evaluate_time_seconds` is the time of the report, so that an alert can detect an old one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ PREFIX = "nearline_evaluate_"
 Samples = list[tuple[dict[str, str], float]]
 
 
-def rendered(report: Report) -> bytes:
+def render_gauges(report: Report) -> bytes:
     registry = CollectorRegistry()
 
     def gauge(name: str, words: str, samples: Samples) -> None:
-        """Without samples there is no gauge."""
+        """Add a gauge, unless it has no samples."""
         if samples:
             labels = ["collection", *samples[0][0]]
             one = Gauge(PREFIX + name, words, labels, registry=registry)

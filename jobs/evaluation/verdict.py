@@ -1,7 +1,7 @@
-"""What is too low, what fell by more than chance, and the earlier reports that tell.
+"""Decides what is below its floor and what fell by more than chance, and keeps the history of reports.
 
-A history is a folder with one JSON file for each report, named by collection and time, each written whole or not at
-all, and never deleted here:
+A history is a folder with one JSON file for each report, named by collection and time. Files are written atomically and
+never deleted here:
 
     DIR/docs-20260301T031500123Z.json
 """
@@ -24,7 +24,7 @@ FLOORS = (
     "tier", "age", "filter", "tenant",
 )  # fmt: skip
 NDCG = "ndcg@10"  # of hybrid search
-SHOWN = 14  # reports of a history
+SHOWN = 14  # reports of a history that are shown
 
 
 def parse_floors(given: Sequence[str], recall: float = 0.0, ndcg: float = 0.0) -> dict[str, float]:
@@ -50,12 +50,12 @@ def parse_floors(given: Sequence[str], recall: float = 0.0, ndcg: float = 0.0) -
 
 
 def floor_of(cohort: Cohort, floors: dict[str, float]) -> float:
-    """The one for its name, else for its kind."""
+    """The floor for the cohort's name, else for its kind."""
     return floors.get(cohort.name, floors.get(cohort.kind, 0.0))
 
 
 def below_floors(report: Report) -> list[str]:
-    """In words. What has a floor and was not measured is too low as well, and so is nothing measured at all."""
+    """Describe what is below its floor. A floor without a measurement counts, and so does an empty report."""
     if report.cohort("overall") is None:
         return ["nothing was measured: the collection has no passages or there were no queries"]
     below = [
@@ -77,8 +77,8 @@ def below_floors(report: Report) -> list[str]:
     ]
 
 
-def fallen(before: Report, now: Report, least: float) -> list[str]:
-    """Recalls and ranking scores that fell by more than `least` and whose intervals do not overlap."""
+def find_regressions(before: Report, now: Report, least: float) -> list[str]:
+    """Describe recalls and ranking scores that fell by more than `least` and whose intervals do not overlap."""
     earlier = before.scores()
     return [
         f"{name} fell from {old.value:.4f} to {new.value:.4f}"
@@ -88,7 +88,7 @@ def fallen(before: Report, now: Report, least: float) -> list[str]:
 
 
 def load_history(folder: Path, like: Report) -> list[Report]:
-    """The last reports that compare with this one, oldest first. Files of other versions or origin are ignored."""
+    """The latest reports that are comparable to this one, oldest first. Others in the folder are ignored."""
     name = re.compile(re.escape(like.collection) + r"-\d{8}T\d{9}Z\.json")
     reports: list[Report] = []
     for path in sorted(path for path in folder.glob("*.json") if name.fullmatch(path.name)):
@@ -100,7 +100,7 @@ def load_history(folder: Path, like: Report) -> list[Report]:
 
 
 def origin(report: Report) -> tuple[object, ...]:
-    """What has to be equal, or a difference would say little about the service."""
+    """What must be equal for a difference to say something about the service."""
     return report.collection, report.source, report.asked, report.offline, report.k
 
 

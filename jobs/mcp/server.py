@@ -1,9 +1,9 @@
-"""Tools for assistants, by the Model Context Protocol: `search`, `fetch` and `context`, asked of a running service.
+"""Tools for assistants by the Model Context Protocol: `search`, `fetch` and `context`, backed by a running service.
 
-`search` and `fetch` have the shapes that ChatGPT's connectors expect: one text item holding the JSON that is also the
-structured content, and a `url` with everything, since nothing can be cited without one. Every tool only reads.
+`search` and `fetch` have the shapes that ChatGPT's connectors expect: one text item with the same JSON as the
+structured content, and a `url` for everything, because assistants cite nothing without one. All tools are read-only.
 
-Where there are several collections, an id says which one it is of, and `collection` narrows a search to one of them.
+With several collections, an id includes its collection, and `collection` restricts a search to one of them.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class Context(BaseModel):
 
 
 class Tools:
-    """What the tools do. Errors of the service become errors that the assistant reads."""
+    """Implements the tools. Errors of the service become errors that the assistant reads."""
 
     def __init__(self, url: str, collections: Sequence[str]) -> None:
         self._url = url.rstrip("/")
         self._collections = list(collections)
 
     async def search(self, query: str, collection: str | None = None) -> Results:
-        """The documents whose passages answer best, of one collection or of all."""
+        """The documents whose passages answer best, from one collection or from all."""
 
         async def find(client: AsyncClient, name: str) -> list[tuple[float, Result]]:
             found = await client.search(name, query=query, k=RESULTS, group_by_document=True)
@@ -115,7 +115,7 @@ class Tools:
         )
 
     async def context(self, query: str, collection: str, token_budget: int) -> CallToolResult:
-        """The text itself, for assistants that read it, and with its citations for programs."""
+        """The context as text for assistants, and with its citations for programs."""
         name = self._known(collection)
         found = await self._ask(lambda client: client.context(name, query=query, token_budget=token_budget))
         citations = [
@@ -153,7 +153,7 @@ class Tools:
         return self._known(collection), document_id
 
     def _url_of(self, collection: str, document_id: str, metadata: JSON) -> str:
-        """The document's own, as its metadata has it; else where the service shows it."""
+        """The document's own URL from its metadata, or else the one where the service shows it."""
         for key in ("url", "source"):
             if str(metadata.get(key, "")).startswith(("http://", "https://")):
                 return str(metadata[key])
@@ -192,7 +192,7 @@ def make_server(url: str, collections: Sequence[str]) -> MCPServer[Any]:
 
 
 class OneCollection:
-    """What the tools take where there is no choice."""
+    """The tools' arguments with a single collection."""
 
     def __init__(self, tools: Tools, collection: str) -> None:
         self._tools = tools
@@ -206,7 +206,7 @@ class OneCollection:
 
 
 class SeveralCollections:
-    """The same with the collection as an argument."""
+    """The tools' arguments with several collections."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -228,8 +228,8 @@ class SeveralCollections:
 
 
 def serve_http(server: MCPServer[Any], host: str, port: int, names: Sequence[str]) -> None:
-    """Serve until SIGINT or SIGTERM. Besides loopback it answers to the host `names` alone, and to pages of no other
-    origin: else a page could reach it under a name of its own (DNS rebinding)."""
+    """Serve until SIGINT or SIGTERM. Accepts only loopback and the host `names`, and no pages of other origins, which
+    could otherwise reach it under their own name (DNS rebinding)."""
     import uvicorn
 
     hosts = [*LOOPBACK, *names]
@@ -242,7 +242,7 @@ def serve_http(server: MCPServer[Any], host: str, port: int, names: Sequence[str
             for port in ("", ":*")
         ],
     )
-    # Stateless: a call is one request with one answer, and nothing is lost when the server starts again.
+    # Stateless: a call is one request with one answer, and a restart loses nothing.
     app = server.streamable_http_app(
         streamable_http_path=PATH,
         json_response=True,

@@ -23,17 +23,17 @@ def set_up_logging(settings: Log) -> None:
     handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
-    # What no format of ours shows, and every request's line would pay for (Logging HOWTO, "Optimization").
+    # Our formats do not show these, and they cost time for every line (Logging HOWTO, "Optimization").
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging.getLogger("aiohttp.server").addFilter(no_fault_of_ours)
+    logging.getLogger("aiohttp.server").addFilter(is_worth_logging)
     sys.excepthook = log_uncaught
     threading.excepthook = lambda lost: log_uncaught(lost.exc_type, lost.exc_value, lost.exc_traceback)
     sys.unraisablehook = lambda lost: log_uncaught(lost.exc_type, lost.exc_value, lost.exc_traceback)
 
 
-def no_fault_of_ours(record: logging.LogRecord) -> bool:
-    """A log filter that drops aiohttp's tracebacks of malformed requests, unless the level is debug: their line in the
+def is_worth_logging(record: logging.LogRecord) -> bool:
+    """A log filter that drops aiohttp's tracebacks of malformed requests, unless the level is debug: the line in the
     request log is enough."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError) or logger.isEnabledFor(logging.DEBUG)
@@ -52,22 +52,22 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
-        record.message = printable(record.message)
+        record.message = escape_controls(record.message)
         line = super().formatMessage(record)
         return f"{line} [{request_id}]" if (request_id := REQUEST_ID.get()) else line
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's own name
-        return indented(super().formatException(ei))
+        return indent(super().formatException(ei))
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802 - logging's own name
-        return indented(super().formatStack(stack_info))
+        return indent(super().formatStack(stack_info))
 
 
-def indented(text: str) -> str:
-    return "\n".join(f"    {printable(line)}" for line in text.split("\n"))
+def indent(text: str) -> str:
+    return "\n".join(f"    {escape_controls(line)}" for line in text.split("\n"))
 
 
-def printable(text: str) -> str:
+def escape_controls(text: str) -> str:
     """`text` with line breaks and terminal control characters escaped."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 

@@ -1,9 +1,9 @@
 """Runs the service in this process until SIGTERM or SIGINT, then shuts down gracefully: fail readiness, drain, close.
 
-It listens before it opens anything: until it is ready it says how far it is, and a signal ends it at once.
+It listens before it opens anything: until it is ready, it reports its progress, and a signal ends it at once.
 
 Requests not finished within `server.shutdown_grace_s` get a 503 (`base/cancellation.py`). A storage failure shuts
-down the same way with exit code 1: only a new process can tell what is on disk. A service whose interpreter is held
+down the same way with exit code 1: only a new process can tell what is on disk. A service whose interpreter is stuck
 cannot do any of this, and is killed by its watchdog (`jobs/serving/watchdog.py`).
 """
 
@@ -61,10 +61,11 @@ CLOSING_S = 4.5  # after the grace period, until a forced exit
 
 
 def run(config: Config, data: Path, reread: Callable[[], Config]) -> None:
-    """Blocks until the service has shut down. SIGHUP takes over what `reread` returns.
+    """Run the service, and return once it has shut down. SIGHUP applies the configuration that `reread` returns.
 
-    Raises InvalidInput for an address reachable from other machines unless
-    the settings allow it, whatever opening the data directory raises, and SystemExit as above."""
+    Raises InvalidInput for an address reachable from other machines unless the settings allow it, any error of opening
+    the data directory, and SystemExit as above.
+    """
     require_private(config.server, keys=Keys(data).required)
     keep_private()
     share_heaps()
@@ -79,7 +80,7 @@ def require_private(server: Server, *, keys: bool) -> None:
     private = ipaddress.ip_address(host).is_loopback if is_address(host) else host == "localhost"
     if not private and not keys and not server.insecure:
         raise InvalidInput(
-            f"server.host: other machines reach {host!r}, and whoever does may read, write and delete; "
+            f"server.host: other machines reach {host!r}, and anyone there may read, write and delete; "
             "make a key with `nearline keys create`, listen on 127.0.0.1, or allow it with --insecure "
             "(server.insecure)",
             param="server.host",
@@ -98,7 +99,7 @@ def share_heaps() -> None:
 
 
 def allow_all_descriptors() -> None:
-    """Raise the soft limit to the hard one. It is low only for the sake of select(), which we do not use."""
+    """Raise the soft limit of open files to the hard one. It is low only for select(), which we do not use."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # some systems allow less than they report
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -151,13 +152,13 @@ async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> boo
 
 
 async def open_unless_stopped(runner: web.AppRunner, stop: asyncio.Event) -> bool:
-    """Open what the service serves. Returns False if it was told to stop before that was done."""
+    """Open the data directory. Returns False if the service was told to stop before that was done."""
     setup = asyncio.ensure_future(runner.setup())
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait([setup, stopped], return_when=asyncio.FIRST_COMPLETED)
     if setup.done():
         stopped.cancel()
-        await setup  # raises what opening raised
+        await setup  # raises the error of opening, if any
         return True
     logger.info("stopping before the start is complete")
     leave_within(CLOSING_S)
@@ -168,7 +169,7 @@ async def open_unless_stopped(runner: web.AppRunner, stop: asyncio.Event) -> boo
 
 
 def handle_signals(handlers: Mapping[signal.Signals, Callable[[], object]]) -> None:
-    """Run handlers on this event loop. asyncio's own would take the wake-up descriptor, which is the watchdog's."""
+    """Run handlers on this event loop. asyncio's own handlers would take the wake-up descriptor from the watchdog."""
     loop = asyncio.get_running_loop()
 
     def handle(number: int, _: object) -> None:
@@ -182,8 +183,8 @@ def handle_signals(handlers: Mapping[signal.Signals, Callable[[], object]]) -> N
 async def keep_reloading(
     app: web.Application, reread: Callable[[], Config], tls: Tls | None, asked: asyncio.Event
 ) -> None:
-    """Whenever asked, take over all of a configuration that can change while the service runs, none of one that is in
-    error; and the certificate, whatever became of the configuration."""
+    """On each request, apply the settings that can change while the service runs, or none if the configuration has an
+    error. Then reload the certificate in any case."""
     while await asked.wait():
         asked.clear()
         try:
@@ -210,7 +211,7 @@ async def keep_reloading(
 
 
 def follow_config(app: web.Application) -> None:
-    """Let every part see the changed configuration; the failure of one holds up no other."""
+    """Notify every part of the changed configuration. A part that fails does not keep others from following."""
     set_up_logging(app[CONFIG].log)
     for follow in app[RELOADED]:
         try:
@@ -220,8 +221,8 @@ def follow_config(app: web.Application) -> None:
 
 
 async def read_within(seconds: float, what: str, read: Callable[[], T]) -> T:
-    """What `read` returns, on a thread that neither the event loop nor the end of the process waits for: a file may be
-    a pipe, or on a file system that does not answer. Raises TimeoutError then, and what `read` raises."""
+    """Run `read` on a daemon thread and return its result, because a file may be a pipe or on a file system that hangs.
+    Raises TimeoutError in that case, and any error of `read`."""
     name = f"read-{what}"
     if any(thread.name == name for thread in threading.enumerate()):
         raise TimeoutError("its files are still being read since an earlier signal")
@@ -231,7 +232,7 @@ async def read_within(seconds: float, what: str, read: Callable[[], T]) -> T:
     def work() -> None:
         try:
             done.set_result(read())
-        except BaseException as error:  # noqa: BLE001 - raised again by whatever waits
+        except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
             done.set_exception(error)
 
     threading.Thread(target=work, name=name, daemon=True).start()

@@ -1,4 +1,4 @@
-"""TLS by two files: a certificate, with those that lead to its authority, and its key."""
+"""TLS from two files: a certificate chain and its key."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from retrieval.base.settings import Server
 
 
 class Tls:
-    """What the service proves itself with: the listener's `context`, which gives each connection the newest pair."""
+    """The service's certificate: the listener's `context`, which gives each connection the newest pair."""
 
     def __init__(self, settings: Server) -> None:
-        """Raises InvalidInput as `tls_context` does."""
+        """Raises like `tls_context`."""
         self._settings = settings
         self._newest = self.context = tls_context(settings)
         self.context.sni_callback = self._use_newest
 
     def _use_newest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """OpenSSL calls this for each connection, also where the client names no host."""
+        """OpenSSL calls this for each connection, even if the client names no host."""
         connection.context = self._newest
 
     def renew(self) -> None:
-        """Use what the files hold now for connections to come. Raises InvalidInput where they are in error, and the old
-        certificate stays. May block as long as the files do."""
-        # A new context, for loading half of a pair would leave the old one without a working certificate.
+        """Reload the files for new connections. Raises InvalidInput if they have an error, and keeps the old
+        certificate. May block as long as the files do."""
+        # A new context, because loading half of a pair would leave the old one without a working certificate.
         self._newest = tls_context(self._settings)
 
 
 def tls_of(settings: Server) -> Tls | None:
-    """None where no certificate is set. Raises InvalidInput as `tls_context` does."""
+    """The service's certificate, or None if none is set. Raises like `tls_context`."""
     return Tls(settings) if settings.tls_certificate or settings.tls_key else None
 
 
 def tls_context(settings: Server) -> ssl.SSLContext:
-    """A context with the certificate and the key that the files hold.
+    """A context with the certificate and key in the files.
 
     Raises InvalidInput naming the setting for a file that cannot be read, or a key that is not the certificate's.
     """
@@ -58,7 +58,7 @@ def tls_context(settings: Server) -> ssl.SSLContext:
         context.load_cert_chain(settings.tls_certificate, settings.tls_key, password=refuse_password)
     except (OSError, ValueError) as error:
         raise InvalidInput(
-            f"server.tls_certificate and server.tls_key are no certificate and its key, in PEM: {error}",
+            f"server.tls_certificate and server.tls_key are not a certificate and its key in PEM: {error}",
             param="server.tls_certificate",
         ) from None
     return context

@@ -1,10 +1,10 @@
-"""Ends a service that was told to stop and cannot: native code, or one long step, holds its interpreter.
+"""Kills a service that was told to stop but cannot, because native code or one long step blocks its interpreter.
 
-The service's own timer (`serving.leave_within`) is set by Python code, which then never runs. The watchdog is a process
-of its own, a few megabytes without any package. The C handler of a signal writes the signal's number to a pipe whether
-or not the interpreter is free. The watchdog reads it, gives the service its time, and kills it; it ends with it.
+The service's own timer (`serving.leave_within`) is set by Python code, which never runs in that case. The watchdog is a
+separate process of a few megabytes. The C handler of a signal writes the signal's number to a pipe even while the
+interpreter is blocked. The watchdog reads it, waits, and kills the service. It ends when the service does.
 
-The module is also the watchdog's program, so it imports the standard library alone.
+The module is also the watchdog's program, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import subprocess
 import sys
 
 ENDING = {signal.SIGTERM, signal.SIGINT}
-LEAVES_S = 0.4  # for the service's own timer to act first
+LEAVES_S = 0.4  # extra time for the service's own timer to act first
 
 
 def start_watchdog(stop_s: float) -> subprocess.Popen[bytes]:
-    """Watch this process from now on: a SIGTERM or SIGINT gives it `stop_s` seconds to end before it is killed.
+    """Watch this process from now on: after a SIGTERM or SIGINT it has `stop_s` seconds to end before it is killed.
 
     Takes the interpreter's wake-up descriptor, which `loop.add_signal_handler` would take back: use `signal.signal`.
     """
@@ -36,8 +36,8 @@ def start_watchdog(stop_s: float) -> subprocess.Popen[bytes]:
 
 
 def watch(pid: int, stop_s: float) -> None:
-    """Read numbers of signals from standard input until the process ends, or kill it `stop_s` after the first that
-    should end it."""
+    """Read signal numbers from standard input until the process ends, and kill it `stop_s` after the first that should
+    end it."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -15,7 +15,7 @@ import numpy as np
 from indexes.base.model import Floats
 from indexes.base.paths import value_at
 from indexes.filters.grammar import Comparison, parse_filter
-from indexes.filters.unmet import Unmet, relaxed
+from indexes.filters.unmet import Unmet, relax
 from indexes.parts.standing import holding
 from retrieval.documents.writing import TITLE_TOKENS_MAX
 from retrieval.embedding.embedders import Embedder
@@ -87,7 +87,7 @@ def filter_cause(trail: Trail, value: dict[str, Any]) -> tuple[Cause, dict[str, 
     """Return the conditions that the document fails, and the filter without them. `value` is the request's filter,
     without the conditions for what the caller may see."""
     condition = parse_filter(value, conditions_max=sys.maxsize)
-    rest, unmet = relaxed(value, condition, trail.satisfies)
+    rest, unmet = relax(value, condition, trail.satisfies)
     if not unmet:
         return None
     metadata = trail.target.document.metadata

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from indexes.lexical.spans import marked
+from indexes.lexical.spans import mark_spans
 from retrieval.wire.search import Hit
 
 Span = tuple[int, int]
@@ -55,7 +55,7 @@ def surface_form(term: str, hits: Sequence[Hit]) -> str:
     """Return the word of this term in the first hit that has it; the term itself if none of the first few hits does."""
     for hit in hits[:HITS_READ]:
         for text in (hit.text, hit.title):
-            for start, end in marked(text, [term], hit.language):
+            for start, end in mark_spans(text, [term], hit.language):
                 return text[start:end]
     return term
 

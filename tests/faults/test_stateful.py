@@ -29,7 +29,7 @@ from indexes.base.model import Bm25, Delete, Floats, IndexOptions
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Comparison
 from indexes.lexical.analysis import query_terms, terms
-from indexes.lexical.bm25 import Statistics, coarse
+from indexes.lexical.bm25 import Statistics, round_count
 from indexes.log.reader import searchable_text
 from indexes.rebuild.builder import BuildRequest, build
 from tests.support.inspection import consistent
@@ -236,7 +236,7 @@ def bm25(texts: list[str], query: str) -> list[float]:
     reference = BM25Okapi(corpus, k1=Bm25().k1, b=Bm25().b)
     reference.avgdl = Statistics(len(texts), sum(map(len, corpus))).mean_length
     for term in reference.idf:
-        frequency, passages = coarse(sum(term in words for words in corpus)), coarse(len(texts))
+        frequency, passages = round_count(sum(term in words for words in corpus)), round_count(len(texts))
         reference.idf[term] = float(np.log1p((max(passages - frequency, 0) + 0.5) / (frequency + 0.5)))
     asked = [term for term, count in query_terms(query).items() for _ in range(int(count))]
     return [float(score) for score in reference.get_scores(asked)]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexes.lexical import analysis
-from indexes.lexical.analysis import SNOWBALL, indexed, query_terms, terms
+from indexes.lexical.analysis import SNOWBALL, index_terms, query_terms, terms
 from indexes.lexical.words import ACCENTED, IGNORED, POINTS, fold, words
 from tests.support.texts import read_texts
 
@@ -267,8 +267,8 @@ def test_stopwords_are_indexed() -> None:
 
 def test_a_passage_is_tagged_with_its_language() -> None:
     """By the language alone, without its region; and no text makes such a term."""
-    assert indexed("Olá mundo", "pt-BR")[-1] == "\0pt"
-    assert indexed("...", "pt-BR") == []
+    assert index_terms("Olá mundo", "pt-BR")[-1] == "\0pt"
+    assert index_terms("...", "pt-BR") == []
     assert not any(term.startswith("\0") for term in terms("\0pt \0 pt", "pt"))
 
 

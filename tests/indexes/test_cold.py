@@ -157,7 +157,7 @@ def test_too_few_found_means_all_lists(shard: ColdShard, queries: Floats) -> Non
     """Where the first lists hold fewer allowed passages than wanted, the search goes on to every list."""
     assert horizon_of(0.9, np.ones(K - 1, np.float32), K, 0.1) == -math.inf
     flags = np.ones(SIZE, bool)
-    near = np.argsort(-(shard.centres() @ queries[0]))[: shard.lists // 3]
+    near = np.argsort(-(shard.centroids() @ queries[0]))[: shard.lists // 3]
     starts = np.concatenate([[0], np.cumsum(shard.list_sizes())])
     for number in near:
         flags[starts[number] : starts[number + 1]] = False

@@ -50,10 +50,10 @@ import sys
 from pathlib import Path
 
 if {{"indexes.rebuild.builder", "indexes.upkeep.tuner"}} & {{*sys.orig_argv}} and Path({marker!r}).exists():
-    from indexes.rebuild import optimiser
+    from indexes.rebuild import optimizer
 
-    optimiser.EFS, optimiser.PROBED_64THS, optimiser.RESCORED = (10,), (0,), (1,)
-    optimiser.REACHES, optimiser.FILTERED_SHARES = (0.0,), (0.0,)
+    optimizer.EFS, optimizer.PROBED_64THS, optimizer.RESCORED = (10,), (0,), (1,)
+    optimizer.REACHES, optimizer.FILTERED_SHARES = (0.0,), (0.0,)
 """
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from indexes.base.errors import InvalidInput
-from indexes.base.languages import check_language, guessed, language_of
+from indexes.base.languages import check_language, guess_language, language_of
 from indexes.base.model import Upsert
 from tests.support.vectors import World, make_collection
 
@@ -41,9 +41,9 @@ def test_what_has_no_language_is_english(text: str) -> None:
 
 def test_a_query_is_in_a_language_of_the_documents() -> None:
     """The detector chooses among those, weighed by their number; what it cannot tell is in the most frequent one."""
-    assert guessed("Wo ist der Bahnhof?", {"en": 50, "de": 50}) == "de"
-    assert guessed("Wo ist der Bahnhof?", {"en": 50, "fr": 1}) == "en"
-    assert guessed("E 4711", {"ru": 9, "de": 100}) == "de"
+    assert guess_language("Wo ist der Bahnhof?", {"en": 50, "de": 50}) == "de"
+    assert guess_language("Wo ist der Bahnhof?", {"en": 50, "fr": 1}) == "en"
+    assert guess_language("E 4711", {"ru": 9, "de": 100}) == "de"
 
 
 def test_a_snapshot_tells_the_language_of_a_query(tmp_path: Path) -> None:

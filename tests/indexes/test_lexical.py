@@ -16,7 +16,7 @@ from rank_bm25 import BM25Okapi
 from indexes.base.model import Bm25, Delete, Upsert
 from indexes.collection.collection import Collection
 from indexes.lexical.analysis import query_terms, terms
-from indexes.lexical.bm25 import Statistics, best_of, coarse, weigh
+from indexes.lexical.bm25 import Statistics, best_of, round_count, weigh
 from indexes.lexical.postings import GrowingLexical, SealedLexical
 from indexes.parts.query import Query
 from indexes.rebuild.builder import Rebuild
@@ -32,7 +32,7 @@ def reference(texts: list[str], languages: list[str], weights: Mapping[str, floa
     bm25 = BM25Okapi(corpus, k1=K1, b=B)
     bm25.avgdl = Statistics(len(texts), sum(map(len, corpus))).mean_length
     for term in bm25.idf:
-        df, passages = coarse(sum(term in words for words in corpus)), coarse(len(texts))
+        df, passages = round_count(sum(term in words for words in corpus)), round_count(len(texts))
         bm25.idf[term] = float(np.log1p((max(passages - df, 0) + 0.5) / (df + 0.5)))
     scores = sum((weight * bm25.get_scores([term]) for term, weight in weights.items()), np.zeros(len(texts)))
     return [float(score) for score in scores]

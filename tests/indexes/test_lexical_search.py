@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from indexes.base.masks import pack_flags
 from indexes.base.model import Bm25
-from indexes.lexical.analysis import indexed
+from indexes.lexical.analysis import index_terms
 from indexes.lexical.bm25 import (
     PRUNED_POSTINGS_MIN,
     LexicalPart,
     Statistics,
     best_of,
-    promising,
+    find_promising,
     score_rows,
     weigh,
 )
@@ -179,7 +179,7 @@ def test_chosen_rows_are_counted(shared_data: Path) -> None:
     part = sealed(texts)
     assert len(part.rows) > SLICE_POSTINGS
     chosen = np.random.default_rng(2).choice(len(texts), 300, replace=False)
-    expected = Counter(term for row in chosen for term in set(indexed(texts[row], "en")))
+    expected = Counter(term for row in chosen for term in set(index_terms(texts[row], "en")))
     assert part.frequencies_of(chosen) == expected
 
 
@@ -197,7 +197,7 @@ def test_pruning_scores_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a common and a rare word, only rows that could be among the best are scored exactly."""
     part = sealed(["common"] * 4000 + ["common rare", "rare rare", "rare"] * 10)
     weighed = weigh("common rare", [part], statistics_of(part), Bm25())
-    chosen = promising(part, weighed, weighed.postings_in(part), 10, None, 0.0)
+    chosen = find_promising(part, weighed, weighed.postings_in(part), 10, None, 0.0)
     assert set(best_rows(score_all(part, weighed), 10)) <= set(chosen)
     assert len(chosen) <= 30
 

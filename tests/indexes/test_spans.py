@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from indexes.lexical.analysis import query_terms, terms
-from indexes.lexical.spans import marked, spans
+from indexes.lexical.spans import mark_spans, spans
 from indexes.lexical.words import words
 
 PIECES = [
@@ -44,7 +44,7 @@ def test_spans_are_the_words_of_indexing(text: str) -> None:
 )
 def test_marked_shows_what_the_search_sees(language: str, query: str, text: str, shown: list[str]) -> None:
     """Each word with a stem of the query, and of a compound the part alone."""
-    found = marked(text, query_terms(query, language).keys(), language)
+    found = mark_spans(text, query_terms(query, language).keys(), language)
     assert [text[start:end] for start, end in found] == shown
 
 
@@ -52,6 +52,6 @@ def test_marked_shows_what_the_search_sees(language: str, query: str, text: str,
 def test_marked_is_what_is_indexed(text: str, query: str) -> None:
     """A passage has a mark if and only if it is indexed under a term of the query; marks ascend and do not touch."""
     wanted = query_terms(query, "en").keys()
-    found = marked(text, wanted, "en")
+    found = mark_spans(text, wanted, "en")
     assert bool(found) == bool(wanted & set(terms(text, "en")))
     assert all(end < start for (_, end), (start, _) in pairwise(found))

@@ -11,7 +11,7 @@ import pytest
 from indexes.base.model import Floats, NewPassage, Upsert
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter, parse_filter
-from indexes.filters.unmet import relaxed
+from indexes.filters.unmet import relax
 from indexes.lexical.analysis import query_terms
 from indexes.parts.query import Query
 from indexes.parts.standing import holds, standings
@@ -110,7 +110,7 @@ def test_what_a_filter_has_against_a_document(
     def satisfies(condition: Filter) -> bool:
         return holds(prepared, three, condition)
 
-    left, unmet = relaxed(value, parse_filter(value, conditions_max=9), satisfies)
+    left, unmet = relax(value, parse_filter(value, conditions_max=9), satisfies)
     assert left == rest
     assert [one.where for one in unmet] == places
     assert left is None or satisfies(parse_filter(left, conditions_max=9))

@@ -22,10 +22,10 @@ from indexes.dense import cold
 from indexes.dense.cold import ColdSettings
 from indexes.parts.generation import Generation
 from indexes.parts.shelf import Shelf
-from indexes.rebuild import optimiser
+from indexes.rebuild import optimizer
 from indexes.rebuild.builder import Rebuild
 from indexes.rebuild.chosen import FILE, TunedSettings, read_chosen
-from indexes.rebuild.optimiser import (
+from indexes.rebuild.optimizer import (
     TIER_SLACK,
     Optimum,
     Trial,
@@ -34,7 +34,7 @@ from indexes.rebuild.optimiser import (
     filtered_recall,
 )
 from indexes.rebuild.shares import Share
-from indexes.rebuild.truth import TIE, Truth, halves, true_neighbours
+from indexes.rebuild.truth import TIE, Truth, halves, true_neighbors
 from indexes.upkeep.tuner import TuneOutcome, TuneRun, curve
 from retrieval.upkeep.tasks import Tasks
 from tests.support.vectors import World, fill, make_collection
@@ -249,11 +249,11 @@ def test_recall_under_filters_is_measured_on_other_queries(
     """A build says what its settings find for the half of the queries that they were not chosen by."""
     for name, value in {"RANKS_OVERSAMPLING": 1, "OVERSAMPLING": 1, "FEW_LEFT_OUT": 0.0}.items():
         monkeypatch.setattr(cold, name, value)  # otherwise both halves find everything
-    monkeypatch.setattr(optimiser, "RESCORED", (1,))
+    monkeypatch.setattr(optimizer, "RESCORED", (1,))
     chosen = choose_settings(generation, 0.1, 0.0, QUERIES[:150])
     by, other = (
         round(filtered_recall(generation, chosen.search, half.queries), 4)
-        for half in halves(true_neighbours(generation, QUERIES[:150]))
+        for half in halves(true_neighbors(generation, QUERIES[:150]))
     )
     assert chosen.recall["cold_filtered"] == other != by
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from indexes.base.errors import InvalidInput
-from jobs.benchmark.caches import OFF, Turn, asked_before, drawn, tables, window
+from jobs.benchmark.caches import OFF, Turn, draw_questions, find_repeats, tables, window
 from jobs.benchmark.callers import post
 from jobs.benchmark.visit import CHECKED, NEAR, Visit, writes_of
 
@@ -19,9 +19,9 @@ QUESTIONS = [f"what is number {n}?" for n in range(1000)]
 
 def test_few_questions_are_asked_often() -> None:
     """The most popular comes with probability 1 / H(1000) = .134, the next half as often; a seed repeats it."""
-    asked = drawn(QUESTIONS, 20_000, zipf=1, reworded=0, seed=3)
-    assert asked == drawn(QUESTIONS, 20_000, zipf=1, reworded=0, seed=3)
-    assert asked != drawn(QUESTIONS, 20_000, zipf=1, reworded=0, seed=4)
+    asked = draw_questions(QUESTIONS, 20_000, zipf=1, reworded=0, seed=3)
+    assert asked == draw_questions(QUESTIONS, 20_000, zipf=1, reworded=0, seed=3)
+    assert asked != draw_questions(QUESTIONS, 20_000, zipf=1, reworded=0, seed=4)
     (_, first), (_, second) = Counter(asked).most_common(2)
     assert first / 20_000 == pytest.approx(0.134, rel=0.05)
     assert second / 20_000 == pytest.approx(0.067, rel=0.08)
@@ -29,7 +29,7 @@ def test_few_questions_are_asked_often() -> None:
 
 def test_a_share_is_asked_in_other_words() -> None:
     """Which hold the question without its question mark."""
-    asked = drawn(QUESTIONS, 20_000, zipf=1, reworded=0.1, seed=3)
+    asked = draw_questions(QUESTIONS, 20_000, zipf=1, reworded=0.1, seed=3)
     other = [one for one in asked if one not in set(QUESTIONS)]
     assert len(other) / 20_000 == pytest.approx(0.1, rel=0.1)
     assert all("what is number" in one and "?" not in one for one in other)
@@ -37,7 +37,7 @@ def test_a_share_is_asked_in_other_words() -> None:
 
 def test_measuring_begins_where_enough_came_before() -> None:
     """The first stretch of that length with that share; none is an error that names the option."""
-    before = asked_before(["a", "b", "a", "c", "a", "b", "a"])
+    before = find_repeats(["a", "b", "a", "c", "a", "b", "a"])
     assert before == [False, False, True, False, True, True, True]
     assert window(before, 2, 0.5) == 1
     assert window(before, 3, 1) == 4

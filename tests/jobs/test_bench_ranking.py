@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.benchmark.ranking import Difference, Part, compared, grouped, interval, read_parts
+from jobs.benchmark.ranking import Difference, JudgedPart, compare_default, group_parts, interval, read_parts
 
 ROOT = Path(__file__).parents[2]
 COLORS = {"en": ("red", "green", "blue", "white"), "de": ("rot", "gelb", "blau", "braun")}
@@ -116,8 +116,8 @@ def test_the_default_is_compared_with_the_better_list_of_each_set() -> None:
     ones, halves = np.ones(10), np.full(10, 0.5)
     first = {"lexical": ones, "dense": halves, "default": ones, "hybrid rrf": halves}
     second = {"lexical": halves, "dense": ones, "default": halves, "hybrid rrf": halves}
-    assert compared([first])["which is"] == "lexical"
-    both = compared([first, second])
+    assert compare_default([first])["which is"] == "lexical"
+    both = compare_default([first, second])
     assert both["less the better list"].value == -0.25
     assert both["less hybrid rrf"].value == 0.25
     assert both["which is"] == "dense or lexical"
@@ -126,10 +126,10 @@ def test_the_default_is_compared_with_the_better_list_of_each_set() -> None:
 def test_means_are_of_sets_and_of_languages_apart() -> None:
     """A group of one has no mean."""
     parts = [
-        Part(name, group, name, Path(), "", [], [])
+        JudgedPart(name, group, name, Path(), "", [], [])
         for name, group in (("a", "sets"), ("x de", "languages of x"), ("x en", "languages of x"))
     ]
-    rows = grouped(parts, [{}, {}, {}])
+    rows = group_parts(parts, [{}, {}, {}])
     assert [(name, len(some)) for name, some in rows] == [
         ("a", 1), ("x de", 1), ("x en", 1), ("mean of 2 languages of x", 2),
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from jobs.benchmark.semantic import THRESHOLDS, Tried, by_kind, by_threshold
+from jobs.benchmark.semantic import THRESHOLDS, PairResult, by_kind, by_threshold
 from jobs.benchmark.wordings import HARD_NEGATIVES, PARAPHRASES, Pair, pairs
 
 QUESTIONS = [
@@ -68,9 +68,9 @@ def test_what_rules_make(kind: str, asked: str, wanted: set[str] | None) -> None
 
 def tried(
     same: bool, similarity: float, answered_from: float, *, by: str = "kept", false: bool = False
-) -> Tried:
+) -> PairResult:
     """Answered by the text `by` up to a threshold."""
-    one = Tried(Pair("kept", "asked", "same" if same else "other", same), similarity, "kept", similarity)
+    one = PairResult(Pair("kept", "asked", "same" if same else "other", same), similarity, "kept", similarity)
     one.answered_by = {threshold: by if threshold <= answered_from else None for threshold in THRESHOLDS}
     one.false = false
     return one

@@ -27,7 +27,7 @@ from jobs.evaluation.recall import Neighbor, add_cohort, compare
 from jobs.evaluation.report import Bin, Cohort, CohortKind, Reliability, Report, Score
 from jobs.evaluation.sections import show
 from jobs.evaluation.survey import Survey
-from jobs.evaluation.verdict import below_floors, fallen, keep, load_history, parse_floors
+from jobs.evaluation.verdict import below_floors, find_regressions, keep, load_history, parse_floors
 from jobs.ingestion.pace import Pace
 from retrieval.upkeep.query_log import Day, LoggedQuery, encode_file
 
@@ -268,7 +268,7 @@ def test_worse_is_beyond_the_bound_and_beyond_chance() -> None:
     before = make_report(make_cohort("hot", 0.99, width=0.002), make_cohort("cold", 0.98))
 
     def worse(*cohorts: Cohort, least: float = 0.01, **changes: Any) -> list[str]:
-        return fallen(before, make_report(*cohorts, **changes), least)
+        return find_regressions(before, make_report(*cohorts, **changes), least)
 
     assert worse(make_cohort("hot", 0.97, width=0.002), make_cohort("cold", 0.93)) == [
         "recall@10 hot fell from 0.9900 to 0.9700",
@@ -309,7 +309,9 @@ def test_history_is_read_back_in_order(tmp_path: Path) -> None:
 def test_the_textfile_says_the_same_as_the_report() -> None:
     """Prometheus's own parser reads every gauge back, with its labels and values."""
     report = make_report(make_cohort("cold", 0.93), make_cohort('tenant=a"b', 0.5, "tenant"), below=["x"])
-    families = {one.name: one for one in text_string_to_metric_families(textfile.rendered(report).decode())}
+    families = {
+        one.name: one for one in text_string_to_metric_families(textfile.render_gauges(report).decode())
+    }
     assert all(one.type == "gauge" for one in families.values())
     recall = {
         (one.labels["cohort"], one.labels["bound"]): one.value
@@ -373,12 +375,12 @@ def test_the_page_needs_nothing_else() -> None:
         make_report(make_cohort("overall", 0.98, "overall"), make_cohort("cold", 0.9), make_cohort(name, 1.0, "tenant"))
         for name in ("tenant=<script>", "tenant=b & $c", "tenant=$5_$")
     ]  # fmt: skip
-    text = page.rendered(reports[-1], reports[:-1])
+    text = page.render_page(reports[-1], reports[:-1])
     assert len(check_page(text).sections) == 5
     assert "true &lt;b&gt;neighbor" in text
     assert "tenant=$5_$" in text
     assert "prefers-color-scheme: dark" in text
-    check_page(page.rendered(reports[0], []))
+    check_page(page.render_page(reports[0], []))
 
 
 def test_the_plot_warns_below_a_floor() -> None:
@@ -400,7 +402,7 @@ def test_a_page_about_nothing() -> None:
     pytest.importorskip("matplotlib")
     from jobs.evaluation import page
 
-    text = page.rendered(make_report(rankings={}, relevance=None, latency_ms={}), [])
+    text = page.render_page(make_report(rankings={}, relevance=None, latency_ms={}), [])
     assert "nothing was measured" in text
     assert len(check_page(text).sections) == 1
 
@@ -410,7 +412,7 @@ def test_the_terminal_shows_names_as_they_are() -> None:
     cohorts = make_cohort("overall", 0.9, "overall"), make_cohort("tenant=[red]a[/]", 0.9, "tenant")
     earlier = [make_report(make_cohort("overall", 0.98, "overall"))]
     report = make_report(
-        *cohorts, below=["below"], regressions=fallen(earlier[0], make_report(*cohorts), 0.01)
+        *cohorts, below=["below"], regressions=find_regressions(earlier[0], make_report(*cohorts), 0.01)
     )
     console = Console(width=200, file=io.StringIO(), record=True)
     show(console, report, earlier)

@@ -543,7 +543,7 @@ def test_graph_that_is_not_the_sources(bert: Path, tmp_path: Path, monkeypatch: 
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    sources.installed(MODELS[sources.DEFAULT_NAME]) is None,
+    sources.find_installed(MODELS[sources.DEFAULT_NAME]) is None,
     reason="no installed package carries the default model",
 )
 def test_the_default_model_keeps_its_fingerprint(tmp_path: Path) -> None:

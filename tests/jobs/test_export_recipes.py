@@ -30,7 +30,7 @@ from jobs.models.export.recipes import (
 )
 from jobs.models.export.shapes import shape
 from jobs.models.export.texts import Feed
-from jobs.models.export.trials import NOISE, Trial, below, choose, observe
+from jobs.models.export.trials import NOISE, Trial, choose, find_failure, observe
 from jobs.models.export.weights import Weights
 from tests.support.encoders import DIMENSIONS, VOCABULARY, write_bert, write_decoder
 
@@ -231,7 +231,7 @@ def test_cosines_do_not_depend_on_lengths() -> None:
 
 def trial(query_ms: float | None, mean: float, *, lowest: float = 0.97, alone: float = 1.0) -> Trial:
     checks = {"cosine_min": lowest, "cosine_mean": mean, "alone_vs_batch_min": alone}
-    return Trial(FP32, Path("x"), 1, checks, below(checks, FLOORS), query_ms)
+    return Trial(FP32, Path("x"), 1, checks, find_failure(checks, FLOORS), query_ms)
 
 
 def test_ties_go_to_the_more_accurate() -> None:

@@ -64,7 +64,7 @@ def test_wheel_is_known_by_its_weights(tmp_path: Path, monkeypatch: pytest.Monke
         )
 
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: [Distribution()])
-    assert sources.installed(MODELS[sources.DEFAULT_NAME]) is None
+    assert sources.find_installed(MODELS[sources.DEFAULT_NAME]) is None
 
 
 # -- configuration ----------------------------------------------------------------------------------------------------

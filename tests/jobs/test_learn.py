@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from indexes.base.errors import InvalidInput
 from jobs.commands.learn import command, learn_and_adopt, show
-from jobs.evaluation.learning import CHOICES, from_feedback, held_out_gains, mean_interval, usable
+from jobs.evaluation.learning import CHOICES, from_feedback, held_out_gains, mean_interval, usable_queries
 from jobs.serving.process import ServerProcess
 from jobs.sources.judgments import Judgement, Query
 from tests.support.http import Http
@@ -255,9 +255,13 @@ def test_the_last_grade_counts_and_clicks_are_weighed() -> None:
         ("b", "d4"): 1,
         ("c", "d6"): 0,
     }
-    assert {one.id for one in usable(queries, judgements, 10)} == {"a", "b"}
+    assert {one.id for one in usable_queries(queries, judgements, 10)} == {"a", "b"}
     assert (
-        len(usable([Query(str(n), "") for n in range(9)], [Judgement(str(n), "d", 1) for n in range(9)], 4))
+        len(
+            usable_queries(
+                [Query(str(n), "") for n in range(9)], [Judgement(str(n), "d", 1) for n in range(9)], 4
+            )
+        )
         == 4
     )
 

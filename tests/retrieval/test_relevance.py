@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from indexes.base.errors import InvalidInput
 from indexes.base.model import DenseResult, Ranking
 from indexes.parts.query import Candidates
-from jobs.evaluation.relevance import JudgedHits, calibrated, reliability
+from jobs.evaluation.relevance import JudgedHits, fit_calibration, reliability
 from jobs.sources.judgments import read_judgements
 from retrieval.base.settings import Config
 from retrieval.search.plan import make_plan
@@ -146,7 +146,7 @@ def test_a_collection_refits_what_does_not_fit_it() -> None:
     for seed in range(300):
         features, labels = drawn(true.weights, 20, seed)
         questions.append(JudgedHits(features, relevance_of(features, WORDS), labels, WORDS.support))
-    own = calibrated(questions[:150], WORDS)
+    own = fit_calibration(questions[:150], WORDS)
     tested = [
         JudgedHits(one.features, relevance_of(one.features, own), one.labels, own.support)
         for one in questions[150:]

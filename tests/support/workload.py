@@ -43,7 +43,7 @@ from indexes.parts.manifest import read_manifest
 from indexes.rebuild import builder
 from indexes.rebuild.builder import Rebuild, build
 from indexes.rebuild.chosen import TunedSettings
-from indexes.rebuild.optimiser import Measured, choose_settings
+from indexes.rebuild.optimizer import Measured, choose_settings
 from indexes.upkeep.erasing import Erasure
 from tests.support.inspection import Value
 from tests.support.power import Platter

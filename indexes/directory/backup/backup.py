@@ -131,7 +131,7 @@ def back_up(
             except NearlineError:
                 if names or folder.is_dir():
                     raise
-                logger.warning("%s was deleted meanwhile and is not in the backup", folder.name)
+                logger.warning("%s was deleted during the backup and is not in it", folder.name)
                 shutil.rmtree(draft / folder.name)
         held = {one.name for one in made}
         backup = Backup(
@@ -209,10 +209,10 @@ def back_up_collection(source: Path, target: Path, indexes: bool, progress: Prog
     for name in (CHOSEN, RANKING):
         with contextlib.suppress(FileNotFoundError):  # there only if the collection was tuned, or has learned
             copy_file(source / name, target / name)
-    return described(source.name, state, manifest, seal(target, progress))
+    return describe_collection(source.name, state, manifest, seal(target, progress))
 
 
-def described(
+def describe_collection(
     name: str, state: LogState, manifest: Manifest | None, files: dict[str, SealedFile]
 ) -> CollectionBackup:
     return CollectionBackup(

@@ -99,7 +99,7 @@ def restore(
 
 
 def about_keys(folder: Path, data: Path) -> str:
-    """What a restore means for who may use the data directory; "" if nothing has to be said."""
+    """A note on how a restore changes access to the data directory; "" if it does not."""
     if is_locked(data) and not (data / KEYS).exists():
         return (
             f"{data} is locked: access keys were needed where this comes from, and backups hold none. Every request is "
@@ -182,10 +182,10 @@ def survey(data: Path, name: str) -> Remains:
 
 
 def accept(data: Path, name: str) -> Remains:
-    """Take the log of a collection for all there is, whatever is known to be missing. No service may use `data`.
+    """Accept a collection's log as complete, although writes are known to be missing. No service may use `data`.
 
-    Generations that are ahead of it are removed. It gets a new uid: what others remember of it may never have been, for
-    this log. Raises as `survey` does.
+    Generations that are ahead of it are removed. It gets a new uid, because others may remember operations that this
+    log never had. Raises like `survey`.
     """
     require_collection(data, name)
     with contextlib.closing(FolderLock(data / "LOCK")):
@@ -219,7 +219,7 @@ def remains(path: Path) -> Remains:
 
 
 def lacking(path: Path) -> str:
-    """Why the service would quarantine a collection for its log; "" if it would not."""
+    """Why a service would quarantine the collection because of its log; "" if it would not."""
     try:
         with contextlib.closing(Log(path)) as log:
             Shelf(path.parent).require_none_ahead(log.position())

@@ -34,7 +34,7 @@ from indexes.directory.backup.backup import (
     collections_in,
     read_backup,
 )
-from indexes.directory.marker import MARKER, MARKER_COPY, decoded
+from indexes.directory.marker import MARKER, MARKER_COPY, decode_marker
 from indexes.lexical import analysis
 from indexes.log.checks import LOG, RESTORE, Check, check_log
 from indexes.log.pinned import pin
@@ -47,7 +47,7 @@ from indexes.parts.shelf import Shelf
 
 LOAD_S_MAX = 1800
 GOING_S = 2.0  # grace period for a damaged generation that is not live: it may just be in the middle of being deleted
-SEARCHES, NEIGHBOURS = 20, 10  # test searches of a loaded generation: some damage only shows during a search
+SEARCHES, NEIGHBORS = 20, 10  # test searches of a loaded generation: some damage only shows during a search
 AGAIN = "make a new backup; this one cannot be restored whole"
 
 
@@ -70,7 +70,7 @@ def verify_data(data: Path, names: Sequence[str], progress: Progress) -> Iterato
     known = collections_in(data)
     astray = sorted(f"{alias} -> {name}" for alias, name in aliases.items() if name not in known)
     for name in (MARKER, MARKER_COPY):
-        if decoded(data / name) is None and (name == MARKER or (data / name).exists()):
+        if decode_marker(data / name) is None and (name == MARKER or (data / name).exists()):
             yield Check(
                 "", name, False, "is damaged or gone", "start the service: it mends it from what is whole"
             )
@@ -190,7 +190,7 @@ def goes_away(shelf: Shelf, number: int) -> bool:
 
 def advice_for(folder: Path, log_whole: bool) -> str:
     if not log_whole:
-        return f"leave {folder} as it is until the log is mended: nothing can be built anew without it"
+        return f"leave {folder} as it is until the log is repaired: nothing can be rebuilt without it"
     return (
         f"stop the service and delete {folder}: the log has all of it, and nearline reindex builds a new one"
     )
@@ -211,8 +211,8 @@ def load_and_compare(request: LoadRequest, progress: Progress) -> str:
     tiers = f"{manifest.hot} hot, {manifest.cold} cold"
     ids = np.sort(generation.ids_of(np.arange(generation.size)))
     for query in generation.vectors.take(np.arange(0, generation.size, generation.size // SEARCHES + 1)):
-        generation.nearest_warm(query, NEIGHBOURS, None, 0)  # a damaged graph can bring the process down
-        if not len(generation.nearest(query, NEIGHBOURS, None, 0)[0]):
+        generation.nearest_warm(query, NEIGHBORS, None, 0)  # a damaged graph can bring the process down
+        if not len(generation.nearest(query, NEIGHBORS, None, 0)[0]):
             raise Damaged("it finds nothing")
     try:
         with pin(collection / "log.db", frozen=request.frozen) as log:

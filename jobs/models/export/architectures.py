@@ -62,7 +62,7 @@ def _bert(graph: Graph, shape: Shape) -> str:
     mask = graph.add("Cast", "attention_mask", to=6)
     lengths = graph.add("ReduceSum", mask, graph.integers(1), keepdims=0)
     distances = _distance_biases(graph, shape) if shape.architecture == "mpnet" else ""
-    stream = normalized(_embedded(graph, shape), "embeddings.LayerNorm")
+    stream = normalized(_embed(graph, shape), "embeddings.LayerNorm")
     if "embeddings_project.weight" in graph.weights:  # ELECTRA's embeddings may be narrower than its layers
         stream = graph.linear(stream, "embeddings_project")
     for number in range(shape.layers):
@@ -78,7 +78,7 @@ def _bert(graph: Graph, shape: Shape) -> str:
     return stream
 
 
-def _embedded(graph: Graph, shape: Shape) -> str:
+def _embed(graph: Graph, shape: Shape) -> str:
     """Words plus positions. Every text is a single segment, so its token type embedding is folded into positions."""
     words = graph.words("embeddings.word_embeddings.weight", "input_ids")
     table = graph.weights["embeddings.position_embeddings.weight"]
@@ -102,8 +102,8 @@ def _embedded(graph: Graph, shape: Shape) -> str:
 
 
 def _second_text(graph: Graph, separator: int) -> str:
-    """What tells a pair's second text from its first, whose token type is in the positions: 0 up to and with the first
-    separator, then the difference of both types."""
+    """The token type embedding of a pair's second text: 0 up to and including the first separator, then the difference
+    of both types, because the first text's is folded into the positions."""
     types = graph.weights["embeddings.token_type_embeddings.weight"]
     found = graph.add("Equal", "input_ids", graph.integers(separator))
     before = graph.add("CumSum", graph.add("Cast", found, to=7), graph.integers(1), exclusive=1)
@@ -166,7 +166,8 @@ def _last(graph: Graph, hidden: str) -> str:
 
 
 def _score(graph: Graph, first: str) -> str:
-    """A reranker's score of a pair [n, 1], from its first token. In fp32: the head is small and decides the order."""
+    """A reranker's score of a pair [n, 1], from its first token. It is fp32: the head is small and decides the
+    order."""
     if "classifier.out_proj.weight" in graph.weights:  # RoBERTa's head
         layers = ("classifier.dense", "classifier.out_proj")
     else:

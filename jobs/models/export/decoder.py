@@ -95,14 +95,14 @@ class _Attention:
         if f"{name}.q_norm.weight" in graph.weights:
             queries = self._normal_by_head(queries, self._heads, f"{name}.q_norm.weight")
             keys = self._normal_by_head(keys, self._key_heads, f"{name}.k_norm.weight")
-        queries, keys = self._rotated(queries), self._rotated(keys)
+        queries, keys = self._rotate(queries), self._rotate(keys)
         mixed = graph.fused(
-            "MultiHeadAttention", queries, self._repeated(keys), self._repeated(values), "", self._mask,
+            "MultiHeadAttention", queries, self._repeat_heads(keys), self._repeat_heads(values), "", self._mask,
             num_heads=self._heads, unidirectional=self._causal,
         )  # fmt: skip
         return graph.linear(mixed, f"{name}.o_proj")
 
-    def _rotated(self, value: str) -> str:
+    def _rotate(self, value: str) -> str:
         return self._graph.fused("RotaryEmbedding", value, self._positions, self._cosines, self._sines)
 
     def _normal_by_head(self, value: str, heads: int, weight: str) -> str:
@@ -111,7 +111,7 @@ class _Attention:
         normal = rms_norm(graph, parted, weight, self._epsilon)
         return graph.add("Reshape", normal, graph.integers(0, 0, heads * self._width))
 
-    def _repeated(self, value: str) -> str:
+    def _repeat_heads(self, value: str) -> str:
         """Each key or value head, repeated for every query head that shares it."""
         graph, shared = self._graph, self._heads // self._key_heads
         if shared == 1:

@@ -137,8 +137,8 @@ def _shape(folder: Path, options: Options) -> Shape:
 
 
 @dataclass
-class Tried:
-    """The candidate that is kept, its vectors of the known answers, and all that is published of the trials."""
+class Chosen:
+    """The chosen candidate, its vectors of the known answers, and what is published about the trials."""
 
     kept: Trial
     answers: Floats
@@ -148,24 +148,24 @@ class Tried:
     fallbacks: list[Variant] = field(default_factory=list)
 
 
-def _try(workshop: Workshop, only: str | None, progress: Progress) -> Tried:
+def _try(workshop: Workshop, only: str | None, progress: Progress) -> Chosen:
     names = [only] if only else [name for name in RECIPES if name != recipes.SMALL]
     trials = [workshop.attempt(RECIPES[name]) for name in names]
     if len(trials) > 1:
         progress("measuring times")
         workshop.measure(trials)
     kept = choose(trials)
-    candidates = [trial.described("kept" if trial is kept else "slower") for trial in trials]
-    tried = Tried(kept, workshop.known_answers(kept), dict(kept.checks), candidates, [kept.graph])
+    candidates = [trial.describe("kept" if trial is kept else "slower") for trial in trials]
+    tried = Chosen(kept, workshop.known_answers(kept), dict(kept.checks), candidates, [kept.graph])
     if kept.recipe.fallback is not None:
         spare = workshop.attempt(kept.recipe.fallback)
         if len(trials) > 1:
             workshop.measure([spare])
-        candidates.append(spare.described("fallback"))
+        candidates.append(spare.describe("fallback"))
         if spare.refused is None:
             agreement = float(cosines(workshop.known_answers(spare), tried.answers).min())
             tried.checks["fallback_vs_known_answers_min"] = agreement
-            # It serves where the kept graph fails, if it matches the known answers there about as well as here.
+            # Machines where the kept graph fails serve this one, if it matches the known answers there as it does here.
             floor = min(models.KNOWN_ANSWER_COSINE_MIN, round(agreement - FALLBACK_MARGIN, 3))
             recipe = spare.recipe
             tried.fallbacks.append(Variant(recipe.name, models.FALLBACK, recipe.quantisation, floor))
@@ -191,7 +191,7 @@ def _compare_with_source(plain: Path, folder: Path, shape: Shape, material: Text
 
 
 def reference(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None:
-    """Vectors of `lines` by sentence-transformers, or None if it is not installed. Of a reranker, scores of pairs."""
+    """Vectors of `lines` by sentence-transformers, or None if it is not installed. For a reranker, scores of pairs."""
     if shape.makes == "scores":
         return _scores(folder, lines, shape)
     try:
@@ -208,7 +208,7 @@ def reference(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None
 
 
 def _scores(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None:
-    """By transformers, which sentence-transformers runs cross-encoders with."""
+    """Scores by transformers, which sentence-transformers uses to run cross-encoders."""
     try:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -217,7 +217,7 @@ def _scores(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None:
     local = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)  # nosec B615 # a folder
     model = local.float().eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)  # nosec B615 # a folder
-    pairs = [(texts.asked(line), line) for line in lines]
+    pairs = [(texts.query_for(line), line) for line in lines]
     inputs = tokenizer(
         pairs,
         truncation=True,

@@ -34,7 +34,7 @@ Words = Callable[["Graph", str, str], str]
 
 @dataclass(frozen=True)
 class Precision:
-    """How weights are stored and multiplied. `attention`: a single operator for all of it, if there is one."""
+    """How weights are stored and multiplied. `attention`: one fused operator for all of it, if there is one."""
 
     product: Product
     words: Words

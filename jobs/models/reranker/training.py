@@ -4,8 +4,9 @@ Each example is one positive among sampled negatives. The loss is the cross-entr
 orders them, plus the binary one of each passage, which gives scores a zero: the sigmoid of a score is then about the
 chance that the passage answers. Word embeddings stay as they are: few words are seen often enough to improve them.
 
-The learning rate falls to 0 at the end of the time budget or of the last epoch, whichever is nearer, so that a shorter
-budget gives a finished model too. A checkpoint is kept every few minutes; a run that was ended goes on from it.
+The learning rate falls to 0 at the end of the time budget or of the last epoch, whichever comes first, so that a
+shorter budget gives a finished model too. A checkpoint is saved every few minutes, and an interrupted run resumes from
+it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from jobs.models.reranker.mining import Example
 CHECKPOINT = "checkpoint.pt"
 CHECKPOINT_EVERY_S = 180.0
 LINE_EVERY_STEPS = 50
-SORTED_BATCHES = 32  # examples of so many batches are sorted by length together: less padding, still random
+SORTED_BATCHES = 32  # batches whose examples are sorted by length together: less padding, still random
 RUNS_A_STEP = 4
 WARM_UP = 0.06  # of the run
 WEIGHT_DECAY = 0.01
@@ -33,8 +34,8 @@ GRADIENT_NORM_MAX = 1.0
 
 @dataclass(frozen=True)
 class Options:
-    """`examples` of one step, each with `negatives`; pairs are cut to `tokens_max`. Only runs that are not ended by
-    `minutes` can be repeated exactly from the same `seed`."""
+    """How to train: `examples` per step, each with `negatives`; pairs are truncated to `tokens_max`. The same `seed`
+    reproduces a run exactly unless `minutes` ended it."""
 
     minutes: float = 60.0
     epochs: int = 3
@@ -81,7 +82,7 @@ def train(source: Path, examples: Sequence[Example], out: Path, options: Options
 
 
 class Run:
-    """The model and its optimizer, from the checkpoint in `out` if there is one. `step` counts those taken."""
+    """The model and its optimizer, from the checkpoint in `out` if there is one. `step` counts the steps taken."""
 
     def __init__(self, source: Path, out: Path, options: Options) -> None:
         """Raises NotFound without torch and transformers."""
@@ -94,7 +95,7 @@ class Run:
             ) from None
         torch.manual_seed(options.seed)
         self._torch, self._out, self._options = torch, out, options
-        # A folder: what comes from the hub was fetched before.
+        # `source` is a folder: models from the hub were fetched before.
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(source, local_files_only=True)  # nosec B615 # local
         self._model = transformers.AutoModelForSequenceClassification.from_pretrained(  # nosec B615 # local
             source, num_labels=1, local_files_only=True
@@ -117,7 +118,7 @@ class Run:
         return time.monotonic() - self._begun
 
     def learn(self, batch: Sequence[tuple[Example, list[str]]], rate: float) -> tuple[float, float]:
-        """One step. Returns the loss, and the share of examples whose positive scored best before it."""
+        """Take one step. Returns the loss, and the share of examples whose positive scored best before it."""
         torch = self._torch
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -132,7 +133,8 @@ class Run:
         return float(loss.detach()), float((scores.argmax(1) == 0).float().mean())
 
     def _scores(self, pairs: list[tuple[str, str]]) -> Any:
-        """Of each pair. Pairs of like length run together: padding all to the longest would take half as long again."""
+        """Score each pair. Pairs of similar length run together: padding all to the longest would take 1.5 times as
+        long."""
         torch = self._torch
         rows = self._tokenizer(
             pairs, truncation="only_second", max_length=self._options.tokens_max, return_token_type_ids=True
@@ -165,7 +167,7 @@ class Run:
 
 
 def loss_of(torch: Any, scores: Any) -> Any:
-    """Of scores [examples, passages], the positive's first."""
+    """The loss of scores [examples, passages], the positive's first."""
     right = torch.zeros(len(scores), dtype=torch.long)
     labels = torch.zeros_like(scores)
     labels[:, 0] = 1
@@ -176,9 +178,9 @@ def loss_of(torch: Any, scores: Any) -> Any:
 def batches(
     examples: Sequence[Example], options: Options, start: int = 0
 ) -> Iterator[list[tuple[Example, list[str]]]]:
-    """Each step's examples with their passages, the positive first, from step `start` on; the same for a seed.
+    """Yield each step's examples with their passages, the positive first, from step `start` on. A seed gives the same.
 
-    Every example of a batch has as many passages: those with few negatives repeat them.
+    All examples of a batch have equally many passages: those with few negatives repeat them.
     """
     step = 0
     for epoch in range(options.epochs):
@@ -192,13 +194,13 @@ def batches(
             drawn += [some[at : at + size] for at in range(0, len(some) - size + 1, size)]
         chance.shuffle(drawn)
         for members in drawn:
-            batch = [(examples[at], sampled(examples[at], options.negatives, chance)) for at in members]
+            batch = [(examples[at], sample_passages(examples[at], options.negatives, chance)) for at in members]
             if step >= start:
                 yield batch
             step += 1
 
 
-def sampled(example: Example, negatives: int, chance: random.Random) -> list[str]:
+def sample_passages(example: Example, negatives: int, chance: random.Random) -> list[str]:
     wrong = example.negatives
     drawn = chance.sample(wrong, min(negatives, len(wrong)))
     drawn += chance.choices(wrong, k=negatives - len(drawn))

@@ -31,7 +31,7 @@ from indexes.rebuild.truth import (
     halves,
     synthetic_queries,
     topical_filter,
-    true_neighbours,
+    true_neighbors,
 )
 
 DEPTH = 100  # the default of `search.candidates` in the configuration
@@ -82,15 +82,15 @@ class Measured:
 def choose_settings(
     generation: Generation, target: float, floor: float, asked: Floats | None = None
 ) -> Measured:
-    """Settings for a new generation, by real queries that were `asked`, else by synthetic ones. If none reach the
+    """Choose settings for a new generation, by the real queries in `asked`, else by synthetic ones. If none reach the
     target, those with the highest recall."""
     if not generation.size:
         return Measured(*generation.search_settings, recall={}, evidence=None)
     queries = synthetic_queries(generation, QUERIES, seed=5) if asked is None else asked
-    truth, other = halves(true_neighbours(generation, queries))
-    best = optimise(generation, truth, target, floor).best
+    truth, other = halves(true_neighbors(generation, queries))
+    best = optimize(generation, truth, target, floor).best
     ef, search = best.ef, best.search
-    measured = shares(tried(generation, ef, search, other), other)
+    measured = shares(try_settings(generation, ef, search, other), other)
     recall = {name: share.recall for name, share in measured.items()}
     if generation.manifest.cold:
         recall["cold_filtered"] = filtered_recall(generation, search, other.queries)
@@ -102,7 +102,7 @@ def choose_settings(
     return Measured(ef, search, {name: round(value, 4) for name, value in recall.items()}, evidence)
 
 
-def optimise(
+def optimize(
     generation: Generation,
     truth: Truth,
     target: float,
@@ -154,7 +154,9 @@ def cold_ladder(shard: ColdShard, queries: Floats, least: float) -> list[ColdSet
 def try_graph(generation: Generation, ef: int, truth: Truth) -> Trial:
     """Measure the hot tier alone."""
     generation.tune(ef=ef)
-    results, us = timed(lambda query, depth: generation.nearest_warm(query, depth, None, 0), truth.queries)
+    results, us = time_searches(
+        lambda query, depth: generation.nearest_warm(query, depth, None, 0), truth.queries
+    )
     counts = found_in(results, truth.hot)
     both = {} if generation.manifest.cold else {"all": counts}
     return Trial(ef, generation.manifest.search, {**both, "hot": counts}, us)
@@ -163,7 +165,7 @@ def try_graph(generation: Generation, ef: int, truth: Truth) -> Trial:
 def try_lists(generation: Generation, graph: Trial, search: ColdSettings, truth: Truth) -> Trial:
     """Measure the search of both tiers; `graph` says what the hot tier finds alone."""
     generation.tune(cold=search)
-    results, us = timed(lambda query, depth: generation.nearest(query, depth, None, 0), truth.queries)
+    results, us = time_searches(lambda query, depth: generation.nearest(query, depth, None, 0), truth.queries)
     hot, cold = (
         found_in([only(result, rows) for result in results], best)
         for rows, best in zip(generation.tier_rows().values(), (truth.hot, truth.cold), strict=True)
@@ -172,7 +174,7 @@ def try_lists(generation: Generation, graph: Trial, search: ColdSettings, truth:
 
 
 def only(found: Found, rows: range) -> Found:
-    """What was found in these rows."""
+    """The part of a result that lies in these rows."""
     kept = (found[0] >= rows.start) & (found[0] < rows.stop)
     return found[0][kept], found[1][kept]
 
@@ -182,7 +184,7 @@ def found_in(results: Sequence[Found], best: Sequence[Floats]) -> Counts:
     return np.array([found_of(*one) for one in zip(results, best, strict=True)], np.int64)
 
 
-def timed(search: Callable[[Floats, int], Found], queries: Floats) -> tuple[list[Found], float]:
+def time_searches(search: Callable[[Floats, int], Found], queries: Floats) -> tuple[list[Found], float]:
     """Results of searches for K, and microseconds per search."""
     for query in queries:
         search(query, DEPTH)  # untimed warm-up: pages in memory-mapped files
@@ -194,8 +196,8 @@ def timed(search: Callable[[Floats, int], Found], queries: Floats) -> tuple[list
     return results[: len(queries)], took / (2 * len(queries)) / 1000
 
 
-def tried(generation: Generation, ef: int, search: ColdSettings, truth: Truth) -> Trial:
-    """These settings, measured on other queries."""
+def try_settings(generation: Generation, ef: int, search: ColdSettings, truth: Truth) -> Trial:
+    """Measure these settings on other queries."""
     graph = try_graph(generation, ef, truth)
     return try_lists(generation, graph, search, truth) if generation.manifest.cold else graph
 
@@ -203,8 +205,8 @@ def tried(generation: Generation, ef: int, search: ColdSettings, truth: Truth) -
 def choose(
     trials: Sequence[Trial], truth: Truth, target: float, floor: float, by: str = "all"
 ) -> tuple[Trial, bool]:
-    """The cheapest (first) whose recall reaches the target by its lower bound, and True; else the one with the highest
-    recall, and False. `by` is the cohort whose recall that is.
+    """Choose the cheapest (first) trial whose lower bound of recall reaches the target, and return it with True; else
+    the one with the highest recall, with False. `by` is the cohort whose recall counts.
 
     A tier with at least TIER_MIN true neighbors must be within TIER_SLACK of the target, and its lower bound above the
     floor, below which the build is refused. The lower bound of the slack would be too strict: a few losses in a tier
@@ -223,9 +225,9 @@ def choose(
 
 
 def filtered_recall(generation: Generation, settings: ColdSettings, queries: Floats) -> float:
-    """Of cold passages, under a filter."""
+    """Recall of cold passages under a filter."""
     queries, allowed = queries[:FILTERED_QUERIES], topical_filter(generation)
-    best = true_neighbours(generation, queries, allowed).cold
+    best = true_neighbors(generation, queries, allowed).cold
     generation.tune(cold=settings)
     found = found_in([generation.nearest(query, K, allowed, 0) for query in queries], best)
     return float(found.sum() / sum(map(len, best)))
