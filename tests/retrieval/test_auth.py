@@ -98,7 +98,7 @@ def test_a_route_without_a_scope_is_not_served(tmp_path: Path, monkeypatch: pyte
     """Forgetting it keeps the service from starting."""
     first, *others = routes.ROUTES
     monkeypatch.setattr(routes, "ROUTES", (replace(first, scope=None), *others))
-    with pytest.raises(ValueError, match="says no scope"):
+    with pytest.raises(ValueError, match="has no scope"):
         create_app(Config(), tmp_path / "data")
 
 

@@ -29,7 +29,7 @@ from retrieval.embedding.results import Observer
 from retrieval.search.executor import LocalExecution, LocalExecutor
 from retrieval.search.pipeline import Pipeline
 from retrieval.search.plan import make_plan
-from retrieval.search.reranking import Reranker
+from retrieval.search.reranking import PairsRead, Reranker
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.wire.search import Fusion, SearchAnswer, SearchRequest
 from tests.support.vectors import DIMENSIONS, make_collection
@@ -214,11 +214,18 @@ class Reading:
         self.texts: list[str] = []
         self.may, self.begun = threading.Event(), threading.Event()
 
-    def scores(self, query: str, texts: list[str], until: float, **_: object) -> Floats:
+    @property
+    def encoder(self) -> Reading:
+        return self
+
+    def read_query(self, query: str) -> str:
+        return query
+
+    def read(self, query: str, texts: list[str], until: float, **_: object) -> PairsRead:
         self.begun.set()
         assert self.may.wait(30)
         self.texts += texts
-        return np.zeros(len(texts), np.float32)
+        return PairsRead(np.zeros(len(texts), np.float32), 0)
 
 
 @pytest.fixture

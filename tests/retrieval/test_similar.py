@@ -139,7 +139,7 @@ def test_examples_are_documents_that_the_caller_may_see(tmp_path: Path) -> None:
             with pytest.raises(InvalidInput, match="no document 'theirs'"):
                 read_examples(collection, SearchRequest(like=["theirs"]))
             plan = make_plan(SearchRequest(query="x"), DIMENSIONS, Config())
-            assert not plan.query.typos
+            assert plan.query.visible is not None  # words of documents that it may see, no others
         finally:
             PRINCIPAL.reset(before)
         assert len(read_examples(collection, SearchRequest(like=["theirs"])).passages) == 1
