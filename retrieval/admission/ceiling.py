@@ -71,7 +71,6 @@ class Ceiling:
 
     @property
     def own(self) -> int:
-        """Bytes that the process holds now."""
         return self._own()
 
     def _own_lately(self) -> int:

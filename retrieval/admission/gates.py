@@ -149,8 +149,6 @@ class Bodies:
 
 @dataclass(slots=True, eq=False)
 class AdmittedRequest:
-    """One request that was admitted."""
-
     gate: Gate
     key: str | None
     bytes: int

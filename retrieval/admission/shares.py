@@ -41,7 +41,6 @@ class Shares:
         self._set(key, size)
 
     def give(self, key: str | None, size: int = 1) -> None:
-        """Give back what was taken."""
         self._set(key, -size)
 
     def _set(self, key: str | None, more: int) -> None:

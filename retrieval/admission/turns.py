@@ -124,7 +124,6 @@ class Turns:
         return self._free > 1 or (self._free == 1 and flow not in self._working)
 
     def _look(self) -> None:
-        """Start the requests that may start."""
         while (flow := self._next()) is not None:
             line = self._waiting.pop(flow)
             waiter = line.pop() if self._newest_first(flow, line[0]) else line.popleft()

@@ -99,7 +99,6 @@ class Workload:
         return work / pace if pace else 0.0
 
     def _look(self) -> None:
-        """Bring the busy time up to date."""
         now = self._clock()
         if self._left:
             self._busy_s += now - self._seen

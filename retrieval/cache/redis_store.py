@@ -87,7 +87,6 @@ class RedisStore:
         self._closed = False
 
     def full_key(self, key: bytes) -> bytes:
-        """Return the name of the key in Redis."""
         return self._prefix + key
 
     async def get(self, key: bytes) -> bytes | None:

@@ -233,7 +233,6 @@ class Batcher:
         return job
 
     def _seconds_of(self, load: TextLoad) -> float:
-        """Estimate how long until all of it has run."""
         return self.costs.seconds_of(load) / self._workers
 
     @property

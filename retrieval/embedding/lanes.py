@@ -95,7 +95,6 @@ class EmbedJob:
         return sum(len(text.encode()) for text in self.texts) / len(self.pieces)
 
     def notify_start(self) -> None:
-        """Tell the caller that its run begins."""
         if self.on_start is not None:
             self.on_start()
 
@@ -178,7 +177,6 @@ class Lanes:
 
     @property
     def bulk_workers(self) -> int:
-        """How many workers take bulk work now."""
         lately = self._clock() - self._query_seen < QUERIES_LATELY_S
         return max(1, self._workers - lately)
 

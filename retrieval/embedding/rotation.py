@@ -21,7 +21,6 @@ class Rotation(Generic[T]):
         return bool(self._jobs)
 
     def append(self, caller: str, job: T) -> None:
-        """Add a job behind the others of its caller."""
         self._jobs.setdefault(caller, deque()).append(job)
 
     def appendleft(self, caller: str, job: T) -> None:

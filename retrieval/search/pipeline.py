@@ -291,7 +291,6 @@ class Pipeline:
         return self._key(collection, snapshot, self._plan_for_text(ANYTHING, collection, plan)).far
 
     def _plan_for_text(self, text: str, collection: Collection, plan: Plan) -> Plan:
-        """Plan the same search for another text."""
         return self._plan(collection, replace(plan.request, query=text))
 
     async def _find_similar(
@@ -370,7 +369,6 @@ class Pipeline:
         )
 
     def forget_answers(self) -> None:
-        """Drop the answers cached in this process."""
         self._results.clear()
 
     async def _embed(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> Plan:

@@ -159,7 +159,6 @@ def renew_grounds(
 
 
 def rests_on_all(plan: Plan) -> bool:
-    """Whether more than the first candidates decide the answer."""
     request = plan.request
     arranged = request.boosts or request.sort or request.mmr or plan.rerank
     fused = plan.mode == "hybrid" and plan.weight_dense is None

@@ -119,7 +119,6 @@ class SemanticCache:
             )
 
     def reset(self) -> None:
-        """Switch on again where it was switched off."""
         self.off.clear()
         self._checks.clear()
 

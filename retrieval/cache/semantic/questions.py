@@ -38,7 +38,6 @@ class Scope:
 
     @property
     def size(self) -> int:
-        """Approximate bytes."""
         return self._vectors.nbytes + 4 * self._characters + QUESTION_BYTES * len(self._rows)
 
     def __len__(self) -> int:

@@ -77,7 +77,6 @@ class SharedQuestions:
         self._begin(self._store.run_script(REMOVE, scope, member))
 
     async def drain(self) -> None:
-        """Wait for work in progress."""
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
