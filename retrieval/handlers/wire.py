@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 import msgspec
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from indexes.base.errors import InvalidInput, NearlineError, NotFound, TooLarge
@@ -17,6 +17,7 @@ from indexes.collection.collection import Collection
 from indexes.reading import scrolling
 from indexes.reading.scrolling import ScrolledDocument
 from retrieval.access.auth import PRINCIPAL
+from retrieval.handlers.browsers import FORM
 from retrieval.handlers.state import (
     BODY,
     CATALOG,
@@ -53,6 +54,8 @@ async def body(request: web.Request, kind: type[T]) -> T:
 async def form(request: web.Request) -> Mapping[str, Any]:
     """Return the parts of a form; aiohttp spools large ones to disk. Raises MalformedRequest, and TooLarge."""
     try:
+        if request.content_type == FORM and not request.content.at_eof():
+            await _require_boundary(request.content)
         return await request.post()
     except web.HTTPRequestEntityTooLarge as error:
         raise TooLarge(f"the form is too large: {error.text}", param="body") from None
@@ -60,6 +63,15 @@ async def form(request: web.Request) -> Mapping[str, Any]:
         raise MalformedRequest(f"the body is not a valid form: {error}") from None
     except HttpProcessingError as error:  # from a part's headers
         raise MalformedRequest(f"the body is not a valid form: {error.message}") from None
+
+
+async def _require_boundary(content: StreamReader) -> None:
+    """Raises ValueError for a form that begins with anything else, which aiohttp would read line by line until its
+    end, holding the event loop."""
+    first = await content.readline()
+    if not first.startswith(b"--"):
+        raise ValueError("it does not begin with its boundary")
+    content.unread_data(first)
 
 
 def in_callers_words(app: web.Application, error: NearlineError) -> NearlineError:

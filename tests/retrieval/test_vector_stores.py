@@ -661,6 +661,19 @@ def test_forms_that_are_refused(http: Http, headers: dict[str, str], raw: bytes,
     assert set(reply.body["error"]) == {"message", "type", "param", "code"}
 
 
+def cpu_s(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_form_begins_with_its_boundary(http: Http, service: ServerProcess) -> None:
+    """Lines before it are refused, and not read one by one on the event loop."""
+    before = cpu_s(service.pid)
+    reply = http.call("POST", "/v1/files", raw=b"\r\n" * 4_000_000, headers={"Content-Type": FORM})
+    assert (reply.status, "begin with its boundary" in reply.body["error"]["message"]) == (400, True)
+    assert cpu_s(service.pid) - before < 1.0
+
+
 def test_a_form_is_taken_nowhere_else(http: Http) -> None:
     """Elsewhere a form stays refused: a page can send one without asking."""
     name = http.new_collection()
