@@ -270,7 +270,7 @@ def holds_after(part: Part, last_passage: int) -> bool:
     return bool(first > last_passage)
 
 
-def outgrown(snapshot: Snapshot, options: IndexOptions) -> str | None:
+def rebuild_reason(snapshot: Snapshot, options: IndexOptions) -> str | None:
     """Why a rebuild is due under the options' rules, or None."""
     _, in_segments = segment_passages(snapshot)
     # Also wait until segments hold a quarter of all other passages, so rebuild cost stays proportional to growth.
