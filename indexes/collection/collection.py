@@ -44,7 +44,7 @@ from indexes.filters.grammar import Filter
 from indexes.log.applying import Applied
 from indexes.log.log import Log
 from indexes.log.writer import Writer
-from indexes.parts.assembly import Assembly, outgrown
+from indexes.parts.assembly import Assembly, rebuild_reason
 from indexes.parts.generation import Generation
 from indexes.parts.learned import RankingFile
 from indexes.parts.memory import give_back
@@ -251,7 +251,7 @@ class Collection:
 
     def wants_rebuild(self) -> str | None:
         """Why a rebuild is due under the options' rules, or None. Cheap enough to call after every write."""
-        return self._lost_generation or outgrown(self.snapshot, self.options)
+        return self._lost_generation or rebuild_reason(self.snapshot, self.options)
 
     def begin_build(self, hot_capacity: int | None = None) -> BuildRequest:
         """Fix the next generation's contents: everything written so far. Later passages go to separate parts."""

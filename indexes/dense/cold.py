@@ -162,7 +162,7 @@ class ColdShard:
         similarities = similarities[lists]
         codes, rows = np.empty(wanted, np.float32), np.empty(wanted, np.int64)
         parameters = (
-            unfiltered(len(lists))
+            scan_parameters(len(lists))
             if allowed is None
             else faiss.SearchParametersIVF(nprobe=len(lists), sel=among(allowed))
         )
@@ -196,7 +196,7 @@ def candidates_of(
 
 
 @functools.lru_cache(maxsize=1024)
-def unfiltered(probes: int) -> Any:
+def scan_parameters(probes: int) -> Any:
     """Parameters for scanning this many lists. Cached, because every unfiltered search needs them."""
     return faiss.SearchParametersIVF(nprobe=probes)
 

@@ -64,7 +64,7 @@ BETWEEN = "WHERE p.id > ? AND p.id <= ? ORDER BY p.id"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PassageEntry:
     """One live passage, with the fields that indexes need."""
 
     passage: int
@@ -316,7 +316,7 @@ class LogReader:
                 for passage, title, text, language, metadata in rows
             ]
 
-    def entries(self, after: int, upto: int) -> Iterator[Entry]:
+    def entries(self, after: int, upto: int) -> Iterator[PassageEntry]:
         """Every field that indexes need, passage by passage."""
         sql = (
             "SELECT p.id, d.title, coalesce(p.text, d.text), d.language, d.metadata, v.vector"
@@ -326,7 +326,7 @@ class LogReader:
             for passage, title, text, language, metadata, vector in rows:
                 values = np.frombuffer(vector, np.float32)
                 searched = searchable_text(title, text)
-                yield Entry(passage, searched, decode_metadata(metadata), values, language)
+                yield PassageEntry(passage, searched, decode_metadata(metadata), values, language)
 
     def _scan(self, sql: str, after: int, upto: int) -> Iterator[list[Any]]:
         """Each block is a separate transaction, so a long scan never blocks checkpoints."""

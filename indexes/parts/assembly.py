@@ -20,7 +20,7 @@ from indexes.base.residency import Files
 from indexes.base.yielding import yield_to_searches
 from indexes.lexical.analysis import index_terms
 from indexes.log.applying import Applied
-from indexes.log.reader import Entry, searchable_text
+from indexes.log.reader import PassageEntry, searchable_text
 from indexes.parts.delta import Delta, DeltaView
 from indexes.parts.generation import Generation
 from indexes.parts.part import Part
@@ -214,7 +214,7 @@ class Assembly:
         self._parts, self.generation = [], None
         self._delta = Delta(0, self._settings.dimensions)
 
-    def read_back(self, entries: Iterable[Entry]) -> list[DeltaView]:
+    def read_back(self, entries: Iterable[PassageEntry]) -> list[DeltaView]:
         """Deltas built from these log entries, in ascending order. Safe from any thread."""
         views: list[DeltaView] = []
         delta = self._new_delta()
@@ -270,7 +270,7 @@ def holds_after(part: Part, last_passage: int) -> bool:
     return bool(first > last_passage)
 
 
-def outgrown(snapshot: Snapshot, options: IndexOptions) -> str | None:
+def rebuild_reason(snapshot: Snapshot, options: IndexOptions) -> str | None:
     """Why a rebuild is due under the options' rules, or None."""
     _, in_segments = segment_passages(snapshot)
     # Also wait until segments hold a quarter of all other passages, so rebuild cost stays proportional to growth.

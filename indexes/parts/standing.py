@@ -163,8 +163,8 @@ def cold_list_of(part: Part, row: int, vector: Floats | None) -> ColdList | None
     return ColdList(number, place, cold.lists, cold.settings.probes)
 
 
-def holding(prepared: Prepared, ids: Ids, terms: Iterable[str]) -> dict[str, Ids]:
-    """Which of these passages hold each term of the query's text; terms that none holds are left out."""
+def find_holding(prepared: Prepared, ids: Ids, terms: Iterable[str]) -> dict[str, Ids]:
+    """The passages among these that hold each term of the query's text; terms without any are left out."""
     found: dict[str, list[Ids]] = {}
     weighed, wanted = prepared.weighed, set(terms)
     for term, weight in () if weighed is None else weighed.weights:

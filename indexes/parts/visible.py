@@ -56,7 +56,7 @@ class Visible:
             by_tier=count_by_tier(self.part, alive),
             dead=self.dead + len(fresh),
             dead_length=self.dead_length + length,
-            dead_terms=layered(self.dead_terms, terms),
+            dead_terms=add_layer(self.dead_terms, terms),
         )
 
     def grown(self, part: Part) -> Visible:
@@ -77,9 +77,9 @@ class Visible:
         return self.part.size - self.dead
 
 
-def layered(layers: tuple[Counter[str], ...], newest: Counter[str]) -> tuple[Counter[str], ...]:
-    """With one more. Each is more than twice as large as the next, so there are few, and what is copied is in
-    proportion to what comes, times their number."""
+def add_layer(layers: tuple[Counter[str], ...], newest: Counter[str]) -> tuple[Counter[str], ...]:
+    """Add a layer of counts. Each layer is more than twice as large as the next, so there are few, and the cost of
+    copying is proportional to the new counts times the number of layers."""
     found = [*layers, newest]
     while len(found) > 1 and len(found[-2]) <= 2 * len(found[-1]):
         newest = found.pop()

@@ -48,7 +48,7 @@ TIER_MIN = 100  # minimum of true neighbors in a tier for its own recall to coun
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SettingsTrial:
     """Settings, the true neighbors that they found per query, by cohort, and microseconds per query.
 
     "hot" is what the graph found alone, "all" and "cold" what the whole search did.
@@ -64,9 +64,9 @@ class Trial:
 class Optimum:
     """`met`: `best` reaches the target; otherwise it is the trial with the highest recall. `trials`: cheapest first."""
 
-    best: Trial
+    best: SettingsTrial
     met: bool
-    trials: list[Trial]
+    trials: list[SettingsTrial]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def optimize(
     """`floor` is the minimum recall of each tier. Also tries settings with predicted recall from `shown_from` on."""
     search_with_one_thread()
     progress("hot", 0, 1)
-    graphs: list[Trial] = []
+    graphs: list[SettingsTrial] = []
     for ef in EFS if generation.manifest.hot else EFS[:1]:
         graphs.append(try_graph(generation, ef, truth))
         if graphs[-1].found["hot"].sum() == truth.wanted["hot"].sum():
@@ -125,7 +125,7 @@ def optimize(
     ladder = cold_ladder(
         generation.cold, truth.queries, min(max(floor, target) - PREDICTED_BELOW, shown_from)
     )
-    trials: list[Trial] = []
+    trials: list[SettingsTrial] = []
     for at, setting in enumerate(ladder):
         progress("cold", at, len(ladder))
         trials.append(try_lists(generation, graph, setting, truth))
@@ -151,7 +151,7 @@ def cold_ladder(shard: ColdShard, queries: Floats, least: float) -> list[ColdSet
     return [*ladder, *([dearest] if dearest not in ladder else [])]
 
 
-def try_graph(generation: Generation, ef: int, truth: Truth) -> Trial:
+def try_graph(generation: Generation, ef: int, truth: Truth) -> SettingsTrial:
     """Measure the hot tier alone."""
     generation.tune(ef=ef)
     results, us = time_searches(
@@ -159,10 +159,12 @@ def try_graph(generation: Generation, ef: int, truth: Truth) -> Trial:
     )
     counts = found_in(results, truth.hot)
     both = {} if generation.manifest.cold else {"all": counts}
-    return Trial(ef, generation.manifest.search, {**both, "hot": counts}, us)
+    return SettingsTrial(ef, generation.manifest.search, {**both, "hot": counts}, us)
 
 
-def try_lists(generation: Generation, graph: Trial, search: ColdSettings, truth: Truth) -> Trial:
+def try_lists(
+    generation: Generation, graph: SettingsTrial, search: ColdSettings, truth: Truth
+) -> SettingsTrial:
     """Measure the search of both tiers; `graph` says what the hot tier finds alone."""
     generation.tune(cold=search)
     results, us = time_searches(lambda query, depth: generation.nearest(query, depth, None, 0), truth.queries)
@@ -170,7 +172,7 @@ def try_lists(generation: Generation, graph: Trial, search: ColdSettings, truth:
         found_in([only(result, rows) for result in results], best)
         for rows, best in zip(generation.tier_rows().values(), (truth.hot, truth.cold), strict=True)
     )
-    return Trial(graph.ef, search, {"all": hot + cold, "hot": graph.found["hot"], "cold": cold}, us)
+    return SettingsTrial(graph.ef, search, {"all": hot + cold, "hot": graph.found["hot"], "cold": cold}, us)
 
 
 def only(found: Found, rows: range) -> Found:
@@ -196,15 +198,15 @@ def time_searches(search: Callable[[Floats, int], Found], queries: Floats) -> tu
     return results[: len(queries)], took / (2 * len(queries)) / 1000
 
 
-def try_settings(generation: Generation, ef: int, search: ColdSettings, truth: Truth) -> Trial:
+def try_settings(generation: Generation, ef: int, search: ColdSettings, truth: Truth) -> SettingsTrial:
     """Measure these settings on other queries."""
     graph = try_graph(generation, ef, truth)
     return try_lists(generation, graph, search, truth) if generation.manifest.cold else graph
 
 
 def choose(
-    trials: Sequence[Trial], truth: Truth, target: float, floor: float, by: str = "all"
-) -> tuple[Trial, bool]:
+    trials: Sequence[SettingsTrial], truth: Truth, target: float, floor: float, by: str = "all"
+) -> tuple[SettingsTrial, bool]:
     """Choose the cheapest (first) trial whose lower bound of recall reaches the target, and return it with True; else
     the one with the highest recall, with False. `by` is the cohort whose recall counts.
 
@@ -233,7 +235,7 @@ def filtered_recall(generation: Generation, settings: ColdSettings, queries: Flo
     return float(found.sum() / sum(map(len, best)))
 
 
-def shares(trial: Trial, truth: Truth) -> dict[str, Share]:
+def shares(trial: SettingsTrial, truth: Truth) -> dict[str, Share]:
     """Recall by cohort: of the whole answer, "all", and of each tier that holds any true neighbors."""
     wanted = truth.wanted
     return {name: Share.of(found, wanted[name]) for name, found in trial.found.items() if wanted[name].any()}

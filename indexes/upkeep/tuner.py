@@ -28,7 +28,7 @@ from indexes.parts.shelf import Shelf
 from indexes.rebuild.chosen import TunedSettings, read_chosen
 from indexes.rebuild.optimizer import (
     Optimum,
-    Trial,
+    SettingsTrial,
     filtered_recall,
     optimize,
     shares,
@@ -53,7 +53,7 @@ class Measure(msgspec.Struct, frozen=True):
     us: float
 
     @staticmethod
-    def of(trial: Trial, truth: Truth) -> Measure:
+    def of(trial: SettingsTrial, truth: Truth) -> Measure:
         found = shares(trial, truth)
         intervals = {name: (round(share.low, 4), round(share.high, 4)) for name, share in found.items()}
         total = found.pop("all")
@@ -250,7 +250,7 @@ def check_number(queries: int) -> None:
 
 def curve(optimum: Optimum, truth: Truth, generation: Generation) -> list[Point]:
     """The Pareto front of recall against time, cheapest first, at most CURVE_POINTS points."""
-    front: list[tuple[Trial, float]] = []
+    front: list[tuple[SettingsTrial, float]] = []
     for trial in optimum.trials:
         recall = shares(trial, truth)["all"].recall
         if recall >= max(CURVE_FROM, front[-1][1] + 1e-9 if front else 0):

@@ -16,7 +16,7 @@ from indexes.base.model import Floats
 from indexes.base.paths import value_at
 from indexes.filters.grammar import Comparison, parse_filter
 from indexes.filters.unmet import Unmet, relax
-from indexes.parts.standing import holding
+from indexes.parts.standing import find_holding
 from retrieval.documents.writing import TITLE_TOKENS_MAX
 from retrieval.embedding.embedders import Embedder
 from retrieval.insight.trail import WORD, Trail, round_score, strings_in, terms_in
@@ -264,7 +264,7 @@ def places_of(trail: Trail, lacking: set[str]) -> dict[str, dict[str, list[int]]
     """Return where else the document has terms that the best passage lacks: by place, the terms and their passages."""
     passage, ids = trail.passage, trail.target.ids
     metadata = "\n".join(strings_in(trail.target.document.metadata))
-    others = holding(trail.prepared, np.array(ids, np.int64), lacking)
+    others = find_holding(trail.prepared, np.array(ids, np.int64), lacking)
     return {
         "metadata": {key: [] for key in lacking & terms_in(metadata, passage.language)},
         "headings": {key: [] for key in lacking & terms_in(passage.heading, passage.language)},

@@ -28,7 +28,7 @@ from indexes.rebuild.chosen import FILE, TunedSettings, read_chosen
 from indexes.rebuild.optimizer import (
     TIER_SLACK,
     Optimum,
-    Trial,
+    SettingsTrial,
     choose,
     choose_settings,
     filtered_recall,
@@ -177,10 +177,10 @@ def test_the_curve_leaves_out_what_is_beaten(generation: Generation) -> None:
     assert [(point.us, point.recall) for point in points] == [(10, 0.8), (30, 0.9), (40, 1.0)]
 
 
-def trial_of(us: float, hot: Sequence[int], cold: Sequence[int]) -> Trial:
+def trial_of(us: float, hot: Sequence[int], cold: Sequence[int]) -> SettingsTrial:
     """The graph alone finds as many of the hot ones as the whole search does."""
     found = {"all": np.add(hot, cold), "hot": np.array(hot), "cold": np.array(cold)}
-    return Trial(int(us), ColdSettings(int(us)), found, us)
+    return SettingsTrial(int(us), ColdSettings(int(us)), found, us)
 
 
 def truth_of(hot: int, cold: int, queries: int = 100) -> Truth:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from indexes.base.model import Delete
 from indexes.parts.query import Query
-from indexes.parts.visible import layered
+from indexes.parts.visible import add_layer
 from tests.indexes.test_standing import documents
 from tests.support.vectors import make_collection
 
@@ -26,7 +26,7 @@ def test_layers_add_up(commits: list[Counter[str]]) -> None:
     total = Counter[str]()
     seen: list[tuple[tuple[Counter[str], ...], Counter[str]]] = []
     for terms in commits:
-        layers = layered(layers, terms)
+        layers = add_layer(layers, terms)
         total = total + terms
         seen.append((layers, total))
         assert len(layers) <= 1 + log2(16)

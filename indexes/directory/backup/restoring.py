@@ -104,7 +104,7 @@ def about_keys(folder: Path, data: Path) -> str:
         return (
             f"{data} is locked: access keys were needed where this comes from, and backups hold none. Every request is "
             f"refused until `nearline keys create --data {data}` makes a key, or `nearline keys open --data {data}` "
-            "opens it to everybody"
+            "opens it to everyone"
         )
     return ""
 
@@ -205,7 +205,7 @@ def require_collection(data: Path, name: str) -> None:
 
 
 def remains(path: Path) -> Remains:
-    reason = lacking(path)
+    reason = reason_to_quarantine(path)
     if not reason:
         raise Conflict(
             f"{path.parent.name} is whole: nothing of it is known to be missing", param="collection"
@@ -218,7 +218,7 @@ def remains(path: Path) -> Remains:
     return Remains(reason, state.seq, state.documents, [one.number for one in ahead.values()])
 
 
-def lacking(path: Path) -> str:
+def reason_to_quarantine(path: Path) -> str:
     """Why a service would quarantine the collection because of its log; "" if it would not."""
     try:
         with contextlib.closing(Log(path)) as log:

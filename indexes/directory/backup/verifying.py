@@ -114,7 +114,7 @@ def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iter
     for check in check_log(folder.name, folder / "log.db", frozen=frozen, progress=progress):
         log_whole = log_whole and check.ok
         lost = check.name == LOG and not check.ok and not frozen
-        yield replace(check, advice=f"{check.advice}; {accepting(folder)}") if lost else check
+        yield replace(check, advice=f"{check.advice}; {accept_advice(folder)}") if lost else check
     shelf = Shelf(folder)
     whole: dict[int, bool] = {}
     for number in shelf.numbers():
@@ -162,18 +162,18 @@ def check_generation(collection: Path, number: int, *, frozen: bool, log_whole: 
         message = error.message if isinstance(error, NearlineError) else f"{folder}: {error}"
         advice = advice_for(folder, log_whole)
         if not frozen and folder in ahead_of_log(collection):
-            advice = f"it knows of writes that the log has lost: {RESTORE}; {accepting(collection)}"
+            advice = f"it knows of writes that the log has lost: {RESTORE}; {accept_advice(collection)}"
         return Check(collection.name, f"generation {number}", False, message, advice)
     return Check(collection.name, f"generation {number}", True, detail)
 
 
-def accepting(collection: Path) -> str:
+def accept_advice(collection: Path) -> str:
     data, name = shlex.quote(str(collection.parent)), collection.name
     return f"without a backup, nearline accept --data {data} -c {name} says what is left, and serves it"
 
 
 def ahead_of_log(collection: Path) -> set[Path]:
-    """The generations that know of more than the log does; none where the log cannot be read."""
+    """The generations that hold more than the log does; none if the log cannot be read."""
     with contextlib.suppress(NearlineError), pin(collection / "log.db") as log:
         state = log.state()
         return {*Shelf(collection).ahead(LogPosition(state.seq, state.last_passage))}
