@@ -168,7 +168,8 @@ class Numbers:
     def value_at(self, at: int) -> int | float:
         key = float(self.keys[at])
         residue = int(self.residues[at]) if len(self.residues) else 0
-        return int(key) + residue if key.is_integer() else key
+        whole = int(key) + residue if key.is_integer() else None
+        return key if whole is None or not -(1 << 63) <= whole < 1 << 64 else whole
 
     def slice_of(self, comparison: str, value: Scalar) -> tuple[int, int]:
         """Range of the sorted, distinct numbers for which the comparison with `value` holds."""

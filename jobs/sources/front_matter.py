@@ -22,6 +22,7 @@ _CLOSED = {  # YAML may also end its document by dots
     "+++": re.compile(r"^\+\+\+[ \t]*(?:\n|\Z)", re.MULTILINE),
 }
 _KEY_LINE = re.compile(r"""["']?\w[\w \t.-]*["']? ?[:=](?:\s|$)""")
+_TOML_KEY_LINE = re.compile(r"""["'\w][^=\n]*=""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ def split_front_matter(text: str) -> FrontMatter:
     closed = _CLOSED[mark].search(text, opened.end())
     content = text[opened.end() : closed.start() if closed else len(text)]
     first = next((line for line in content.split("\n") if line.strip() and not line.startswith("#")), "")
-    if first and not _KEY_LINE.match(first) and not first.startswith(("[", "{")):
+    is_key = _KEY_LINE.match(first) or (mark == "+++" and _TOML_KEY_LINE.match(first))
+    if first and not is_key and not first.startswith(("[", "{")):
         return FrontMatter(text)
     if closed is None:
         unclosed = first and not first.startswith(("[", "{"))

@@ -180,10 +180,12 @@ def _content(part: EmailMessage) -> bytes:
 
 
 def _text(message: EmailMessage) -> str:
-    """The plain text of the body; of a body in HTML only, that of its page."""
-    body = message.get_body(("plain", "html"))
-    if body is None:
-        return ""
+    """The plain text of the body, or that of its page in HTML if there is none or it is blank."""
+    bodies = [message.get_body((kind,)) for kind in ("plain", "html")]
+    return next(filter(str.strip, (_text_of(body) for body in bodies if body is not None)), "")
+
+
+def _text_of(body: EmailMessage) -> str:
     content = body.get_payload(decode=True)
     content = content if isinstance(content, bytes) else b""
     try:

@@ -285,6 +285,15 @@ def test_a_scanned_pdf_says_so(tmp_path: Path) -> None:
     assert "holds no text" in report.failed[0].reason
 
 
+def test_a_mail_with_a_blank_text_is_read_from_its_page(tmp_path: Path) -> None:
+    """As many newsletters are."""
+    message = EmailMessage()
+    message.set_content(" \n")
+    message.add_alternative("<p>The words are here.</p>", subtype="html")
+    [document], _ = read(put(tmp_path, "news.eml", bytes(message)))
+    assert "The words are here." in document.text
+
+
 def test_mail(tmp_path: Path) -> None:
     """Subject, text, sender and date; encoded words are decoded, of two forms the plain one is read."""
     put(

@@ -69,6 +69,11 @@ def test_nested_yaml_becomes_metadata(tmp_path: Path) -> None:
     }
 
 
+def test_toml_needs_no_spaces() -> None:
+    """A key and its value may touch their sign."""
+    assert split_front_matter("+++\ntitle='T'\nx=1\n+++\nbody").metadata == {"title": "T", "x": 1}
+
+
 def test_toml_becomes_metadata(tmp_path: Path) -> None:
     """As Hugo and Zola have it."""
     ((one,), _) = read(put(tmp_path, "a.md", TOML))

@@ -125,6 +125,17 @@ def test_ranges_of_numbers_and_dates(library: tuple[Http, str, dict[str, dict[st
     assert years["values"] == []
 
 
+def test_numbers_beyond_64_bits_are_counted(http: Http) -> None:
+    """They are written as they came, and so are the largest integers."""
+    name = http.new_collection()
+    values = [1e300, 1e20, 2.0**64, -1e19, 2**63 - 1, -(2**63), 1e15]
+    http.write(
+        name, *({"id": str(at), "text": "a", "metadata": {"n": value}} for at, value in enumerate(values))
+    )
+    [facet] = http.search(name, query="a", facets=["n"])["facets"]
+    assert {one["value"] for one in facet["values"]} == set(values)
+
+
 def test_the_top_values_are_listed(library: tuple[Http, str, dict[str, dict[str, Any]]]) -> None:
     """The most frequent ones; `distinct` says how many there are. A plain search has no facets."""
     http, name, _ = library
