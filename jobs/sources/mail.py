@@ -9,7 +9,7 @@ import mimetypes
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from email.message import EmailMessage
+from email.message import EmailMessage, MIMEPart
 from email.utils import parsedate_to_datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -182,10 +182,11 @@ def _content(part: EmailMessage) -> bytes:
 def _text(message: EmailMessage) -> str:
     """The plain text of the body, or that of its page in HTML if there is none or it is blank."""
     bodies = [message.get_body((kind,)) for kind in ("plain", "html")]
-    return next(filter(str.strip, (_text_of(body) for body in bodies if body is not None)), "")
+    texts = (_text_of(body) for body in bodies if body is not None)
+    return next((text for text in texts if text.strip()), "")
 
 
-def _text_of(body: EmailMessage) -> str:
+def _text_of(body: MIMEPart) -> str:
     content = body.get_payload(decode=True)
     content = content if isinstance(content, bytes) else b""
     try:

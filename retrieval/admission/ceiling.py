@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import threading
 import time
@@ -192,6 +193,7 @@ class AnswerBudget:
         self._lock = threading.Lock()
         self.taken = 0
         self.work = WorkBudget()
+        self.seq_until = math.inf  # until when its searches wait for a `min_seq`, in the loop's time
 
     def take(self, size: int) -> None:
         """Take `size` bytes. Raises TooLarge, naming what to ask less of, or what `hold` raises; then nothing is

@@ -13,7 +13,7 @@ from indexes.base.errors import InvalidInput, TooLarge
 from indexes.collection.collection import Collection
 from indexes.reading import scrolling
 from retrieval.base.config import Config
-from retrieval.handlers.search import budget_of, headers_of
+from retrieval.handlers.search import await_writes, budget_of, headers_of
 from retrieval.handlers.state import CONFIG, PIPELINE
 from retrieval.handlers.wire import answer, body, collection_of, note_search
 from retrieval.insight import assessing
@@ -42,7 +42,9 @@ async def assess(request: web.Request) -> web.Response:
         raise InvalidInput(f"neighbors must be from 1 to {most}, found {neighbors}", param="neighbors")
     search = search_request(wanted, read, neighbors)
     note_queries(request, [read])
-    found = await app[PIPELINE].search(name, collection, search, budget=budget_of(request, "neighbors"))
+    budget = budget_of(request, "neighbors")
+    await await_writes(request, collection, [search], budget)
+    found = await app[PIPELINE].search(name, collection, search, budget=budget)
     note_search(app, collection, search, found)
     base_rate = await asyncio.to_thread(base_rate_of, collection, wanted, judge, config)
     assessment = await asyncio.to_thread(assessing.assess, found, wanted, judge, base_rate, config.assess)

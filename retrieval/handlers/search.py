@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 from aiohttp import web
 
-from indexes.base.errors import InvalidInput, NearlineError, TooLarge
+from indexes.base.errors import DeadlineExceeded, InvalidInput, NearlineError, TooLarge
+from indexes.collection.collection import Collection
 from retrieval.admission.ceiling import AnswerBudget
 from retrieval.base.cancellation import run_abandonable
 from retrieval.cache import REDIS_WAIT, RedisWait
 from retrieval.context.building import build_context, check_context, search_requests
 from retrieval.context.encodings import Encoding, encoding
 from retrieval.embedding.counting import TokenCounter
-from retrieval.handlers.state import CONFIG, EMBEDDERS, HELD, PIPELINE
+from retrieval.handlers.state import CONFIG, EMBEDDERS, ENTRY, HELD, PIPELINE
 from retrieval.handlers.wire import (
     answer,
     answer_from,
@@ -29,6 +33,7 @@ from retrieval.handlers.wire import (
 )
 from retrieval.observe.request_log import note_queries
 from retrieval.observe.tracing import RECEIPT
+from retrieval.search.pipeline import wait_for_seq
 from retrieval.wire.decoding import decode_part
 from retrieval.wire.errors import body_of
 from retrieval.wire.search import (
@@ -50,6 +55,7 @@ async def search(request: web.Request) -> web.Response:
     note_queries(request, [wanted.query])
     name, collection = collection_of(request)
     budget = budget_of(request)
+    await await_writes(request, collection, [wanted], budget)
     found = await request.app[PIPELINE].search(name, collection, wanted, budget=budget)
     request[RECEIPT] = found.receipt
     note_search(request.app, collection, wanted, found)
@@ -81,6 +87,7 @@ async def search_batch(request: web.Request) -> web.Response:
 
     pipeline = request.app[PIPELINE]
     budget = budget_of(request, param="searches")
+    await await_writes(request, collection, searches, budget)
     scan = pipeline.joint_scan(collection, sum(search.exact for search in searches))
 
     async def find(search: SearchRequest) -> SearchAnswer:
@@ -131,6 +138,7 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
     wanted_searches = search_requests(wanted, config)
     note_queries(request, [search.query for search in wanted_searches])
     await charge(app, len(wanted_searches))
+    await await_writes(request, collection, wanted_searches, budget)
     searches = [asyncio.ensure_future(find(search)) for search in wanted_searches]
     try:
         found = await asyncio.gather(*searches)
@@ -152,6 +160,21 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
 
 def budget_of(request: web.Request, param: str = "k") -> AnswerBudget:
     return AnswerBudget(request.app[CONFIG].limits.answer_bytes_max, param=param, hold=request[HELD].answer)
+
+
+async def await_writes(
+    request: web.Request, collection: Collection, searches: Sequence[SearchRequest], budget: AnswerBudget
+) -> None:
+    """Wait until all writes that the searches ask for can be searched, once for all, and outside of admission: waiting
+    takes no work. Searches whose write has not come then fail at once. Raises Overloaded."""
+    newest = max((one.min_seq or 0 for one in searches), default=0)
+    if collection.snapshot.seq >= newest:
+        return
+    loop = asyncio.get_running_loop()
+    until = loop.time() + min((one.deadline_ms or math.inf for one in searches), default=math.inf) / 1000
+    with request[ENTRY].outside(), contextlib.suppress(DeadlineExceeded):
+        await wait_for_seq(collection, newest, until)
+    budget.seq_until = loop.time()
 
 
 async def encode_answer(found: SearchAnswer, budget: AnswerBudget) -> bytes:

@@ -10,6 +10,7 @@ is returned.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -198,7 +199,7 @@ class Pipeline:
         budget: AnswerBudget,
     ) -> SearchAnswer:
         """Answer from the cache, else from an identical search under way, else by searching."""
-        snapshot = await wait_for_seq(collection, plan.request.min_seq or 0)
+        snapshot = await wait_for_seq(collection, plan.request.min_seq or 0, budget.seq_until)
         if not plan.request.cache:
             self._results.counts.bypassed += 1
             async with self._turn(plan):
@@ -425,11 +426,12 @@ class Pipeline:
             plan = plan.deeper()
 
 
-async def wait_for_seq(collection: Collection, min_seq: int) -> Snapshot:
-    """Return the current snapshot once it holds operation `min_seq`. Raises DeadlineExceeded if that takes too long."""
+async def wait_for_seq(collection: Collection, min_seq: int, until: float = math.inf) -> Snapshot:
+    """Return the current snapshot once it holds operation `min_seq`. Raises DeadlineExceeded if that takes too long, or
+    longer than `until`, in the loop's time."""
     if collection.snapshot.seq < min_seq:
         try:
-            async with asyncio.timeout(MIN_SEQ_WAIT_S):
+            async with asyncio.timeout_at(min(until, asyncio.get_running_loop().time() + MIN_SEQ_WAIT_S)):
                 await asyncio.wrap_future(collection.arrivals.at(min_seq))
         except TimeoutError:
             raise DeadlineExceeded(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from indexes.base.errors import DeadlineExceeded
+from jobs.serving.process import serving
 from retrieval.search import pipeline
 from retrieval.search.pipeline import wait_for_seq
+from tests.support.http import Http
 from tests.support.vectors import World, fill, make_collection
 
 WORLD = World()
@@ -55,3 +58,31 @@ def test_those_who_leave_are_forgotten(tmp_path: Path, monkeypatch: pytest.Monke
     assert not collection.arrivals._waiting
     fill(collection, WORLD, range(3))
     collection.close()
+
+
+def test_what_waits_for_a_write_holds_no_place(tmp_path: Path, model_folder: Path) -> None:
+    """Searches and batches that wait leave all places to others, and a batch waits once for all of its searches."""
+    environ = {
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
+        "NEARLINE_ADMISSION_SEARCHES_MAX": "4",
+        "NEARLINE_ADMISSION_HEAVY_MAX": "4",
+    }
+    with serving(tmp_path / "data", environ) as server, ThreadPoolExecutor(16) as pool:
+        http = Http(server.url)
+        name = http.new_collection()
+        http.write(name, {"id": "a", "text": "A boat."})
+        path, late = f"/v1/collections/{name}/search", {"query": "boat", "min_seq": 1_000_000}
+        waiting = [pool.submit(Http(server.url).call, "POST", path, late) for _ in range(8)]
+        batch = {"searches": [late, *({"query": "boat", "k": k} for k in range(1, 20)), late]}
+        batches = [pool.submit(Http(server.url).call, "POST", f"{path}/batch", batch) for _ in range(8)]
+        for _ in range(20):
+            assert http.found(name, query="boat") == ["a"]
+            assert http.call("POST", f"{path}/batch", {"searches": [{"query": "boat"}]}).status == 200
+        assert not any(one.done() for one in (*waiting, *batches))
+        assert {one.result().status for one in waiting} == {503}
+        for reply in [one.result() for one in batches]:
+            if reply.status == 200:  # the others found all places taken when they came back
+                kinds = ["error" in one for one in reply.body["results"]]
+                assert kinds == [True, *[False] * 19, True]
+            else:
+                assert (reply.status, "Retry-After" in reply.headers) == (429, True)
