@@ -85,6 +85,11 @@ async def attach(
     )
     cut = msgspec.structs.replace(config, passages=passages)
     result = await write_documents(collection, app[EMBEDDERS], [document], cut, entry)
+    try:
+        await asyncio.to_thread(app[UPLOADS].find, upload.id)
+    except NotFound:  # deleted since it was read, and so its documents, of which this one was not there yet
+        await remove(app, collection, [upload.id])
+        raise
     app[TASKS].reindex_if_due(collection.name, collection)
     app[METRICS].written(collection.name, result, time.perf_counter() - started)
     return passages

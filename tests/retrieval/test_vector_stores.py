@@ -10,6 +10,7 @@ import stat
 import subprocess
 import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -659,6 +660,23 @@ def test_forms_that_are_refused(http: Http, headers: dict[str, str], raw: bytes,
     reply = http.call("POST", "/v1/files", raw=raw, headers=headers)
     assert reply.status == status, reply
     assert set(reply.body["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_file_that_is_deleted_while_it_is_attached(http: Http) -> None:
+    """Leaves no document, whichever of the two ends first."""
+    name = http.new_collection()
+    text = " ".join(f"word{at} boat." for at in range(12_000)).encode()
+    form = (PART % b'file"; filename="long.txt').replace(b"value", text)
+    form = form.replace(b"--x--", (PART % b"purpose").replace(b"value", b"assistants"))
+    file = http.call("POST", "/v1/files", raw=form, headers={"Content-Type": FORM}).body["id"]
+    with ThreadPoolExecutor(1) as pool:
+        path = f"/v1/vector_stores/{name}/files"
+        attached = pool.submit(http.call, "POST", path, {"file_id": file})
+        while not http.metric("nearline_requests_under_way", **{"class": "write"}):
+            assert not attached.done()
+        assert http.call("DELETE", f"/v1/files/{file}").status == 200
+        assert attached.result().status == 404
+    assert http.call("GET", f"/v1/collections/{name}/documents/{file}").status == 404
 
 
 def cpu_s(pid: int) -> float:
