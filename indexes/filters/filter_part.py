@@ -10,13 +10,13 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from indexes.base.model import Rows, Scalar
+from indexes.base.normalizing import normalize
 from indexes.filters.dates import NO_DATE, Span, instant_of, is_month_or_year, span_of
 from indexes.filters.grammar import (
     ORDERINGS,

@@ -10,7 +10,6 @@ Stopwords are indexed, and left out of queries that have other words.
 from __future__ import annotations
 
 import threading
-import unicodedata
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import chain
@@ -20,6 +19,7 @@ import regex
 import Stemmer
 
 from indexes.base.languages import primary
+from indexes.base.normalizing import normalize
 from indexes.lexical.stopwords import STOPWORDS
 from indexes.lexical.words import CLITIC, fold, words
 
@@ -41,6 +41,7 @@ TONAL = ("vi", "yo")  # accents distinguish words
 # A few words make up most of a text, and a lookup takes a hundredth of analyzing one. About 10 MB with English words.
 TOKENS_CACHED_MAX = 32_768  # over all languages
 TOKEN_CACHED_CHARS_MAX = 32
+STEMMED_CHARS_MAX = 100  # German has words of 80
 
 
 def terms(text: str, language: str = "en") -> list[str]:
@@ -98,7 +99,7 @@ def _stops(token: str, stopwords: frozenset[str], *, capitals_min: float) -> boo
 @lru_cache(4096)
 def _bare(token: str) -> tuple[str, str]:
     """A token without the punctuation around its word, in its own case and without case."""
-    bare = BARE.sub("", CLITIC.sub("", unicodedata.normalize("NFKC", token)))
+    bare = BARE.sub("", CLITIC.sub("", normalize("NFKC", token)))
     return bare, bare.casefold()
 
 
@@ -157,7 +158,10 @@ class _Stemmers(threading.local):
 
 
 def _stem(word: str, language: str) -> str:
-    """The Snowball stem, or the word itself if there is no stemmer."""
+    """The Snowball stem, or the word itself if there is no stemmer, or it is longer than words are: some stemmers take
+    time that grows with the square of its length, and hold the interpreter."""
+    if len(word) > STEMMED_CHARS_MAX:
+        return word
     stemmers = _stemmers.by_language
     if language not in stemmers:
         if language not in SNOWBALL:

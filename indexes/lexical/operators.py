@@ -9,13 +9,13 @@ every word of a phrase, or a word that may start with a prefix; the text of each
 from __future__ import annotations
 
 import string
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from indexes.base.errors import InvalidInput
 from indexes.base.masks import Flags
+from indexes.base.normalizing import normalize
 from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.lexical.analysis import query_terms
 from indexes.lexical.bm25 import LexicalPart
@@ -40,7 +40,7 @@ def plain_words(text: str) -> str:
     if text.isascii():
         return f" {' '.join(text.translate(ASCII_WORDS).split())} "
     words: list[str] = []
-    for match in WORD.finditer(unicodedata.normalize("NFKC", text)):
+    for match in WORD.finditer(normalize("NFKC", text)):
         word = fold(match.group())
         words += word if match.lastgroup in UNSPACED else [word]
     return f" {' '.join(words)} "

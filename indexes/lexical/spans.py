@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import sys
-import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
@@ -14,6 +13,7 @@ import regex
 from icu4py.breakers import WordBreaker
 
 from indexes.base.languages import primary
+from indexes.base.normalizing import normalize
 from indexes.lexical.analysis import forms, terms
 from indexes.lexical.words import (
     CLITIC,
@@ -31,20 +31,18 @@ from indexes.lexical.words import (
 
 CLUSTER = regex.compile(r"\X")
 TOKEN = regex.compile(r"\S+")  # no word goes beyond white space, and the terms of most tokens are known
+LONG_TOKEN_CHARS, WORD_CHARS = 32, 8
 Span = tuple[int, int]
 
 
 class Marks:
     """Finds the words of texts that are indexed under one of the `wanted` terms. Each distinct token between white
-    space is analyzed once; `read` counts these."""
+    space is analyzed once; `read` counts these, a long one as the words of eight characters that it would make."""
 
     def __init__(self, wanted: Collection[str]) -> None:
         self._wanted = frozenset(wanted)
         self._known: dict[tuple[str, str], list[Span]] = {}
-
-    @property
-    def read(self) -> int:
-        return len(self._known)
+        self.read = 0
 
     def of(self, text: str, language: str, read_max: int = sys.maxsize) -> list[Span] | None:
         """The spans in a passage in this language: ascending [start, end) in characters, merged if they touch or
@@ -54,7 +52,8 @@ class Marks:
         for token in TOKEN.finditer(text):
             known = self._known.get((token.group(), code))
             if known is None:
-                if len(self._known) >= read_max:
+                self.read += words_in(token.group())
+                if self.read > read_max:
                     return None
                 known = self._known[token.group(), code] = self._read(token.group(), code)
             if known:
@@ -70,6 +69,12 @@ class Marks:
             for start, end, word in spans(token)
             if not self._wanted.isdisjoint(forms(word, code))
         ]
+
+
+def words_in(token: str) -> int:
+    """How many words a token counts as. Scripts without spaces make one token of a whole text, and a single character
+    may stand for eighteen."""
+    return 1 if len(token) <= LONG_TOKEN_CHARS else len(normalize("NFKC", token)) // WORD_CHARS
 
 
 def mark_spans(text: str, wanted: Collection[str], language: str) -> list[Span]:
@@ -98,9 +103,9 @@ def spans(text: str) -> Iterator[tuple[int, int, str]]:
 def _plain(text: str) -> tuple[str, Sequence[int], Sequence[int]]:
     """The text as `words` reads it, and where each of its characters starts and ends in the original."""
     plain, starts, ends = text, range(len(text)), range(1, len(text) + 1)
-    if not text.isascii() and (not unicodedata.is_normalized("NFKC", text) or IGNORED.search(text)):
+    if not text.isascii() and (normalize("NFKC", text) != text or IGNORED.search(text)):
         clusters = [
-            (IGNORED.sub("", unicodedata.normalize("NFKC", match.group())), *match.span())
+            (IGNORED.sub("", normalize("NFKC", match.group())), *match.span())
             for match in CLUSTER.finditer(text)
         ]
         plain = "".join(made for made, _, _ in clusters)

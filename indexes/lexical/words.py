@@ -15,6 +15,8 @@ from collections.abc import Iterator
 import regex
 from icu4py.breakers import WordBreaker
 
+from indexes.base.normalizing import normalize
+
 WHOLE_CHARS_MAX = 64  # of an identifier kept whole
 LETTER = r"[\p{Alphabetic}\p{M}\p{N}]"
 HAN = r"[[\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\u30fc]--\p{Nd}]"
@@ -47,7 +49,7 @@ def words(text: str) -> Iterator[str]:
 
     Neither they nor their number depends on words beyond white space.
     """
-    text = unicodedata.normalize("NFKC", text)
+    text = normalize("NFKC", text)
     if not text.isascii():
         text = IGNORED.sub("", text)
     if not text.isalnum():
@@ -80,8 +82,8 @@ def fold(word: str) -> str:
     Cyrillic, points of Arabic and Hebrew; digits are ASCII. Idempotent. A word of nothing else keeps them."""
     if word.isascii():
         return word.lower()
-    plain = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", word).casefold())
-    return unicodedata.normalize("NFKC", plain.translate(_folded)) or plain
+    plain = normalize("NFKC", normalize("NFKC", word).casefold())
+    return normalize("NFKC", plain.translate(_folded)) or plain
 
 
 class _Folded(dict[int, str]):
@@ -97,7 +99,7 @@ class _Folded(dict[int, str]):
         elif POINTS.match(character):
             folded = ""
         elif ACCENTED.match(character):
-            plain = POINTS.sub("", unicodedata.normalize("NFKD", character))
+            plain = POINTS.sub("", normalize("NFKD", character))
             folded = "".join(SPELLINGS.get(one, one) for one in plain)
         else:
             folded = character

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
 
+from indexes.base.normalizing import normalize
 from indexes.base.work import OnStep, do_nothing
 from retrieval.wire.search import Hit, Receipt, SearchAnswer, Timings
 
@@ -129,7 +129,7 @@ def first_words(hit: Hit) -> tuple[str, ...]:
 def words_of(hit: Hit, chars: int | None = None) -> list[str]:
     """Return the words without case and punctuation, from the title if a document has no text."""
     text = (hit.text or hit.title)[:chars]
-    return WORDS.findall(unicodedata.normalize("NFKC", text).casefold())
+    return WORDS.findall(normalize("NFKC", text).casefold())
 
 
 def overlapping(hit: Hit, other: Hit) -> bool:

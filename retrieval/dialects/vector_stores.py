@@ -15,7 +15,6 @@ import re
 import secrets
 import threading
 import time
-import unicodedata
 from collections.abc import Callable
 
 import msgspec
@@ -24,6 +23,7 @@ from msgspec import UNSET
 
 from indexes.base.durable import disk_errors, publish
 from indexes.base.errors import Conflict
+from indexes.base.normalizing import normalize
 from indexes.collection.collection import Collection
 from indexes.directory.marker import NAME
 from indexes.reading import scrolling
@@ -171,7 +171,7 @@ def own_name(name: str) -> str:
     """What a collection for a store of this name is called."""
     if NAME.fullmatch(name):
         return name
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    plain = normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     return re.sub(r"[^a-z0-9]+", "-", plain)[:ID_CHARS_MAX].strip("-") or f"vs_{secrets.token_hex(12)}"
 
 

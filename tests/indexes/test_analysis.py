@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
+from time import process_time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexes.base.languages import language_of
 from indexes.lexical import analysis
 from indexes.lexical.analysis import SNOWBALL, index_terms, query_terms, terms
 from indexes.lexical.words import ACCENTED, IGNORED, POINTS, fold, words
@@ -301,3 +305,35 @@ def test_threads_share_the_cache_and_agree(monkeypatch: pytest.MonkeyPatch) -> N
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+PUMPED = [
+    *("ـ", "ك", "ا", "க", "ா", "à", "a", "\u0301\u0316", "\u200c", "\u0300", "ก", "漢", "か", "가", "\u1100", "ﷺ", "İ"),
+    *("ß", "0", ".", "_", "-", "\u00ad", "\ufe0f", "👨\u200d", "\u0e49", "म\u094d", "\u0f71\u0f72", "Aa", "1.", "x_", "@"),
+    *("\u3099", "\u0000"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pumped", PUMPED, ids=ascii)
+def test_no_row_of_characters_takes_long(pumped: str) -> None:
+    """Eight times the characters take about eight times the CPU, whatever the language: stemmers and normalization in
+    native code would hold the interpreter meanwhile."""
+    for language in ("en", "ar", "ta", "de", "sr", "fa", "ca", "ja", "th", "ko", "tr", ""):
+        works: list[Callable[[str, str], Any]] = [terms, query_terms, lambda text, _: language_of("", text)]
+        for work in works:
+            spent = []
+            for times in (2_000, 16_000):
+                begun = process_time()
+                work(pumped * times, language)
+                spent.append(process_time() - begun)
+            assert spent[1] < 0.1 or spent[1] < 24 * spent[0], (language, work, spent)
+
+
+def test_marks_beyond_thirty_two_in_a_row_are_left_out() -> None:
+    """Real words have a few, and sorting them takes the square of their number."""
+    assert terms("a" + "\u0301" * 1000, "vi") == terms("a" + "\u0301" * 32, "vi")
+
+
+def test_what_is_longer_than_words_is_not_stemmed() -> None:
+    """Some stemmers take the square of its length."""
+    assert terms("x" * 100 + "ing", "en") == ["x" * 100 + "ing"]

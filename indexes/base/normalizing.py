@@ -1,0 +1,17 @@
+"""Unicode normalization in time that grows with the text."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Literal
+
+import regex
+
+# Normalizing sorts each run of combining marks by insertion, and holds the interpreter while it does. Words of any
+# language have a few marks in a row; Unicode's own stream-safe format allows 30 (UAX #15).
+LONG_RUN = regex.compile(r"(\p{M}{32})\p{M}++")
+
+
+def normalize(form: Literal["NFC", "NFD", "NFKC", "NFKD"], text: str) -> str:
+    """Return the text in this normal form. Of more than 32 combining marks in a row, the first 32 are kept."""
+    return text if text.isascii() else unicodedata.normalize(form, LONG_RUN.sub(r"\1", text))
