@@ -10,7 +10,7 @@ import codecs
 import io
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from jobs.sources.files import ENCODING_HINT, SourceFile
@@ -31,7 +31,7 @@ ZIPPED = {"docx", "epub", "pptx", "xlsx"}
 OLDER_OFFICE = b"\xd0\xcf\x11\xe0"  # .doc, .xls, .ppt, and what encrypts the newer ones
 # What stands around the text of a page, by HTML's own names and by those of ARIA and of common generators.
 FURNITURE = (
-    "script, style, noscript, template, iframe, svg, img, nav, header, footer, aside, form, button, dialog, menu, "
+    "script, style, noscript, template, iframe, svg, img, nav, footer, form, button, dialog, menu, "
     "[hidden], [aria-hidden=true], [aria-modal=true], [style*='display:none'], [style*='display: none'], "
     "[role=navigation], [role=banner], [role=contentinfo], [role=search], [role=complementary], [role=dialog], "
     "[role=alertdialog], [role=menu], [role=menubar], [role=toolbar], [role=tooltip], "
@@ -44,7 +44,10 @@ FURNITURE = (
 MAIN = "main, [role=main]"
 ARTICLE = "article"
 HEADINGS_IN_HEADER = "header h1, header h2"
-MAIN_SHARE_MIN = 0.3  # of the page's text: less is one article of several, or a teaser
+# Around the text they are furniture; within it they are the head of an article, or a remark.
+OUTER_FURNITURE = "header, aside"
+TEXT_PARTS = ("main", "article", "section")
+MAIN_SHARE_MIN = 0.3  # of the page's text: less is a teaser
 CHARSET = re.compile(rb"""<meta[^>]{0,200}charset=["']?\s*([\w.:-]+)""", re.IGNORECASE)
 # A page that leads to another at once; one of a longer time shows something first.
 REFRESH = re.compile(
@@ -119,19 +122,30 @@ def page_text(page: str) -> tuple[str | None, str]:
     for node in body.css(FURNITURE):
         if node.tag != "body":
             node.decompose()
+    for node in body.css(OUTER_FURNITURE):
+        if not is_within(node, TEXT_PARTS):
+            node.decompose()
     mains = [node for node in body.css(MAIN) if not node.css(MAIN)[1:] and node.text().strip()]
     if len(mains) == 1:
         main = mains[0]
     else:
-        main = body.css_first(f"{MAIN}, {ARTICLE}")
-        if main is None or len(main.text()) < MAIN_SHARE_MIN * len(body.text()):
-            main = body
+        outer = [node for node in body.css(f"{MAIN}, {ARTICLE}") if not is_within(node, TEXT_PARTS[:2])]
+        alone = len(outer) == 1 and len(outer[0].text()) >= MAIN_SHARE_MIN * len(body.text())
+        main = outer[0] if alone else body
     main.unwrap_tags(["a"])
     for summary in main.css("summary"):
         if summary.css_first("h1, h2, h3, h4, h5, h6"):  # or the heading would become bold text
             summary.unwrap()
     text = extracted(f"<html><body>{main.html}</body></html>".encode(), "html").content
     return title or first_heading(text), unlinked(text)
+
+
+def is_within(node: Any, tags: Collection[str]) -> bool:
+    """Whether one of the element's ancestors has one of these tags."""
+    while (node := node.parent) is not None:
+        if node.tag in tags:
+            return True
+    return False
 
 
 def unlinked(text: str) -> str:

@@ -41,7 +41,12 @@ def read_workbook(file: SourceFile, options: SourceOptions, report: SourceReport
 def _documents(
     file: SourceFile, rows: Sequence[Sequence[str]], options: SourceOptions, report: SourceReport
 ) -> Iterator[SourceDocument]:
-    columns, *cells = rows
+    heads, *cells = rows
+    widest = max(map(len, rows))
+    columns = [
+        name or (f"column {at}" if any(row[at - 1 : at] != [""] for row in cells if row[at - 1 : at]) else "")
+        for at, name in enumerate([*heads, *[""] * (widest - len(heads))], 1)
+    ]
     twice = sorted({name for name in columns if name and columns.count(name) > 1})
     if twice:
         report.fail(SourceError(file.place(), f"the header names a column twice: {named(twice)}"))
@@ -57,6 +62,7 @@ def sheet_text(rows: Sequence[Sequence[str]], options: SourceOptions) -> str:
     """A paragraph for each row. The first row of two or more cells names the columns of those below; rows of one cell
     are text."""
     header: Sequence[str] = ()
+    named_any = False
     paragraphs = []
     for row in rows:
         if not header and sum(map(bool, row)) > 1:
@@ -68,7 +74,8 @@ def sheet_text(rows: Sequence[Sequence[str]], options: SourceOptions) -> str:
             if cell and column not in options.skip_columns
         ]
         if named:
+            named_any = named_any or bool(header)
             paragraphs.append("\n".join(named))
-    if header and not paragraphs:
+    if header and not named_any:
         paragraphs.append("\n".join(filter(None, header)))
     return "\n\n".join(paragraphs)

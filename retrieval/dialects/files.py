@@ -8,6 +8,7 @@ keys that are bound to some reach none.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -104,9 +105,10 @@ async def deleted(request: web.Request) -> web.Response:
     catalog, caller = app[CATALOG], PRINCIPAL.get()
     aliases = catalog.aliases
     for name, collection in list(catalog.collections.items()) if ID.fullmatch(file_id) else []:
-        if caller.sees(name, aliases) and await asyncio.to_thread(holds, collection, file_id):
-            result = await remove(app, collection, [file_id])
-            gone = gone or bool(result.deleted)
+        with contextlib.suppress(NotFound):  # a collection that is deleted or renamed now takes its documents along
+            if caller.sees(name, aliases) and await asyncio.to_thread(holds, collection, file_id):
+                result = await remove(app, collection, [file_id])
+                gone = gone or bool(result.deleted)
     if not gone:
         raise NotFound(f"no file {file_id[:64]!r}", param="file_id")
     return answer(OpenAIFileDeleted(file_id))

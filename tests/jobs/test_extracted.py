@@ -63,7 +63,7 @@ def test_the_main_part_of_a_page() -> None:
         "<div role='dialog'>{}</div>", "<div role='navigation'>{}</div>", "<div aria-hidden='true'>{}</div>",
         "<div hidden>{}</div>", "<dialog>{}</dialog>", "<div style='color:red;display:none'>{}</div>",
         "<div id='mdbook-help-popup'>{}</div>", "<div aria-modal='true'>{}</div>", "<a class='skip-link'>{}</a>",
-        "<div role='tooltip'>{}</div>", "<menu>{}</menu>", "<aside>{}</aside>",
+        "<div role='tooltip'>{}</div>", "<menu>{}</menu>",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
@@ -74,6 +74,30 @@ def test_what_stands_around_the_text(around: str, main: str) -> None:
     chrome = around.format("<h2>Keyboard shortcuts</h2><p>Press a key to go on.</p>")
     page = chrome + main.format(f"<h1>Title</h1><p>Short.</p>{chrome}")
     assert page_text(page)[1].split() == ["#", "Title", "Short."]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<main><header><h1>One</h1><p>two</p></header><p>three</p></main>",
+        "<article><header><h1>One</h1><p>two</p></header><p>three</p></article>",
+        "<main><h1>One</h1><aside>two</aside><p>three</p></main>",
+        "<article><h1>One</h1></article><article>two</article><article>three</article>",
+    ],
+)
+def test_what_belongs_to_the_text_is_read(page: str) -> None:
+    """The head of an article, remarks beside it, and all articles of a page; not the head and the side of the page."""
+    around = f"<header><p>Site</p></header>{page}<aside>Recent posts</aside>"
+    assert page_text(around)[1].split() == ["#", "One", "two", "three"]
+
+
+def test_no_cell_of_a_workbook_is_lost(tmp_path: Path) -> None:
+    """Rows that are wider than the header, and a header without rows below."""
+    wide = put(tmp_path, "wide.xlsx", xlsx(A=[["a"], ["one", "two"]]))
+    beside = put(tmp_path, "beside.xlsx", xlsx(A=[["text", ""], ["one", "two"]]))
+    assert {"a", "one", "two"} <= set(read(wide)[0][0].text.split())
+    [row], _ = read(beside)
+    assert (row.text, row.metadata) == ("one", {"column 2": "two"})
 
 
 def test_a_heading_that_unfolds_is_a_heading() -> None:
