@@ -81,14 +81,15 @@ def _documents(
 ) -> Iterator[SourceDocument]:
     try:
         message = email.message_from_bytes(content, policy=email.policy.default)
-        text = _text(message).replace("\0", "")
+        body, text = _body(message)
+        text = text.replace("\0", "")
         subject, message_id = _header(message, "Subject"), _header(message, "Message-ID").strip("<> ")
         metadata: dict[str, object] = {
             key: value for key, name in HEADERS.items() if (value := _header(message, name))
         }
         if date := _date(message):
             metadata["date"] = date
-        attachments = [*message.iter_attachments()]
+        attachments = _attachments(message, body)
     except Exception as error:
         raise file.error(f"not a message that can be read: {error}", line) from error
     if not message.keys():
@@ -179,11 +180,22 @@ def _content(part: EmailMessage) -> bytes:
     return decoded if isinstance(decoded, bytes) else b""
 
 
-def _text(message: EmailMessage) -> str:
-    """The plain text of the body, or that of its page in HTML if there is none or it is blank."""
-    bodies = [message.get_body((kind,)) for kind in ("plain", "html")]
-    texts = (_text_of(body) for body in bodies if body is not None)
-    return next((text for text in texts if text.strip()), "")
+def _body(message: EmailMessage) -> tuple[MIMEPart | None, str]:
+    """The body and its plain text, or that of its page in HTML if there is none or it is blank."""
+    if message.get_content_maintype() == "multipart" and not message.is_multipart():  # it names no boundary
+        return message, _text_of(message)
+    bodies = [body for kind in ("plain", "html") if (body := message.get_body((kind,))) is not None]
+    for body in bodies:
+        if (text := _text_of(body)).strip():
+            return body, text
+    return (bodies[0] if bodies else None), ""
+
+
+def _attachments(message: EmailMessage, body: MIMEPart | None) -> list[Any]:
+    """All parts beside the body. The standard library leaves out a second body, too."""
+    if message.get_content_type() != "multipart/mixed" or not message.is_multipart():
+        return [*message.iter_attachments()]
+    return [part for part in message.iter_parts() if all(one is not body for one in part.walk())]
 
 
 def _text_of(body: MIMEPart) -> str:

@@ -105,7 +105,9 @@ async def deleted(request: web.Request) -> web.Response:
     catalog, caller = app[CATALOG], PRINCIPAL.get()
     aliases = catalog.aliases
     for name, collection in list(catalog.collections.items()) if ID.fullmatch(file_id) else []:
-        with contextlib.suppress(NotFound):  # a collection that is deleted or renamed now takes its documents along
+        with contextlib.suppress(
+            NotFound
+        ):  # a collection that is deleted or renamed now takes its documents along
             if caller.sees(name, aliases) and await asyncio.to_thread(holds, collection, file_id):
                 result = await remove(app, collection, [file_id])
                 gone = gone or bool(result.deleted)

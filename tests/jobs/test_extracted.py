@@ -318,6 +318,17 @@ def test_a_mail_with_a_blank_text_is_read_from_its_page(tmp_path: Path) -> None:
     assert "The words are here." in document.text
 
 
+def test_no_part_of_a_mail_is_lost(tmp_path: Path) -> None:
+    """A second body is an attachment, and one that names no boundary is text."""
+    parts = ["plain\r\n\r\none", "plain\r\n\r\ntwo", "html\r\n\r\n<p>three</p>"]
+    raw = "".join(f"--B\r\nContent-Type: text/{part}\r\n" for part in parts)
+    head = "Subject: s\r\nMIME-Version: 1.0\r\nContent-Type: multipart/mixed"
+    documents, _ = read(put(tmp_path, "a.eml", f"{head}; boundary=B\r\n\r\n{raw}--B--\r\n".encode()))
+    assert [one.text.strip() for one in documents] == ["one", "two", "three"]
+    [document], _ = read(put(tmp_path, "b.eml", f"{head}\r\n\r\nfour\r\n".encode()))
+    assert document.text.strip() == "four"
+
+
 def test_mail(tmp_path: Path) -> None:
     """Subject, text, sender and date; encoded words are decoded, of two forms the plain one is read."""
     put(
