@@ -16,7 +16,7 @@ from rich.table import Table
 from indexes.base.child import step_back
 from indexes.base.durable import keep_private
 from indexes.directory.backup import restoring
-from indexes.directory.backup.backup import back_up
+from indexes.directory.backup.backup import MANIFEST, back_up
 from indexes.directory.backup.verifying import verify_backup, verify_data
 from indexes.directory.marker import is_locked
 from indexes.log.checks import Check
@@ -132,6 +132,8 @@ def accept(data: Path, name: str, yes: bool, as_json: bool) -> None:
 @JSON
 def verify(data: Path | None, folder: Path | None, names: tuple[str, ...], as_json: bool) -> None:
     """Check that a data directory or a backup is intact. Only reads. Exit code 1 if anything is wrong."""
+    if data is not None and (data / MANIFEST).is_file():
+        raise click.UsageError(f"{data} is a backup: nearline verify --backup {data}")
     step_back()
     with stages(hidden=as_json) as progress:
         if data is not None and folder is None:

@@ -66,7 +66,7 @@ Rate = Annotated[float, Meta(ge=0.001, le=1_000_000)]
 Number = Annotated[int, Meta(ge=1)]
 
 
-class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The limits of one key; null is no limit."""
 
     per_second: Annotated[

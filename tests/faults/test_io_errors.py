@@ -165,7 +165,7 @@ def ended(server: ServerProcess, folder: Path) -> tuple[int, int]:
         server.kill()
         raise
     assert server.stop() == status
-    return status, (folder / "data.server.log").read_text().count("the storage failed, leaving")
+    return status, (folder / "data.server.log").read_text().count("the storage failed, exiting")
 
 
 def test_no_checkpoint_hides_a_failed_sync(tmp_path: Path) -> None:

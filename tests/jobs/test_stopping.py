@@ -177,7 +177,7 @@ class Caller(threading.Thread):
 PROGRAM = """
 import sys, threading, time
 from pathlib import Path
-from jobs import serving
+from jobs.serving import service as serving
 from retrieval.base.config import load_config
 serving.CLOSING_S = 0.5
 threading.Thread(target=time.sleep, args=(600,)).start()

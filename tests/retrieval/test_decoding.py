@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 
 import pytest
 from msgspec import inspect
@@ -118,3 +119,24 @@ def test_a_name_that_looks_like_a_message_is_a_name(name: str) -> None:
     assert refused.value.param.removesuffix("...") == name[: len(refused.value.param.removesuffix("..."))]
     assert len(refused.value.message) < 1_000
     assert time.process_time() - began < 0.5
+
+
+def structs_of(kind: inspect.Type, place: str) -> Iterator[tuple[str, inspect.StructType]]:
+    """Every struct inside a type, with its place."""
+    if isinstance(kind, inspect.StructType):
+        yield place, kind
+        for field in kind.fields:
+            yield from structs_of(field.type, f"{place}.{field.name}")
+    inner = [getattr(kind, name, None) for name in ("item_type", "value_type", "type")]
+    for one in (*inner, *getattr(kind, "types", ()), *getattr(kind, "item_types", ())):
+        if isinstance(one, inspect.Type):
+            yield from structs_of(one, place)
+
+
+def test_no_unknown_field_is_ignored_anywhere() -> None:
+    """In no object of any request of our own API, however deep. Requests of other servers' APIs may have more."""
+    requests = {route.request for route in ROUTES if route.request is not None}
+    own = [one for one in requests if "dialects" not in one.__module__]
+    found = [pair for one in own for pair in structs_of(inspect.type_info(one), one.__name__)]
+    assert len(found) > 40
+    assert [place for place, kind in found if not kind.forbid_unknown_fields] == []

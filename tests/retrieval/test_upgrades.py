@@ -85,7 +85,7 @@ def test_after_a_failure_it_waits_and_says_so(upgraded: Path, environ: Mapping[s
         listed = nearline("collections", "list", "--url", server.url)
         assert "analysed needs a rebuild" in listed.stderr
         assert "present" not in listed.stderr
-    assert log_of(upgraded).read_text().count("rebuilding analysed by itself") == 1
+    assert log_of(upgraded).read_text().count("rebuilding analysed automatically") == 1
 
 
 def listing(http: Http) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def test_a_deletion_by_filter_that_fails_says_what_is_gone(collection: Collectio
     commits.fails = 3
     with pytest.raises(DiskFull) as failed:
         asyncio.run(delete_matching(collection, EVEN))
-    assert failed.value.message == "no space left; 32 documents were deleted before, up to seq 132"
+    assert failed.value.message == "no space left; 32 documents were already deleted, up to seq 132"
     assert collection.snapshot.live == 68
     commits.fails = 0
     assert asyncio.run(delete_matching(collection, EVEN)).deleted == 18
