@@ -23,6 +23,19 @@ LIKELIER = 10
 SHOUTING = 0.8  # share of capitals
 CHARS_READ = 1000  # of a text: reading more does not change the result
 CODE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
+# BCP 47 has the shortest code of each language, and ISO 639-2's two sets of three letters only for the others.
+SHORTER = {
+    three: two
+    for two, several in {
+        "ar": "ara", "ca": "cat", "cs": "ces cze", "da": "dan", "de": "deu ger", "el": "ell gre", "en": "eng",
+        "eo": "epo", "es": "spa", "et": "est", "eu": "eus baq", "fa": "fas per", "fi": "fin", "fr": "fra fre",
+        "ga": "gle", "he": "heb", "hi": "hin", "hu": "hun", "hy": "hye arm", "id": "ind", "it": "ita", "ja": "jpn",
+        "ko": "kor", "lt": "lit", "nb": "nob", "ne": "nep", "nl": "nld dut", "nn": "nno", "no": "nor", "pl": "pol",
+        "pt": "por", "ro": "ron rum", "ru": "rus", "sr": "srp", "st": "sot", "sv": "swe", "ta": "tam", "th": "tha",
+        "tr": "tur", "uk": "ukr", "vi": "vie", "yi": "yid", "zh": "zho chi",
+    }.items()
+    for three in several.split()
+}  # fmt: skip
 # What the model calls these varieties, and how their texts are written.
 VARIETIES = {"arz": "ar", "wuu": "zh", "yue": "zh", "azb": "az", "pnb": "ur", "als": "de", "sh": "sr"}
 
@@ -34,6 +47,8 @@ def check_language(code: str, param: str) -> str:
         raise InvalidInput(
             f"{param} {code[:40]!r} is no BCP 47 code such as en, pt-BR or zh-Hant, nor {AUTO!r}", param=param
         )
+    if (shorter := SHORTER.get(primary(code))) is not None:
+        raise InvalidInput(f"{param} {code[:40]!r}: BCP 47 writes {shorter} for this language", param=param)
     return code
 
 

@@ -38,12 +38,15 @@ async def delete_expired(app: web.Application, now: float) -> None:
     used = noted.copy()
     noted.clear()
     for name, collection in list(app[CATALOG].collections.items()):
+        due = False
         try:
-            if await asyncio.to_thread(is_due, collection, int(used.get(name, 0)), now):
+            due = await asyncio.to_thread(is_due, collection, int(used.get(name, 0)), now)
+            if due:
                 await remove(app, name)
                 logger.warning("the vector store %s has expired, and is deleted with its documents", name)
         except NearlineError as error:
-            logger.warning("the vector store %s has expired, and is not deleted yet: %s", name, error)
+            known = "has expired, and is not deleted yet" if due else "cannot be asked whether it expires"
+            logger.warning("the vector store %s %s: %s", name, known, error)
 
 
 def is_due(collection: Collection, used_at: int, now: float) -> bool:

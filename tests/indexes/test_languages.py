@@ -75,3 +75,10 @@ def test_other_codes_are_refused(code: str) -> None:
     with pytest.raises(InvalidInput, match="no BCP 47 code") as caught:
         check_language(code, "documents[3].language")
     assert caught.value.param == "documents[3].language"
+
+
+@pytest.mark.parametrize(("code", "shorter"), [("deu", "de"), ("ger", "de"), ("FRA-CA", "fr"), ("eng", "en")])
+def test_a_code_of_three_letters_is_told_the_shorter_one(code: str, shorter: str) -> None:
+    """Its language would have no stemmer, and its words would not be found by their other forms."""
+    with pytest.raises(InvalidInput, match=f"BCP 47 writes {shorter} for this language"):
+        check_language(code, "language")
