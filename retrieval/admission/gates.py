@@ -153,22 +153,10 @@ class AdmittedRequest:
     key: str | None
     bytes: int
     task: Task
-    inside: bool = True
 
     def leave(self, *, done: bool) -> None:
         """End it. `done` if it was answered, false if it was abandoned."""
-        if self.inside:
-            self.inside = False
-            self.gate.leave(self, done=done)
-
-    @contextmanager
-    def outside(self) -> Iterator[None]:
-        """Give the place back while the request waits for something and takes no work. Raises Overloaded if there is no
-        place for it afterwards."""
-        self.leave(done=False)
-        yield
-        self.task = self.gate.enter(self.key, self.bytes).task
-        self.inside = True
+        self.gate.leave(self, done=done)
 
     def expect(self, size: int) -> None:
         """Replace the estimate of the remaining work, at first the size of the body, by the bytes of text to embed."""

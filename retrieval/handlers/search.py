@@ -19,7 +19,7 @@ from retrieval.cache import REDIS_WAIT, RedisWait
 from retrieval.context.building import build_context, check_context, search_requests
 from retrieval.context.encodings import Encoding, encoding
 from retrieval.embedding.counting import TokenCounter
-from retrieval.handlers.state import CONFIG, EMBEDDERS, ENTRY, HELD, PIPELINE
+from retrieval.handlers.state import CONFIG, EMBEDDERS, HELD, PIPELINE
 from retrieval.handlers.wire import (
     answer,
     answer_from,
@@ -87,7 +87,8 @@ async def search_batch(request: web.Request) -> web.Response:
 
     pipeline = request.app[PIPELINE]
     budget = budget_of(request, param="searches")
-    await await_writes(request, collection, searches, budget)
+    with contextlib.suppress(DeadlineExceeded):  # each says so in its place
+        await await_writes(request, collection, searches, budget)
     scan = pipeline.joint_scan(collection, sum(search.exact for search in searches))
 
     async def find(search: SearchRequest) -> SearchAnswer:
@@ -165,16 +166,20 @@ def budget_of(request: web.Request, param: str = "k") -> AnswerBudget:
 async def await_writes(
     request: web.Request, collection: Collection, searches: Sequence[SearchRequest], budget: AnswerBudget
 ) -> None:
-    """Wait until all writes that the searches ask for can be searched, once for all, and outside of admission: waiting
-    takes no work. Searches whose write has not come then fail at once. Raises Overloaded."""
+    """Wait until all writes that the searches ask for can be searched, once for all of them, before they count as under
+    way. Searches whose write has not come then fail at once. Raises DeadlineExceeded at the first of their deadlines.
+    """
     newest = max((one.min_seq or 0 for one in searches), default=0)
     if collection.snapshot.seq >= newest:
         return
-    loop = asyncio.get_running_loop()
-    until = loop.time() + min((one.deadline_ms or math.inf for one in searches), default=math.inf) / 1000
-    with request[ENTRY].outside(), contextlib.suppress(DeadlineExceeded):
+    usual, loop = request.app[CONFIG].search.deadline_ms, asyncio.get_running_loop()
+    deadline_ms = min(one.deadline_ms or (math.inf if one.exact else usual) for one in searches)
+    until = loop.time() + deadline_ms / 1000
+    with contextlib.suppress(DeadlineExceeded):
         await wait_for_seq(collection, newest, until)
     budget.seq_until = loop.time()
+    if collection.snapshot.seq < newest and loop.time() >= until:
+        raise DeadlineExceeded(f"no answer within deadline_ms={deadline_ms}", param="deadline_ms")
 
 
 async def encode_answer(found: SearchAnswer, budget: AnswerBudget) -> bytes:
