@@ -47,7 +47,7 @@ def plain_words(text: str) -> str:
 
 
 def phrase_terms(phrase: str, language: str, others: Mapping[str, float]) -> list[Alternatives]:
-    """For each word of a phrase, the terms of which a matching passage has at least one. The text decides stopwords."""
+    """Return, for each word of a phrase, its terms; a matching passage has at least one. The text decides stopwords."""
     kept = query_terms(phrase, language, others).keys()
     words = [frozenset(query_terms(word, language, others)) for word in dict.fromkeys(phrase.split())]
     return [terms for terms in words if terms & kept]

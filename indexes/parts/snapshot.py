@@ -100,13 +100,10 @@ class Snapshot:
         statistics, corrected = self.statistics(), NO_CORRECTIONS
         groups = prefix_groups(query.prefixes, lexical, *languages, on_step, work)
         weighed = weigh(query.text, lexical, statistics, self.bm25, *languages, groups=groups)
-        typos, visible = query.typos and not weighed.complete, query.visible
-        if query.typos and visible is not None:
-            typos, seen = True, [chosen.allowed for chosen in select(self.parts, visible)]
-            corrections = Corrections(lexical, on_step, work, seen)
-        else:
-            corrections = Corrections(lexical, on_step, work)
-        if typos:
+        masked = query.typos and query.visible is not None
+        seen = [chosen.allowed for chosen in select(self.parts, query.visible)] if masked else []
+        corrections = Corrections(lexical, on_step, work, seen)
+        if query.typos and (masked or not weighed.complete):
             corrections.look_up(query.text, *languages)
             if found := corrections.found:
                 corrected = {word: near for word, (_, near) in found.items()}

@@ -51,8 +51,8 @@ class Visit:
         writes_s: float = 1,
         elsewhere: AbstractSet[str] = frozenset(),
     ) -> None:
-        """With `writes`, `writes_s` of them a second are sent beside the searches, and hits are checked. `elsewhere`:
-        questions that another process, which shares its cache, has answered."""
+        """Send `writes`, if there are any, beside the searches, `writes_s` a second, and check the hits. `elsewhere`:
+        questions that another process has answered, which shares its cache."""
         self._cache, self._writes, self._writes_s = cache, writes, writes_s
         self._callers = Callers(url, itertools.repeat(b""), patience_s=PATIENCE_S)
         self._hits = itertools.count(1)

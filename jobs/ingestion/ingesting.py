@@ -58,14 +58,7 @@ async def ingest(
     def sent() -> Iterator[Mapping[str, Any]]:
         for position, document in enumerate(documents, done.read):
             places[position] = document.source or document.id, document.bytes_read
-            yield {
-                "id": document.id,
-                "text": document.text,
-                "title": document.title or "",
-                "metadata": document.metadata,
-                **({} if document.expires_at is None else {"expires_at": document.expires_at}),
-                **({"language": document.language} if document.language else {}),
-            }
+            yield as_sent(document)
 
     def refused(one: Refused) -> None:
         report.fail(SourceError(places[one.position][0], one.reason))
@@ -98,6 +91,18 @@ async def ingest(
             limits=limits,
         )
     return done
+
+
+def as_sent(document: SourceDocument) -> Mapping[str, Any]:
+    """Return a document as the API takes it."""
+    return {
+        "id": document.id,
+        "text": document.text,
+        "title": document.title or "",
+        "metadata": document.metadata,
+        **({} if document.expires_at is None else {"expires_at": document.expires_at}),
+        **({"language": document.language} if document.language else {}),
+    }
 
 
 @contextlib.asynccontextmanager

@@ -85,7 +85,7 @@ def _repeats(document: SourceDocument, seen: set[int], report: SourceReport) -> 
 
 
 def note_repeated(document: SourceDocument, where: str, report: SourceReport) -> None:
-    """For the first such document of a file."""
+    """Note the first document of a file whose id is taken."""
     report.note(
         f"{document.source}: the id {document.id!r} {where}; documents of this file whose ids do are not written; "
         "--prefix-ids or --id-field tells rows apart"

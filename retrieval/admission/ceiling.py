@@ -180,8 +180,8 @@ class Held:
 
 
 class AnswerBudget:
-    """Limits the bytes of the hits in one answer, for one search or all searches of a batch, and the `work` they may do
-    together. Use from any thread."""
+    """Limits what one search, or all searches of a batch, may use: the bytes of their hits, the `work` they do, and how
+    long they wait for a write (`seq_until`). Use from any thread."""
 
     def __init__(
         self, bytes_max: int, *, param: str = "k", hold: Callable[[int], None] = lambda size: None

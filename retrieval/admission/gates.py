@@ -72,7 +72,7 @@ class Gates:
         return self.text_pace()
 
     def under_way(self) -> Iterator[tuple[Load, int, int]]:
-        """For each class, yield its admitted requests in progress and the bytes of their bodies."""
+        """Yield the admitted requests in progress of each class, and the bytes of their bodies."""
         for load, gate in self._gates.items():
             yield load, gate.requests.total, gate.bytes.total
 

@@ -123,7 +123,7 @@ class CircuitBreaker:
     """
 
     def __init__(self, failures_max: int, open_s: float) -> None:
-        """With `failures_max` 0 it never opens."""
+        """Create a closed breaker. It never opens if `failures_max` is 0."""
         self._failures_max = failures_max
         self._open_s = open_s
         self._failures = 0

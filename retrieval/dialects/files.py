@@ -8,7 +8,6 @@ keys that are bound to some reach none.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -102,18 +101,32 @@ async def deleted(request: web.Request) -> web.Response:
     app, file_id = request.app, request.match_info["file"]
     gone = await asyncio.to_thread(app[UPLOADS].remove, file_id)
     # Only what has the id of a file: any other document is not ours to delete from every collection.
-    catalog, caller = app[CATALOG], PRINCIPAL.get()
-    aliases = catalog.aliases
-    for name, collection in list(catalog.collections.items()) if ID.fullmatch(file_id) else []:
-        with contextlib.suppress(
-            NotFound
-        ):  # a collection that is deleted or renamed now takes its documents along
-            if caller.sees(name, aliases) and await asyncio.to_thread(holds, collection, file_id):
-                result = await remove(app, collection, [file_id])
-                gone = gone or bool(result.deleted)
+    if ID.fullmatch(file_id):
+        gone = await delete_documents(app, file_id) or gone
     if not gone:
         raise NotFound(f"no file {file_id[:64]!r}", param="file_id")
     return answer(OpenAIFileDeleted(file_id))
+
+
+PASSES_MAX = 3  # over the collections, if some are renamed under a deletion
+
+
+async def delete_documents(app: web.Application, file_id: str) -> bool:
+    """Delete the documents of a file from all collections that the caller sees. Returns whether there was one."""
+    catalog, caller = app[CATALOG], PRINCIPAL.get()
+    found = False
+    for _ in range(PASSES_MAX):
+        missed = False
+        aliases = catalog.aliases
+        for name, collection in list(catalog.collections.items()):
+            try:
+                if caller.sees(name, aliases) and await asyncio.to_thread(holds, collection, file_id):
+                    found = bool((await remove(app, collection, [file_id])).deleted) or found
+            except NotFound:  # deleted, or renamed: then its documents are under the new name
+                missed = True
+        if not missed:
+            break
+    return found
 
 
 def holds(collection: Collection, document_id: str) -> bool:

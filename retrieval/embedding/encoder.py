@@ -65,12 +65,12 @@ class Encoder:
         return self.pairs(self.read_query(answer.query), [answer.text])[0]
 
     def read_query(self, query: str) -> Encoding:
-        """For a reranker: return the tokens of a query, read once for all its texts. A long one is cut."""
+        """Return the tokens of a query for a reranker, read once for all its texts. A long one is cut."""
         with self.tokenizers.borrow() as tokenizer:
             return read_query(tokenizer, query, self.tokens_max)
 
     def pairs(self, query: Encoding, texts: Sequence[str]) -> list[Tokens]:
-        """For a reranker: return one Tokens per text, in order, with the query before it. Long texts are cut."""
+        """Return a reranker's Tokens for each text, in order, with the query before it. Long texts are cut."""
         with self.tokenizers.borrow() as tokenizer:
             return pairs(tokenizer, self._frame, query, texts, self.tokens_max)
 

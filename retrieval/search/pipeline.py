@@ -240,16 +240,9 @@ class Pipeline:
             if alike is not None and found.answer.whole and not plan.degraded and snapshot.content == before:
                 given = msgspec.msgpack.decode(alike, type=CachedAnswer)
                 self._semantic.record_check(collection.name, given.hits, found.answer.hits)
-            # An answer that saw a later commit (a hit gone from the log, an exact scan) would be wrong if this content
-            # came back, unless all that it rests on is known and checked then.
-            lasting = not collection.moved_since(snapshot) or (found.grounds and plan.reach is None)
-            # Another request may have the work budget that other searches of this request used up.
-            starved = found.answer.over_budget and budget.work.searches > 1
-            if not (found.answer.whole and not plan.degraded and lasting) or starved:
-                leading.land(None)
-            else:
-                encoded = msgspec.msgpack.encode(found.answer)
-                leading.land(encoded if snapshot.content == before else None)
+            encoded = self._encode_lasting(collection, snapshot, plan, found, budget.work)
+            leading.land(encoded if snapshot.content == before else None)
+            if encoded is not None:
                 settled = not collection.moved_since(snapshot)
                 key = replace(key, content=snapshot.content if settled else b"")
                 put = self._results.put(key, encoded, found.grounds, watch.elapsed_ms - begun)
@@ -257,6 +250,19 @@ class Pipeline:
                 if scope is not None and plan.query.vector is not None:
                     self._semantic.keep(scope, plan.request.query or "", plan.query.vector)
         return answer_of(name, collection, snapshot, plan, found.answer, watch, "miss")
+
+    def _encode_lasting(
+        self, collection: Collection, snapshot: Snapshot, plan: Plan, found: Found, work: WorkBudget
+    ) -> bytes | None:
+        """Return the answer in the form that is cached, or None if it may not be given to another request."""
+        # An answer that saw a later commit (a hit gone from the log, an exact scan) would be wrong if this content came
+        # back, unless all that it rests on is known and checked then.
+        lasting = not collection.moved_since(snapshot) or (found.grounds and plan.reach is None)
+        # Another request may have the work budget that other searches of this request used up.
+        starved = found.answer.over_budget and work.searches > 1
+        if starved or not (found.answer.whole and not plan.degraded and lasting):
+            return None
+        return msgspec.msgpack.encode(found.answer)
 
     def _lexical_head_start(
         self, executor: LocalExecutor, plan: Plan, watch: Stopwatch

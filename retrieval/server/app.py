@@ -59,20 +59,7 @@ def create_app(config: Config, data: Path, extract: Extract | None = None) -> we
         ],
     )
     app.on_response_prepare.append(protective_headers)
-    app[CONFIG] = config
-    folders = (data, Path(config.models.folder))
-    app[FOLDERS] = (*folders, *(folder.resolve() for folder in folders))
-    app[METRICS] = Metrics()
-    app[KEYS] = Keys(data, config.auth.groups_secret)
-    app[LIMITER] = Limiter(data)
-    app[CEILING] = Ceiling(config.server.memory_bytes_max)
-    app[GATES] = Gates(config.admission)
-    app[RELOADED] = [lambda: app[GATES].reload(config.admission), app[KEYS].reload]
-    app[READY] = {"ready": False}
-    app[START] = Start()
-    app[STOPPING] = Stopping()
-    app[TEXTS] = Texts(extract)
-    app[USED] = {}
+    put_state(app, config, data, extract)
     # Closed in reverse order: jobs first, then searches, then the models and the shared cache, and the log last.
     app.cleanup_ctx.extend(
         [
@@ -104,3 +91,21 @@ def create_app(config: Config, data: Path, extract: Extract | None = None) -> we
         {one.path: one.load for one in ROUTES if one.load and one.method == "POST"},
     )
     return app
+
+
+def put_state(app: web.Application, config: Config, data: Path, extract: Extract | None) -> None:
+    """Set what the application holds before its data directory is open. Raises Damaged for unreadable keys."""
+    app[CONFIG] = config
+    folders = (data, Path(config.models.folder))
+    app[FOLDERS] = (*folders, *(folder.resolve() for folder in folders))
+    app[METRICS] = Metrics()
+    app[KEYS] = Keys(data, config.auth.groups_secret)
+    app[LIMITER] = Limiter(data)
+    app[CEILING] = Ceiling(config.server.memory_bytes_max)
+    app[GATES] = Gates(config.admission)
+    app[RELOADED] = [lambda: app[GATES].reload(config.admission), app[KEYS].reload]
+    app[READY] = {"ready": False}
+    app[START] = Start()
+    app[STOPPING] = Stopping()
+    app[TEXTS] = Texts(extract)
+    app[USED] = {}

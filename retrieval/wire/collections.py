@@ -173,7 +173,7 @@ class AliasBody(msgspec.Struct):
 
 
 class SentFeedback(Request, frozen=True, kw_only=True):
-    """With a `grade`, a judgment; without one, the user opened this document and passed over those shown above it."""
+    """Feedback with a `grade` is a judgment; without one, the user opened this document and skipped those above it."""
 
     query: Annotated[NonEmpty, Doc("The text that was searched for")]
     document_id: Annotated[DocumentId, Doc("Id of the document, as hits show it")]

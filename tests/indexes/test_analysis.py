@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from indexes.base.languages import language_of
 from indexes.lexical import analysis
-from indexes.lexical.analysis import SNOWBALL, index_terms, query_terms, terms
+from indexes.lexical.analysis import SNOWBALL, form, index_terms, query_terms, terms
 from indexes.lexical.words import ACCENTED, IGNORED, POINTS, fold, words
 from tests.support.texts import read_texts
 
@@ -317,7 +317,7 @@ PUMPED = [
 @pytest.mark.parametrize("pumped", PUMPED, ids=ascii)
 def test_no_row_of_characters_takes_long(pumped: str) -> None:
     """Eight times the characters take about eight times the CPU, whatever the language: stemmers and normalization in
-    native code would hold the interpreter meanwhile."""
+    native code would hold the interpreter as long."""
     for language in ("en", "ar", "ta", "de", "sr", "fa", "ca", "ja", "th", "ko", "tr", ""):
         works: list[Callable[[str, str], Any]] = [terms, query_terms, lambda text, _: language_of("", text)]
         for work in works:
@@ -327,6 +327,15 @@ def test_no_row_of_characters_takes_long(pumped: str) -> None:
                 work(pumped * times, language)
                 spent.append(process_time() - begun)
             assert spent[1] < 0.1 or spent[1] < 24 * spent[0], (language, work, spent)
+
+
+@pytest.mark.parametrize("language", SNOWBALL)
+def test_no_stemmer_sees_a_long_word(language: str) -> None:
+    """Several of them take the square of its length: with 200,000 of these letters the worst took seconds."""
+    for letter in "ـكகாàúsа\u200c":
+        begun = process_time()
+        form(letter * 200_000, language)
+        assert process_time() - begun < 0.3, letter
 
 
 def test_marks_beyond_thirty_two_in_a_row_are_left_out() -> None:

@@ -679,6 +679,22 @@ def test_a_file_that_is_deleted_while_it_is_attached(http: Http) -> None:
     assert http.call("GET", f"/v1/collections/{name}/documents/{file}").status == 404
 
 
+def test_a_file_is_deleted_from_collections_that_are_renamed(http: Http) -> None:
+    """Its document is gone under whichever name the collection has by then, and the deletion does not fail."""
+    names = [http.new_collection(), f"{http.new_collection()}-other"]
+    form = (PART % b'file"; filename="a.txt').replace(b"value", b"A boat.")
+    form = form.replace(b"--x--", (PART % b"purpose").replace(b"value", b"assistants"))
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(12):
+            file = http.call("POST", "/v1/files", raw=form, headers={"Content-Type": FORM}).body["id"]
+            assert http.call("POST", f"/v1/vector_stores/{names[0]}/files", {"file_id": file}).status == 200
+            renamed = pool.submit(http.call, "POST", f"/v1/collections/{names[0]}/rename", {"name": names[1]})
+            assert http.call("DELETE", f"/v1/files/{file}").status == 200
+            assert renamed.result().status == 200
+            names.reverse()
+            assert http.call("GET", f"/v1/collections/{names[0]}/documents/{file}").status == 404
+
+
 def cpu_s(pid: int) -> float:
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

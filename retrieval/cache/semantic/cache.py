@@ -40,7 +40,7 @@ class SemanticCounts:
 
 
 class SemanticCache:
-    """For one event loop. Holds questions, no answers."""
+    """Holds questions, not answers. Use it from one event loop."""
 
     def __init__(
         self,
