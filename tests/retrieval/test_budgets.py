@@ -191,12 +191,12 @@ BODIES: dict[str, Made] = {
     "POST /api/show": lambda times: {"model": "x" * 2000 * times},
     "POST /embed": lambda times: {"inputs": ["a"] * 400 * times},
     "POST /": lambda times: {"inputs": " " * 2000 * times},
-    "POST /rerank": lambda times: {"query": LONG_QUERY, "texts": ["a"] * 150 * times},
+    "POST /rerank": lambda times: {"query": LONG_QUERY, "texts": ["a"] * 200 * times},
     "POST /embed_all": lambda times: {"inputs": ["a"] * 100 * times},
     "POST /v2/embed": lambda times: {"model": "encoder", "input_type": "search_query", "texts": ["a"] * 24 * times},
     "POST /similarity": lambda times: {"inputs": {"source_sentence": "data", "sentences": ["a"] * 300 * times}},
-    "POST /v1/rerank": lambda times: {"model": "reader", "query": LONG_QUERY, "documents": ["a"] * 150 * times},
-    "POST /v2/rerank": lambda times: {"model": "reader", "query": LONG_QUERY, "documents": ["a"] * 150 * times},
+    "POST /v1/rerank": lambda times: {"model": "reader", "query": LONG_QUERY, "documents": ["a"] * 200 * times},
+    "POST /v2/rerank": lambda times: {"model": "reader", "query": LONG_QUERY, "documents": ["a"] * 200 * times},
 }  # fmt: skip
 STARTS_A_JOB = {f"POST {C}/reindex", f"POST {C}/tune"}  # which is what takes the time
 BY_OPTION = {f"POST {C}/search", f"POST {C}/context", f"POST {C}/explain", f"POST {C}/watch"}
