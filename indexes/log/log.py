@@ -90,7 +90,9 @@ class Log(LogReader):
             [(owed,)] = self._rows("SELECT value FROM meta WHERE key = ?", (OWED,))
             self.owed = Owed.read(owed)
             # Always connect: a log that is not writable should fail here, not at the first write.
-            with contextlib.suppress(DiskFull), self._changing():
+            with contextlib.suppress(DiskFull), self._changing() as db:
+                if not known.without_wal:
+                    self._overwrite_unseen(db)
                 self._note(complete=self._complete)
                 self._mark.sync()
             self.rest()
@@ -242,6 +244,15 @@ class Log(LogReader):
         self._cycle, self._complete = cycle, False
         self._note(complete=False)
         self._checkpoint_if()
+
+    def _overwrite_unseen(self, db: apsw.Connection) -> None:
+        """Commit nothing, so that a commit which is not seen at this opening is not seen at a later one either.
+
+        SQLite writes a commit to the WAL and then to the index it shares with other programs. If a kill comes in
+        between while a backup or a builder reads the log, the commit stays unseen until the last of them has left:
+        only then is the index made anew from the WAL. A commit on top of it takes its place in the WAL.
+        """
+        db.execute(f"PRAGMA user_version = {self._cycle}")
 
     def _note(self, *, complete: bool, next_cycle: int = 0) -> None:
         self._mark.note(Mark(self.uid, self.newest_seq, self._cycle, complete, next_cycle))

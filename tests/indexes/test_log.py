@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from indexes.base.model import Delete
 from indexes.log.log import Log
 from indexes.log.owed import Owed
 from indexes.log.reader import LogReader
+from indexes.log.wal import wal_of
 from indexes.log.writer import Writer
 from tests.support.vectors import World, make_collection, settings
 
@@ -223,6 +225,35 @@ def test_kill_loses_nothing_acknowledged(tmp_path: Path) -> None:
         pair = [log.document(f"d{n}") is not None for n in (number, number + 500000)]
         assert pair[0] == pair[1]
     log.close()
+
+
+def test_a_commit_not_seen_at_one_opening_is_not_seen_at_the_next(log: Log, tmp_path: Path) -> None:
+    """A kill between SQLite's two steps of a commit, while another program reads: it is in the WAL and not seen."""
+
+    def sees_killed(path: Path) -> bool:
+        with apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY) as db:
+            found = bool(db.execute("SELECT count(*) FROM meta WHERE key = 'killed'").get)
+        db.close()
+        return found
+
+    log.commit([[WORLD.document(1)]])
+    other_program = apsw.Connection(str(log.path), flags=apsw.SQLITE_OPEN_READONLY)
+    assert other_program.execute("SELECT count(*) FROM documents").get == 1
+    log.close(as_is=True)
+    elsewhere = Path(shutil.copytree(tmp_path, tmp_path.with_name("elsewhere"))) / "log.db"
+    killed = apsw.Connection(str(elsewhere))
+    killed.execute("INSERT INTO meta VALUES('killed', '')")
+    wal_of(log.path).write_bytes(wal_of(elsewhere).read_bytes())
+    killed.close()
+
+    assert not sees_killed(log.path)
+    Log(log.path).close(as_is=True)
+    other_program.close()
+    again = Log(log.path)
+    assert not sees_killed(log.path)
+    again.commit([[WORLD.document(2)]])
+    again.close()
+    assert Log(log.path).position().seq == 2
 
 
 def test_a_failed_disk_stops_acknowledgements() -> None:
