@@ -96,6 +96,7 @@ class SealedFilters(FilterPart):
         self._directory = directory
         self._arrays = arrays
         self._columns = dict(self._laid_out())
+        self._names = sorted({key for _, key in self._columns})
 
     def _laid_out(self) -> Iterable[tuple[Name, _SealedColumn]]:
         """Each column's slice of the values; `starts` and `wide` count strings first, then numbers."""
@@ -154,8 +155,8 @@ class SealedFilters(FilterPart):
             np.save(folder / f"{name}.npy", self._arrays[name], allow_pickle=False)
 
     @property
-    def keys(self) -> frozenset[str]:
-        return frozenset(key for _, key in self._columns)
+    def names(self) -> Sequence[str]:
+        return self._names
 
     @property
     def bytes(self) -> int:

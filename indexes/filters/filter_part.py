@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import reduce
 
@@ -30,6 +31,8 @@ from indexes.filters.grammar import (
     kind_of,
 )
 from indexes.filters.values import Instants, Positions, Values
+
+AFTER_DOT = chr(ord(".") + 1)
 
 KINDS: tuple[Kind, ...] = ("string", "number", "boolean")
 Name = tuple[Kind, str]
@@ -139,8 +142,8 @@ class FilterPart(ABC):
 
     @property
     @abstractmethod
-    def keys(self) -> frozenset[str]:
-        """Keys that some row has a value for. An empty list is no value."""
+    def names(self) -> Sequence[str]:
+        """The keys of all columns, ascending. Some may have no value in any row yet."""
 
     @property
     @abstractmethod
@@ -157,7 +160,14 @@ class FilterPart(ABC):
 
     def keys_below(self, key: str) -> list[str]:
         """The dotted keys of what objects under this key hold, ascending."""
-        return sorted(one for one in self.keys if one.startswith(f"{key}."))
+        first, end = bisect_left(self.names, f"{key}."), bisect_left(self.names, f"{key}{AFTER_DOT}")
+        return [one for one in self.names[first:end] if self.columns(one)]
+
+    def keys_near(self, key: str, most: int) -> list[str]:
+        """Keys that some row has a value for: all of them, or the `most` around this one in the alphabet."""
+        names = self.names
+        first = max(min(bisect_left(names, key) - most // 2, len(names) - most), 0)
+        return [one for one in names[first : first + most] if self.columns(one)]
 
     def has_dates(self, key: str) -> bool:
         """Whether some string under the key is a date."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class GrowingFilters:
         self.distinct = 0  # values, over all columns
         self.bytes = 0
         self.columns: dict[Name, _Pairs] = {}
+        self._names: tuple[int, list[str]] = 0, []  # the keys of so many columns, ascending
         self._rows = 0
         self._last: Metadata | None = None
         self._last_codes: list[tuple[_Pairs, int]] = []
@@ -67,6 +69,14 @@ class GrowingFilters:
                 self.distinct += 1
                 self.bytes += VALUE_BYTES + (len(value) if isinstance(value, str) else 0)
             yield column, code
+
+    def names(self) -> list[str]:
+        """The keys of all columns, ascending. Only what was added since is sorted in."""
+        columns, (known, names) = self.columns.copy(), self._names
+        if len(columns) > known:
+            names = sorted({*names, *(key for _, key in islice(columns, known, None))})
+            self._names = len(columns), names
+        return names
 
     def view(self, size: int) -> GrowingFiltersView:
         """The first `size` rows, frozen: rows added later are not visible."""
@@ -101,8 +111,8 @@ class GrowingFiltersView(FilterPart):
         self._growing = growing
 
     @property
-    def keys(self) -> frozenset[str]:
-        return frozenset(key for kind, key in self._growing.columns.copy() if self.column(kind, key))
+    def names(self) -> Sequence[str]:
+        return self._growing.names()
 
     @property
     def bytes(self) -> int:

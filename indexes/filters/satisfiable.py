@@ -20,6 +20,7 @@ from indexes.filters.grammar import ORDERINGS, Comparison, Filter, Kind, conditi
 
 EXAMPLE_CHARS_MAX = 40
 PATHS_MAX = 5  # named of an object
+KEYS_COMPARED_MAX = 1000  # of each part with a key that no document has
 DATES = "2026-01-05, 2026-01-05T10:00:00Z"
 FORMS = f"{DATES}, 2026-01 or 2026"
 
@@ -48,7 +49,7 @@ def require_key(key: str, where: str, parts: Sequence[FilterPart]) -> None:
                 f"{where}: the metadata key {key!r} holds objects; name what is in them by a dotted path: {named}",
                 param=where,
             )
-        known = frozenset().union(*(part.keys for part in parts)) - {EXPIRES}
+        known = {one for part in parts for one in part.keys_near(key, KEYS_COMPARED_MAX)} - {EXPIRES}
         raise InvalidInput(
             f"{where}: no document has the metadata key {key!r}; {suggestion(key, known)}", param=where
         )

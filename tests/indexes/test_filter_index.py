@@ -8,6 +8,7 @@ import operator
 import random
 import re
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -36,6 +37,7 @@ from indexes.filters.grammar import (
     parse_filter,
 )
 from indexes.filters.index import REMEMBERED_MAX, FiltersBuilder, GrowingFilters
+from indexes.filters.satisfiable import require_satisfiable
 
 # --- the meaning, in plain Python -----------------------------------------------------------------------------
 
@@ -259,7 +261,7 @@ def test_every_index_answers_as_plain_python(data: st.DataObject) -> None:
             for index, held in ways:
                 assert list(index.match(condition)) == expected(held, condition)
         for index, held in ways:
-            assert (index.size, index.keys) == (len(held), keys_in(held))
+            assert (index.size, frozenset(index.keys_near("", 1000))) == (len(held), keys_in(held))
             for key in KEYS:
                 check_what_is_said_of(index, held, key)
 
@@ -416,14 +418,14 @@ def test_a_view_is_frozen() -> None:
     growing.add({"a": 1})
     before = growing.view(1)
     growing.add({"a": 1, "b": 2})
-    assert (before.size, before.keys, list(before.match(Comparison("eq", "a", 1)))) == (
+    assert (before.size, before.keys_near("", 9), list(before.match(Comparison("eq", "a", 1)))) == (
         1,
-        frozenset("a"),
+        ["a"],
         [0],
     )
     assert list(before.match(Comparison("ne", "b", 2))) == [0]
     after = growing.view(2)
-    assert (after.keys, list(after.match(Comparison("eq", "b", 2)))) == (frozenset("ab"), [1])
+    assert (after.keys_near("", 9), list(after.match(Comparison("eq", "b", 2)))) == (["a", "b"], [1])
 
 
 def test_views_share_their_keys() -> None:
@@ -517,3 +519,25 @@ def test_half_a_surrogate_pair_matches_itself() -> None:
     for part in (grown(rows).view(3), sealed(rows)):
         assert list(part.match(Comparison("eq", "a", "\ud800"))) == [0]
         assert list(part.match(Comparison("gt", "a", "\ud800"))) == [1, 2]
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_misspelt_key_among_many_costs_little(sealed: bool) -> None:
+    """Of 200,000 keys those around it in the alphabet are compared, and the nearest is named."""
+    growing = GrowingFilters()
+    for row in range(500):
+        growing.add({f"key{row * 400 + at:07d}x": 1 for at in range(400)})
+    part: FilterPart = growing.seal(500) if sealed else growing.view(500)
+    part.keys_near("first", 1)
+    begun = time.thread_time()
+    for key in ("kex0000001x", "key", "key00000011", "zebra", "k" * 8000):
+        with pytest.raises(InvalidInput) as caught:
+            require_satisfiable(Comparison("eq", key, 1), [part])
+        if "0001" in key:
+            assert "did you mean 'key0000001x'" in caught.value.message
+        if key == "key":
+            require_satisfiable(Not(Exists("key0000001x")), [part])
+            with pytest.raises(InvalidInput):
+                require_satisfiable(Exists(key), [part])
+    assert time.thread_time() - begun < 0.3
+    assert part.keys_below("key") == []
