@@ -14,7 +14,7 @@ A key is a path of keys joined with dots into objects and lists (`base.paths`); 
 values does, and an empty list is no value. `ne` and `nin` are the complement of `eq` and `in`: documents without the
 key match them. A key or kind of value that no passage has is an error (`satisfiable`).
 
-`filter_part` finds the rows that satisfy a filter.
+`filter_part` finds the rows that satisfy a filter. Encoded, each part of a filter names its class as its `node`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -35,7 +34,7 @@ from indexes.filters import hints
 Kind = Literal["string", "number", "boolean"]
 
 
-class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Comparison(msgspec.Struct, frozen=True, tag_field="node"):
     """One key against one value, or against a list of values for in and nin."""
 
     type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "prefix", "in", "nin"]
@@ -47,30 +46,27 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.value if isinstance(self.value, list) else [self.value]
 
 
-class Exists(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="exists"):
+class Exists(msgspec.Struct, frozen=True, tag_field="node"):
     """Whether there is any value under the key, or in an object there; with `value` false, whether there is none."""
 
     key: str
     value: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Compound:
+class Compound(msgspec.Struct, frozen=True, tag_field="node"):
     """All (and) or any (or) of the filters inside."""
 
     type: Literal["and", "or"]
     filters: list[Filter]
 
 
-@dataclass(frozen=True, slots=True)
-class Not:
+class Not(msgspec.Struct, frozen=True, tag_field="node"):
     """Everything that does not satisfy the filter inside."""
 
     filter: Filter
 
 
-@dataclass(frozen=True, slots=True)
-class Unchecked:
+class Unchecked(msgspec.Struct, frozen=True, tag_field="node"):
     """The filter inside, whose keys need not exist."""
 
     filter: Filter

@@ -97,11 +97,19 @@ class Impacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counts over all live passages of a snapshot. `dead` holds each part's term df among its deleted passages."""
+    """Counts over all live passages of a snapshot. `dead` holds each part's term df among its deleted passages. With
+    `given`, the counts are over more passages than these, and it holds the df of each term among all of them."""
 
     passages: int
     length: int
     dead: Sequence[Mapping[str, int]] = ()
+    given: Mapping[str, int] | None = None
+
+    def live(self, term: str, held: int) -> int:
+        """How many live passages have a term that `held` passages of the parts have."""
+        if self.given is not None:
+            return self.given.get(term, 0)
+        return max(held - sum(dead.get(term, 0) for dead in self.dead), 0)
 
     @property
     def mean_length(self) -> float:
@@ -171,7 +179,7 @@ def weigh(
     mass, complete = 0.0, True
     for at, (term, count) in enumerate(counts.items()):
         held = sum(len(postings[at][0]) for postings in met)
-        live = max(held - sum(dead.get(term, 0) for dead in statistics.dead), 0)
+        live = statistics.live(term, held)
         if live or term in own or term in groups:  # a missing form in another language is not a missing word
             mass += count * idf(live, statistics.passages)
         complete &= held > 0 or term not in own

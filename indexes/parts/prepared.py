@@ -320,14 +320,6 @@ class Prepared:
                 located.append((visible, at, rows[places[at]]))
         return located if sum(len(at) for _, at, _ in located) == len(ids) else locate(self._parts, ids)
 
-    def vectors(self, ids: Ids) -> Floats:
-        """The stored vectors of any passages, float32 [ids, dimensions]; zeros for a passage in no part."""
-        located = [(at, visible.part.vectors.take(rows)) for visible, at, rows in locate(self._parts, ids)]
-        found = np.zeros((len(ids), located[0][1].shape[1] if located else 1), np.float32)
-        for at, taken in located:
-            found[at] = taken
-        return found
-
 
 def _held(part: Part, rows: Rows, key: str) -> Iterator[tuple[int, Scalar]]:
     """Each of these rows that has values under a key, with each value."""

@@ -6,6 +6,9 @@ fuses the candidates itself.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +18,21 @@ from indexes.filters.grammar import Filter
 
 Ranks = NDArray[np.int32]
 NOT_FOUND = -1
+
+
+class TermCounts(msgspec.Struct, frozen=True):
+    """What the BM25 scores of a query rest on: how many live passages there are, how many terms they have together, and
+    in how many of them each term of the query is."""
+
+    passages: int
+    length: int
+    frequencies: Mapping[str, int]
+
+    def plus(self, other: TermCounts) -> TermCounts:
+        """The counts over both, for shards that have no passage in common."""
+        frequencies = Counter(self.frequencies)
+        frequencies.update(other.frequencies)
+        return TermCounts(self.passages + other.passages, self.length + other.length, frequencies)
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -27,6 +45,7 @@ class Query(msgspec.Struct, frozen=True):
     return `depth` candidates. `k` results will be shown: the cold policy judges loss on them. `counted`: the query is
     real traffic, and the cold policy learns from it. `steps`: the depths, ascending, of earlier searches whose dense
     rankings this one extends. `ranks`: how many of the shallowest dense ranking are found with full recall; 0: `k`.
+    `statistics`: what BM25 counts, if these passages are not all that the scores shall rest on; None: these passages.
     """
 
     k: int
@@ -42,6 +61,7 @@ class Query(msgspec.Struct, frozen=True):
     prefixes: tuple[str, ...] = ()
     steps: tuple[int, ...] = ()
     ranks: int = 0
+    statistics: TermCounts | None = None
 
 
 class Candidates(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from indexes.lexical.bm25 import NO_CORRECTIONS, Statistics, round_count, weigh
 from indexes.lexical.operators import phrase_terms, prefix_groups
 from indexes.lexical.typos import Corrections
 from indexes.parts.prepared import Prepared, locate, select, tiers_of
-from indexes.parts.query import Query
+from indexes.parts.query import Query, TermCounts
 from indexes.parts.unexpired import NONE, Hidden, expires, hide_expired
 from indexes.parts.visible import Visible, sum_by_tier, tiers_in
 
@@ -97,7 +97,7 @@ class Snapshot:
         lexical = [visible.part.lexical for visible in self.parts]
         spoken = self.language_of(query.text, query.language)
         languages = spoken.language, spoken.others
-        statistics, corrected = self.statistics(), NO_CORRECTIONS
+        statistics, corrected = self.statistics(query.statistics), NO_CORRECTIONS
         groups = prefix_groups(query.prefixes, lexical, *languages, on_step, work)
         weighed = weigh(query.text, lexical, statistics, self.bm25, *languages, groups=groups)
         masked = query.typos and query.visible is not None
@@ -144,6 +144,14 @@ class Snapshot:
     def tiers_of(self, ids: Ids) -> NDArray[np.int8]:
         """Each passage's tier, as an index into TIERS; the delta for passages written after this snapshot."""
         return tiers_of(self.parts, ids)
+
+    def vectors(self, ids: Ids) -> Floats:
+        """The stored vectors of any passages, float32 [ids, dimensions]; zeros for a passage in no part."""
+        located = [(at, visible.part.vectors.take(rows)) for visible, at, rows in locate(self.parts, ids)]
+        found = np.zeros((len(ids), located[0][1].shape[1] if located else 1), np.float32)
+        for at, taken in located:
+            found[at] = taken
+        return found
 
     # --- one searcher at a time, for measurements -------------------------------------------------------------
 
@@ -209,7 +217,18 @@ class Snapshot:
         """Deleted passages that are still in an index."""
         return sum(visible.dead for visible in self.parts)
 
-    def statistics(self) -> Statistics:
+    def count_terms(self, query: Query, on_step: OnStep = do_nothing) -> TermCounts:
+        """What the BM25 scores of a query rest on here."""
+        statistics, weighed = self.statistics(), self.prepare(query, on_step).weighed
+        counts: dict[str, int] = {}
+        for at, (term, _) in enumerate(weighed.weights if weighed else ()):
+            held = sum(len(postings[at][0]) for _, postings in weighed.met) if weighed else 0
+            counts[term] = statistics.live(term, held)
+        return TermCounts(statistics.passages, statistics.length, counts)
+
+    def statistics(self, given: TermCounts | None = None) -> Statistics:
+        if given is not None:
+            return Statistics(given.passages, given.length, given=given.frequencies)
         length = sum(visible.part.lexical.length - visible.dead_length for visible in self.parts)
         return Statistics(
             self.live, length, [layer for visible in self.parts for layer in visible.dead_terms]

@@ -20,11 +20,12 @@ from indexes.base.model import Scalar
 from indexes.filters.dates import instant_of_date
 from indexes.filters.grammar import Kind
 from retrieval.documents.metadata import instant_at
-from retrieval.search.executor import Execution
 from retrieval.search.fusion import Scores, order_by_score
 from retrieval.search.plan import Plan
+from retrieval.search.shard import ValuesQuery
 from retrieval.search.stages import Fused, round_scores
 from retrieval.wire.options import Boost
+from retrieval.wire.search import SearchRequest
 
 DAY_US = 86_400_000_000
 LEAST_FACTOR, FACTOR_MAX = 1e-6, 1e9
@@ -36,28 +37,29 @@ COUNTED: dict[bool, tuple[Kind, ...]] = {  # kinds of values that a boost reads,
 Values = Sequence[Sequence[Scalar]]  # for each candidate, its values under one key
 
 
-def arrange(plan: Plan, fused: Fused, execution: Execution) -> Fused:
-    """Order the candidates by boosts and sort. Raises InvalidInput for an unknown key, or for a boost by a key without
-    numbers or dates."""
-    ids = fused.candidates.ids
-    for at, boost in enumerate(plan.request.boosts or []):
-        values = execution.values(
-            ids,
-            boost.key,
-            f"boosts[{at}].key",
-            COUNTED[boost.decay is not None],
-            dates=boost.decay is not None,
-        )
-        factors = np.array([factor(boost, one) for one in values])
+def values_queries(request: SearchRequest) -> tuple[ValuesQuery, ...]:
+    """Return what `arrange` needs to know of the candidates."""
+    boosts = [
+        ValuesQuery(one.key, f"boosts[{at}].key", COUNTED[one.decay is not None], one.decay is not None)
+        for at, one in enumerate(request.boosts or [])
+    ]
+    sorts = [ValuesQuery(one.key, f"sort[{at}].key") for at, one in enumerate(request.sort or [])]
+    return (*boosts, *sorts)
+
+
+def arrange(plan: Plan, fused: Fused, values: Sequence[Values]) -> Fused:
+    """Order the candidates by boosts and sort. `values` are those that `values_queries` asks for."""
+    ids, boosts, sorts = fused.candidates.ids, plan.request.boosts or [], plan.request.sort or []
+    for boost, held in zip(boosts, values, strict=False):
+        factors = np.array([factor(boost, one) for one in held])
         fused = replace(fused, boosts=factors if fused.boosts is None else fused.boosts * factors)
     if fused.boosts is not None:
         boosted = round_scores(boost_scores(fused.scores, fused.boosts))
         order = fused.order[order_by_score(ids[fused.order], boosted[fused.order])]
         fused = replace(fused, order=order, scores=boosted)
     positions: list[int] = fused.order.tolist()
-    for at, sort in reversed(list(enumerate(plan.request.sort or []))):
-        values = execution.values(ids, sort.key, f"sort[{at}].key")
-        keys = sort_keys(values, last=sort.order == "desc")
+    for sort, held in reversed(list(zip(sorts, values[len(boosts) :], strict=True))):
+        keys = sort_keys(held, last=sort.order == "desc")
         present = [position for position in positions if keys[position] is not None]
         present.sort(key=keys.__getitem__, reverse=sort.order == "desc")
         positions = present + [position for position in positions if keys[position] is None]

@@ -13,19 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.base.model import Floats
-from retrieval.search.executor import Execution
 from retrieval.search.option_checks import MMR_CANDIDATES
 from retrieval.search.plan import Plan
+from retrieval.search.shard import Shard, What
 from retrieval.search.stages import Fused, Positions
 
 
-def diversify(plan: Plan, fused: Fused, execution: Execution) -> Fused:
+async def diversify(plan: Plan, fused: Fused, shard: Shard) -> Fused:
     """Reorder the first candidates so that each trades its score against how much the ones before it already say."""
     mmr = plan.request.mmr
     if mmr is None:
         return fused
     first = fused.order[: max(MMR_CANDIDATES, plan.k)]
-    moved = marginal_relevance(execution.vectors(fused.candidates.ids[first]), fused.scores[first], mmr)
+    found = await shard.fetch(fused.candidates.ids[first].tolist(), What(vectors=True))
+    assert found.vectors is not None
+    moved = marginal_relevance(found.vectors, fused.scores[first], mmr)
     return replace(fused, order=np.concatenate([first[moved], fused.order[len(first) :]]))
 
 

@@ -6,13 +6,10 @@ from itertools import pairwise
 
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Scalar
-from indexes.base.work import OnStep, do_nothing
-from indexes.collection.collection import Collection
 from indexes.filters.dates import span_of
-from indexes.filters.grammar import Filter, fits
+from indexes.filters.grammar import fits
 from indexes.filters.satisfiable import FORMS
-from indexes.parts.snapshot import Snapshot
-from indexes.reading.facets import FacetCounts, FacetQuery, count_facets
+from indexes.reading.facets import FacetCounts, FacetQuery
 from retrieval.wire.options import Bound, Facet, FacetBody, RangeCount, ValueCount
 
 FACETS_MAX, BOUNDS_MAX = 16, 100
@@ -53,19 +50,8 @@ def _bounds(ranges: list[Bound] | None, where: str) -> tuple[Scalar, ...]:
     return tuple(ranges)
 
 
-def facets_of(
-    collection: Collection,
-    snapshot: Snapshot,
-    condition: Filter | None,
-    asked: list[tuple[Facet, FacetQuery]],
-    on_step: OnStep = do_nothing,
-) -> list[FacetBody]:
-    """Count facets, calling `on_step` between steps. Raises InvalidInput for a key that no document has."""
-    counts = count_facets(collection, snapshot, condition, [query for _, query in asked], on_step)
-    return [_facet_body(facet, found) for (facet, _), found in zip(asked, counts, strict=True)]
-
-
-def _facet_body(facet: Facet, found: FacetCounts) -> FacetBody:
+def facet_body(facet: Facet, found: FacetCounts) -> FacetBody:
+    """Return a facet as clients see it."""
     return FacetBody(
         key=facet.key,
         values=[ValueCount(value, count) for value, count in found.values[: facet.top]],

@@ -1,6 +1,6 @@
 """One search, from text to hits.
 
-    plan -> result cache -> embed -> executor: BM25, dense -> fuse (-> rerank) -> hydrate -> answer with its receipt
+    plan -> result cache -> embed -> shard: BM25, dense -> fuse (-> rerank) -> hydrate -> answer with its receipt
 
 The event loop only coordinates: embedding runs on the batcher's threads, and all later stages run in one step on a
 search thread. A search reads from one snapshot throughout; its hits are read from the log last, so that nothing deleted
@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from indexes.base.errors import DeadlineExceeded, Unavailable
+from indexes.base.model import Ranking
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from indexes.parts.prepared import Prepared
-from indexes.parts.query import Candidates
 from indexes.parts.snapshot import Snapshot
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import AnswerBudget, BudgetShare
@@ -34,20 +35,19 @@ from retrieval.base.settings import Config
 from retrieval.cache import ResultCache, ResultKey
 from retrieval.cache.semantic import Questions, SemanticCache
 from retrieval.embedding.embedders import Embedders
-from retrieval.search.executor import LocalExecutor
 from retrieval.search.plan import Plan, make_plan
 from retrieval.search.reranking import PAIRS_A_RUN, PairsRead, Reranker
 from retrieval.search.rounds import (
     CachedAnswer,
     Found,
     answer_of,
-    candidates_of_scan,
     count_facets_of,
     decode_and_charge,
     rounds_of,
     run_stages,
 )
 from retrieval.search.scanning import JointScan, Place, Scanner
+from retrieval.search.shard import LocalShard, run_at_once
 from retrieval.search.similar import read_examples
 from retrieval.search.stages import Fused, Rounds
 from retrieval.search.stopwatch import Stopwatch, in_time
@@ -58,6 +58,7 @@ from retrieval.wire.search import SearchAnswer, SearchRequest
 MIN_SEQ_WAIT_S = 5.0
 # More would not raise throughput, and would make each pass of the event loop longer for every caller.
 ACTIVE_PER_THREAD = 4
+T = TypeVar("T")
 ANYTHING = "*"  # placeholder for the text in the key of a semantic scope
 
 
@@ -203,9 +204,9 @@ class Pipeline:
         if not plan.request.cache:
             self._results.counts.bypassed += 1
             async with self._turn(plan):
-                executor = LocalExecutor(collection, snapshot, work=budget.work)
-                plan = await self._embed(executor, plan, watch)
-                snapshot, found = await self._search_latest(executor, plan, watch, place, BudgetShare(budget))
+                shard = LocalShard(collection, snapshot, watch, budget.work)
+                plan = await self._embed(shard, plan, watch)
+                snapshot, found = await self._search_latest(shard, plan, watch, place, BudgetShare(budget))
             return answer_of(name, collection, snapshot, plan, found.answer, watch, "bypass")
         key = self._key(collection, snapshot, plan)
         stored = await watch.time_await(
@@ -224,8 +225,8 @@ class Pipeline:
             begun, before = watch.elapsed_ms, key.content
             scope = self._scope(collection, snapshot, plan)
             async with self._turn(plan):
-                executor = LocalExecutor(collection, snapshot, work=budget.work)
-                plan = await self._embed(executor, plan, watch)
+                shard = LocalShard(collection, snapshot, watch, budget.work)
+                plan = await self._embed(shard, plan, watch)
                 alike = await watch.time_await(
                     "cache", self._find_similar(scope, collection, snapshot, plan, budget.work)
                 )
@@ -236,7 +237,7 @@ class Pipeline:
                 ):
                     leading.land(None)
                     return answer_of(name, collection, snapshot, plan, answer, watch, "semantic")
-                snapshot, found = await self._search_latest(executor, plan, watch, place, BudgetShare(budget))
+                snapshot, found = await self._search_latest(shard, plan, watch, place, BudgetShare(budget))
             if alike is not None and found.answer.whole and not plan.degraded and snapshot.content == before:
                 given = msgspec.msgpack.decode(alike, type=CachedAnswer)
                 self._semantic.record_check(collection.name, given.hits, found.answer.hits)
@@ -264,26 +265,24 @@ class Pipeline:
             return None
         return msgspec.msgpack.encode(found.answer)
 
-    def _lexical_head_start(
-        self, executor: LocalExecutor, plan: Plan, watch: Stopwatch
-    ) -> Callable[[], None] | None:
+    def _lexical_head_start(self, shard: LocalShard, plan: Plan) -> Callable[[], None] | None:
         """Return a callback that starts the lexical search while the text is embedded, if this is the only search and a
         thread is idle."""
         request, idle = plan.request, self._threads.idle
         if self.under_way > 1 or not idle or plan.query.text is None or request.like or request.unlike:
             return None
-        return partial(executor.begin, plan.query, watch, self._threads.submit)
+        return partial(shard.begin, plan.query, self._threads.submit)
 
     async def _search_latest(
-        self, executor: LocalExecutor, plan: Plan, watch: Stopwatch, place: Place | None, share: BudgetShare
+        self, shard: LocalShard, plan: Plan, watch: Stopwatch, place: Place | None, share: BudgetShare
     ) -> tuple[Snapshot, Found]:
         """Return the answer, and the snapshot it was computed on."""
-        found = await self._search(executor, plan, watch, place, share)
-        newest = executor.collection.snapshot
-        if not found.vanished or newest.seq <= executor.snapshot.seq:
-            return executor.snapshot, found
+        found = await self._search(shard, plan, watch, place, share)
+        newest = shard.collection.snapshot
+        if not found.vanished or newest.seq <= shard.seq:
+            return shard.snapshot, found
         # Hits were replaced or deleted during the search; their new versions are in the newer snapshot.
-        newer = LocalExecutor(executor.collection, newest, work=executor.work)
+        newer = LocalShard(shard.collection, newest, watch, shard.work)
         return newest, await self._search(newer, plan, watch, place, share)
 
     def _scope(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> bytes | None:
@@ -332,8 +331,9 @@ class Pipeline:
 
         async def judge(grounds: bytes) -> bytes | None:
             floor = self._embedders.similarity_floor(collection.settings.model)
-            judged = partial(renew_grounds, grounds, replace(plan, similarity_floor=floor), snapshot, work)
-            return judged() if is_light(grounds) else await self._threads.run(judged)
+            shard = LocalShard(collection, snapshot, Stopwatch(), work)
+            renew = partial(renew_grounds, grounds, replace(plan, similarity_floor=floor), shard)
+            return await (renew() if is_light(grounds) else self._threads.run(partial(run_at_once, renew)))
 
         # An exact search moves no passages, but a user waits for it.
         return await self._results.get(key, judge, counted=counted and (plan.counted or plan.request.exact))
@@ -347,17 +347,15 @@ class Pipeline:
             async with self._in_time(plan, watch):
                 snapshot = await wait_for_seq(collection, request.min_seq or 0)
                 async with self._turn(plan):
-                    executor = LocalExecutor(collection, snapshot)
-                    plan = await self._embed(executor, plan, watch)
-                    rounds = rounds_of(collection, plan, share)
-                    found = await self._search(executor, plan, watch, None, share, rounds)
+                    shard = LocalShard(collection, snapshot, watch)
+                    plan = await self._embed(shard, plan, watch)
+                    rounds = rounds_of(collection, plan, share, watch)
+                    found = await self._search(shard, plan, watch, None, share, rounds)
         finally:
             watch.left = True
         assert rounds.last is not None
-        assert executor.first is not None
-        return TracedSearch(
-            snapshot, executor.first.prepared, *rounds.last, answer=found.answer, cpu_s=watch.cpu_s
-        )
+        assert shard.first is not None
+        return TracedSearch(snapshot, shard.first[0], *rounds.last, answer=found.answer, cpu_s=watch.cpu_s)
 
     def _key(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> ResultKey:
         settings = collection.settings
@@ -378,24 +376,23 @@ class Pipeline:
     def forget_answers(self) -> None:
         self._results.clear()
 
-    async def _embed(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> Plan:
+    async def _embed(self, shard: LocalShard, plan: Plan, watch: Stopwatch) -> Plan:
         """Return the plan with the query's vector, and with what fusion needs to know of the model."""
-        plan = await self._embed_text(executor, plan, watch)
+        plan = await self._embed_text(shard, plan, watch)
         if not plan.request.like and not plan.request.unlike:
             return plan
-        return plan.with_examples(
-            await self._threads.run(partial(read_examples, executor.collection, plan.request))
-        )
+        read = partial(read_examples, shard, plan.request, shard.collection.settings.dimensions)
+        return plan.with_examples(await self._threads.run(partial(run_at_once, read)))
 
-    async def _embed_text(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> Plan:
-        collection, snapshot = executor.collection, executor.snapshot
+    async def _embed_text(self, shard: LocalShard, plan: Plan, watch: Stopwatch) -> Plan:
+        collection, snapshot = shard.collection, shard.snapshot
         if plan.text is None:
             if plan.mode == "lexical":
                 return plan
             floor = self._embedders.similarity_floor(collection.settings.model)
             return replace(plan, similarity_floor=floor)
         embedder = await self._embedders.of(collection)
-        head_start = self._lexical_head_start(executor, plan, watch)
+        head_start = self._lexical_head_start(shard, plan)
         query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache, on_start=head_start)
         return plan.with_vector(
             await watch.time_await("embed", query),
@@ -405,7 +402,7 @@ class Pipeline:
 
     async def _search(
         self,
-        executor: LocalExecutor,
+        shard: LocalShard,
         plan: Plan,
         watch: Stopwatch,
         place: Place | None,
@@ -413,23 +410,27 @@ class Pipeline:
         rounds: Rounds | None = None,
     ) -> Found:
         """Search ever deeper until there are k hits or the rankings end. The deadline may fall between two rounds."""
-        collection, snapshot = executor.collection, executor.snapshot
-        rounds = rounds or rounds_of(collection, plan, budget)
+        collection = shard.collection
+        rounds = rounds or rounds_of(collection, plan, budget, watch)
         while True:
-            exact: Candidates | None = None
+            known: Ranking | None = None
             if plan.request.exact and plan.query.vector is not None:
                 scan = place or self._scanner
                 ranked = scan.rank(collection, plan.query.vector, plan.query.depth, plan.query.condition)
-                exact = candidates_of_scan(snapshot, await watch.time_await("dense", ranked))
-            kept_on = snapshot if plan.request.cache else None
-            stages = partial(run_stages, plan, executor, watch, rounds, exact, self._reranker, kept_on)
-            found = await self._threads.run(partial(watch.charge_cpu, stages), long=plan.rerank is not None)
+                known = await watch.time_await("dense", ranked)
+            stages = partial(run_stages, plan, shard, watch, rounds, known, self._reranker)
+            found = await self._run(stages, watch, long=plan.rerank is not None)
             if found is not None:
                 if plan.facets:
-                    count = partial(count_facets_of, plan, executor, watch, found.answer)
-                    await self._threads.run(partial(watch.charge_cpu, count))
+                    await self._run(partial(count_facets_of, plan, shard, shard.work, found.answer), watch)
                 return found
             plan = plan.deeper()
+
+    async def _run(
+        self, stages: Callable[[], Coroutine[Any, Any, T]], watch: Stopwatch, *, long: bool = False
+    ) -> T:
+        """Run stages of a search of a shard in this process, in one step on a search thread."""
+        return await self._threads.run(partial(watch.charge_cpu, partial(run_at_once, stages)), long=long)
 
 
 async def wait_for_seq(collection: Collection, min_seq: int, until: float = math.inf) -> Snapshot:

@@ -32,9 +32,9 @@ from retrieval.embedding.costs import CostModel
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import Manifest, load_model
 from retrieval.embedding.results import TooLong
-from retrieval.search.executor import Execution
 from retrieval.search.fusion import order_by_score
 from retrieval.search.plan import Plan
+from retrieval.search.shard import Shard, What
 from retrieval.search.stages import Fused, Rounds, round_scores
 from retrieval.wire.options import Reranked
 
@@ -103,10 +103,10 @@ class Reranker:
         return PairsRead(np.concatenate(found), read)
 
 
-def rerank(
+async def rerank(
     plan: Plan,
     fused: Fused,
-    execution: Execution,
+    shard: Shard,
     reranker: Reranker,
     rounds: Rounds,
     deadline: float | None = None,
@@ -126,11 +126,11 @@ def rerank(
     unread, gone = [one for one in firsts if one not in known], 0
     asked = reranker.encoder.read_query(query)
     for at in range(0, len(unread), FETCHED):
-        stored = execution.fetch(unread[at : at + FETCHED])
+        stored = (await shard.fetch(unread[at : at + FETCHED], What(passages=True))).passages
         gone += len(unread[at : at + FETCHED]) - len(stored)
         live = [stored[one] for one in unread[at : at + FETCHED] if one in stored]
         texts = [searchable_text(passage.title, passage.text) for passage in live]
-        scores = reranker.read(asked, texts, rounds.rerank_until, on_step=execution.on_step).scores.tolist()
+        scores = reranker.read(asked, texts, rounds.rerank_until, on_step=rounds.on_step).scores.tolist()
         known.update(zip((passage.id for passage in live), scores))
         if len(scores) < len(live):
             break

@@ -1,26 +1,26 @@
-"""One round of a search on a search thread: from candidates to an answer, and the grounds for caching it."""
+"""One round of a search: from candidates to an answer, and the grounds for caching it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from indexes.base.model import DenseResult, Ranking, Tier
+from indexes.base.model import Ranking, Tier
+from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
-from indexes.parts.query import Candidates
 from indexes.parts.snapshot import Snapshot
 from retrieval.admission.ceiling import AnswerBudget, BudgetShare
-from retrieval.search.boosting import arrange
+from retrieval.search.boosting import arrange, values_queries
 from retrieval.search.diversity import diversify
-from retrieval.search.executor import Execution, Executor, LocalExecutor
-from retrieval.search.facets import facets_of
+from retrieval.search.facets import facet_body
 from retrieval.search.highlighting import corrected_words
 from retrieval.search.plan import Plan
 from retrieval.search.relevance import is_supported
 from retrieval.search.reranking import Reranker, rerank
+from retrieval.search.shard import Ask, Searched, Shard
 from retrieval.search.stages import Rounds, fuse, hydrate
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.search.survival import grounds_of
@@ -59,71 +59,70 @@ class Found:
     grounds: bytes
 
 
-def rounds_of(collection: Collection, plan: Plan, budget: BudgetShare) -> Rounds:
+def rounds_of(collection: Collection, plan: Plan, budget: BudgetShare, watch: Stopwatch) -> Rounds:
     others = collection.documents - len(plan.examples.documents if plan.examples else ())
-    return Rounds(budget, others if plan.query.condition is None else None)
+    return Rounds(budget, others if plan.query.condition is None else None, on_step=watch.on_step)
 
 
-def candidates_of_scan(snapshot: Snapshot, ranking: Ranking) -> Candidates:
-    """Turn the ranking of an exact scan into candidates. The scan reads the log, which may be ahead of the snapshot."""
-    ranking = replace(ranking, tiers=snapshot.tiers_of(ranking.ids))
-    return Candidates.join(DenseResult(ranking, snapshot.tiers, None), Ranking.empty())
-
-
-def run_stages(
+async def run_stages(
     plan: Plan,
-    executor: Executor,
+    shard: Shard,
     watch: Stopwatch,
     rounds: Rounds,
-    candidates: Candidates | None = None,
+    known: Ranking | None = None,
     reranker: Reranker | None = None,
-    kept_on: Snapshot | None = None,
 ) -> Found | None:
-    """Run the stages in order on a search thread. Returns None if the search has to go deeper, see `hydrate`.
+    """Run the stages in order. Returns None if the search has to go deeper, see `hydrate`.
 
-    `candidates` replaces the search if they are already known. `kept_on` is the searched snapshot if the answer is to
-    be cached.
+    `known` is the ranking of an exact scan, which replaces the search.
     """
-    plan = plan.with_share_read()
-    execution = executor.prepare(plan.query, watch)
-    found = candidates or execution.search()
-    ranked = fused = watch.time_stage("fuse", lambda: fuse(plan, found, execution))
+    plan, request = plan.with_share_read(), plan.request
+    found = await shard.search(
+        Ask(
+            plan.query,
+            known,
+            values_queries(request),
+            highlight=request.query if request.highlight else None,
+            grounds=request.cache,
+        )
+    )
+    ranked = fused = watch.time_stage("fuse", lambda: fuse(plan, found.candidates))
     reranked = None
     if plan.rerank is not None and reranker is not None:
-        fused, reranked = watch.time_stage(
-            "rerank", partial(rerank, plan, fused, execution, reranker, rounds, watch.deadline)
+        fused, reranked = await watch.time_await(
+            "rerank", rerank(plan, fused, shard, reranker, rounds, watch.deadline)
         )
     arranged = fused
-    if plan.request.boosts or plan.request.sort:
-        arranged = watch.time_stage("fuse", partial(arrange, plan, fused, execution))
-    if plan.request.mmr is not None:
-        arranged = watch.time_stage("fuse", partial(diversify, plan, arranged, execution))
+    if request.boosts or request.sort:
+        arranged = watch.time_stage("fuse", partial(arrange, plan, fused, found.values))
+    if request.mmr is not None:
+        arranged = await watch.time_await("fuse", diversify(plan, arranged, shard))
     rounds.last = plan, arranged
-    hydrated = watch.time_stage("hydrate", lambda: hydrate(plan, arranged, execution, rounds))
+    hydrated = await watch.time_await("hydrate", hydrate(plan, arranged, shard, found.terms, rounds))
     if hydrated is None:
         return None
     hits, vanished = hydrated
     grounds = b""
-    if kept_on is not None and not vanished:
-        grounds = grounds_of(plan, kept_on, execution.scoring, ranked, rounds.shown, light=execution.light)
+    if found.grounds is not None and not vanished:
+        grounds = grounds_of(plan, found.grounds, ranked, rounds.shown)
     answer = CachedAnswer(
         hits=hits,
-        tiers=list(found.searched),
-        cold_skipped=found.cold_skipped,
+        tiers=list(found.candidates.searched),
+        cold_skipped=found.candidates.cold_skipped,
         share_read=None if plan.share_read is None else round(plan.share_read, 3),
         weight_dense=None if plan.weight_dense is None else round(plan.weight_dense, 3),
         supported=is_supported(fused.relevance[fused.order], plan.calibration),
         support_from=plan.calibration.support if plan.calibration else None,
         reranked=reranked,
-        corrected=corrected_words(execution.corrected, hits),
-        over_budget=over_budget(rounds, execution),
+        corrected=corrected_words(found.corrected, hits),
+        over_budget=over_budget(rounds, found),
     )
     return Found(answer, vanished, grounds)
 
 
-def over_budget(rounds: Rounds, execution: Execution) -> list[OverBudget] | UnsetType:
+def over_budget(rounds: Rounds, searched: Searched) -> list[OverBudget] | UnsetType:
     found: list[OverBudget] = []
-    if not execution.typos_whole:
+    if not searched.typos_whole:
         found.append("typos")
     if not rounds.phrases_whole:
         found.append("operators")
@@ -132,14 +131,14 @@ def over_budget(rounds: Rounds, execution: Execution) -> list[OverBudget] | Unse
     return found or UNSET
 
 
-def count_facets_of(plan: Plan, executor: LocalExecutor, watch: Stopwatch, answer: CachedAnswer) -> None:
+async def count_facets_of(plan: Plan, shard: Shard, work: WorkBudget, answer: CachedAnswer) -> None:
     """Add its facets to an answer, or report that other searches of the request used up its work budget."""
-    if executor.work.facet_counts < 0:
+    if work.facet_counts < 0:
         answer.over_budget = [*(answer.over_budget or ()), "facets"]
         return
-    condition = plan.query.condition
-    answer.facets = facets_of(executor.collection, executor.snapshot, condition, plan.facets, watch.on_step)
-    executor.work.facet_counts -= sum(
+    counts = await shard.facets(plan.query.condition, [query for _, query in plan.facets])
+    answer.facets = [facet_body(facet, found) for (facet, _), found in zip(plan.facets, counts, strict=True)]
+    work.facet_counts -= sum(
         one.documents * (1 + len(one.ranges) // 16) + one.distinct for one in answer.facets
     )
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Floats, Ids
-from indexes.collection.collection import Collection
 from retrieval.access.auth import PRINCIPAL
+from retrieval.search.shard import Shard
 from retrieval.wire.search import SearchRequest
 
 ALPHA, BETA, GAMMA = 1.0, 0.75, 0.15
@@ -42,20 +42,17 @@ class ExampleDocuments:
         return unit
 
 
-def read_examples(collection: Collection, request: SearchRequest) -> ExampleDocuments:
+async def read_examples(shard: Shard, request: SearchRequest, dimensions: int) -> ExampleDocuments:
     """Read the vectors of all passages of the examples. Raises InvalidInput naming a document that does not exist."""
     sides = [("like", BETA, request.like or []), ("unlike", -GAMMA, request.unlike or [])]
-    direction = np.zeros(collection.settings.dimensions, np.float32)
+    direction = np.zeros(dimensions, np.float32)
     passages: list[Ids] = []
     for side, weight, ids in sides:
-        for at, one in enumerate(ids):
-            document = collection.log.document(str(one))
-            found = collection.log.vectors_of_document(str(one))
-            if document is None or found is None or not PRINCIPAL.get().may_read(document.metadata):
-                raise InvalidInput(f"{side}[{at}]: no document {str(one)!r}", param=f"{side}[{at}]")
-            numbers, vectors = found
-            passages.append(numbers)
-            mean = vectors.mean(axis=0)
-            direction += np.float32(weight / len(ids)) * mean / max(float(np.linalg.norm(mean)), 1e-6)
+        for at, found in enumerate(await shard.examples([str(one) for one in ids])):
+            if found is None or not PRINCIPAL.get().may_read(found.metadata):
+                raise InvalidInput(f"{side}[{at}]: no document {str(ids[at])!r}", param=f"{side}[{at}]")
+            passages.append(found.passages)
+            length = max(float(np.linalg.norm(found.mean)), 1e-6)
+            direction += np.float32(weight / len(ids)) * found.mean / length
     documents = frozenset(str(one) for _, _, ids in sides for one in ids)
     return ExampleDocuments(direction, documents, np.sort(np.concatenate(passages)))

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from msgspec import UNSET
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from indexes.base.model import TIERS, Floats, StoredPassage
-from indexes.base.work import WorkBudget
+from indexes.base.work import OnStep, do_nothing
 from indexes.lexical.spans import Marks
 from indexes.parts.query import Candidates
 from indexes.reading.surroundings import Surroundings
 from retrieval.admission.ceiling import BudgetShare, size_of
-from retrieval.search.executor import Execution
 from retrieval.search.fusion import clip_to_levels, fuse_weighted, levels_of, order_by_score, reciprocal_rank
 from retrieval.search.highlighting import snippet
 from retrieval.search.plan import SPARE_HITS, Plan
 from retrieval.search.relevance import Columns, features_of, relevance_of
+from retrieval.search.shard import Shard, What
 from retrieval.wire.options import Expanded, Highlight
 from retrieval.wire.search import Hit, Ranks, RelevanceEvidence, Scores
 
@@ -51,10 +51,9 @@ class Fused:
     boosts: NDArray[np.float64] | None = None
 
 
-def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
+def fuse(plan: Plan, candidates: Candidates) -> Fused:
     """Rank the candidates by one score, and compute their relevance."""
     if plan.mode == "hybrid":
-        candidates = complete_scores(candidates, execution)
         ranks = [candidates.dense_ranks, candidates.lexical_ranks]
         # What a deeper ranking adds comes after the candidates of the first page.
         levels = levels_of(ranks, plan.page_depth) if plan.query.steps else None
@@ -74,15 +73,6 @@ def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
     return Fused(candidates, order, scores, features, relevance_of(features, plan.calibration))
 
 
-def complete_scores(candidates: Candidates, execution: Execution) -> Candidates:
-    """Compute the scores that a searcher did not return, because missing is not the same as 0."""
-    dense, lexical = candidates.dense.copy(), candidates.lexical.copy()
-    lacking = np.flatnonzero(np.isnan(dense) | np.isnan(lexical))
-    if len(lacking):
-        dense[lacking], lexical[lacking] = execution.scores(candidates.ids[lacking])
-    return replace(candidates, dense=dense, lexical=lexical)
-
-
 def fuse_scores(plan: Plan, weight: float, found: Candidates, dense: Floats, lexical: Floats) -> Columns:
     floor, bound = plan.similarity_floor, found.lexical_bound
     return fuse_weighted(dense, lexical, weight=weight, floor=floor, bound=bound)
@@ -96,6 +86,7 @@ class Rounds:
     document_of       the documents of the passages that were read
     left_out          passages that were read and are not hits
     rerank_scores     what the reranker said, until `rerank_until` (monotonic)
+    on_step           raises what ends the search: its caller has left, or its deadline has passed
     last, shown       the last round's plan and candidates, and the positions of its hits among them
     phrases_whole     no hit is missing because the work budget for phrases was used up
     highlights_whole  all hits have their highlights
@@ -109,6 +100,7 @@ class Rounds:
     highlights_whole: bool = True
     rerank_scores: dict[int, float] = field(default_factory=dict)
     rerank_until: float | None = None
+    on_step: OnStep = do_nothing
     last: tuple[Plan, Fused] | None = None
     shown: list[int] = field(default_factory=list)
 
@@ -128,9 +120,11 @@ class Rounds:
         return self.phrases_whole
 
 
-def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> tuple[list[Hit], bool] | None:
+async def hydrate(
+    plan: Plan, fused: Fused, shard: Shard, terms: frozenset[str], rounds: Rounds
+) -> tuple[list[Hit], bool] | None:
     """Fetch the k candidates of the page that are still live, one per document if asked. Also returns whether some were
-    gone.
+    gone. `terms` are those to highlight.
 
     Returns None if there are fewer than k and a deeper search may find more. Raises TooLarge as soon as they exceed the
     budget.
@@ -145,7 +139,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
     vanished = False
     first, wanted, at, size = plan.request.offset, plan.last, 0, 0
     while at < len(order) and len(chosen) < wanted and rounds.may_read_on(plan):
-        execution.on_step()
+        rounds.on_step()
         # Read no spares at first: a candidate is rarely deleted between the search and this point.
         step = min(wanted if at == 0 else wanted + SPARE_HITS, HITS_READ_MAX)
         positions = [
@@ -154,7 +148,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
             if int(ids[position]) not in rounds.left_out
             and not (grouped and rounds.document_of.get(int(ids[position])) in seen)
         ]
-        stored = execution.fetch(ids[positions].tolist())
+        stored = (await shard.fetch(ids[positions].tolist(), What(passages=True))).passages
         already = max(len(chosen), first)
         for position in positions:
             passage = stored.get(int(ids[position]))
@@ -175,15 +169,16 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
         return None
     chosen = chosen[first:wanted]
     rounds.shown = [position for position, _ in chosen]
-    if plan.counted:
-        execution.count_hits([passage.id for _, passage in chosen])
     hits = hits_of(plan, fused, chosen)
+    around: Mapping[int, Surroundings] = {}
+    if plan.counted or plan.reach is not None:
+        numbers = [passage.id for _, passage in chosen]
+        around = (await shard.fetch(numbers, What(reach=plan.reach, hits=plan.counted))).around
     if plan.reach is not None:
-        around = execution.around([passage.id for _, passage in chosen], plan.reach)
         rounds.budget.reach(size + sum(len(one.text) for one in around.values()))
         expand(hits, [around.get(passage.id) for _, passage in chosen])
     if plan.request.highlight:
-        rounds.highlights_whole = highlight(plan, hits, execution, rounds.budget.work)
+        rounds.highlights_whole = highlight(plan, hits, terms, rounds)
     return hits, vanished
 
 
@@ -269,15 +264,15 @@ def expand(hits: list[Hit], around: list[Surroundings | None]) -> None:
         )
 
 
-def highlight(plan: Plan, hits: list[Hit], execution: Execution, work: WorkBudget) -> bool:
+def highlight(plan: Plan, hits: list[Hit], terms: frozenset[str], rounds: Rounds) -> bool:
     """Mark the words of the query in each hit. Returns False if only the first hits were marked, because the work
     budget was used up."""
-    assert plan.request.query
+    work = rounds.budget.work
     wanted = Highlight() if plan.request.highlight is True else plan.request.highlight
     assert wanted
-    marks = Marks(execution.terms_of(plan.request.query))
+    marks = Marks(terms)
     for hit in hits:
-        execution.on_step()
+        rounds.on_step()
         before = marks.read
         hit.highlights = marks.of(hit.text, hit.language, before + work.highlight_words)
         work.highlight_words -= marks.read - before

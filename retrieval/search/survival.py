@@ -22,11 +22,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from indexes.base.model import Floats, Ids
-from indexes.base.work import WorkBudget
 from indexes.parts.query import Candidates
-from indexes.parts.snapshot import Snapshot
 from retrieval.search.plan import Plan
 from retrieval.search.relevance import LEAD_OVER, SUPPORT_HITS
+from retrieval.search.shard import Later, Shard, StateSearched
 from retrieval.search.stages import Fused, Positions, fuse_scores, last_score
 
 SMALLEST: Final = 1e-30  # above 0, below any BM25 score
@@ -60,9 +59,7 @@ class Grounds(msgspec.Struct, frozen=True, array_like=True):
     light: bool  # preparing its query, and so checking it, takes no time
 
 
-def grounds_of(
-    plan: Plan, snapshot: Snapshot, scoring: bytes, fused: Fused, shown: list[int], *, light: bool
-) -> bytes:
+def grounds_of(plan: Plan, state: StateSearched, fused: Fused, shown: list[int]) -> bytes:
     """Return the grounds of an answer whose hits are the candidates at positions `shown`; empty if it holds only for
     its content.
 
@@ -73,7 +70,7 @@ def grounds_of(
     by_content = plan.examples or plan.facets or request.exact or request.explain
     # After steps, a later place of the dense ranking may have a better score.
     stepped = plan.query.steps and plan.query.vector is not None
-    if by_content or stepped or max(len(found), len(snapshot.expired)) > RESTS_ON_MAX:
+    if by_content or stepped or max(len(found), len(state.expired)) > RESTS_ON_MAX:
         return b""
     depth = plan.query.depth
     dense, lexical = (found.dense, found.dense_ranks), (found.lexical, found.lexical_ranks)
@@ -95,20 +92,20 @@ def grounds_of(
     vector = b"" if plan.query.vector is None else plan.query.vector.astype(np.float32).tobytes()
     return msgspec.msgpack.encode(
         Grounds(
-            newest=snapshot.newest,
-            seq=snapshot.seq,
-            scoring=scoring,
+            newest=state.newest,
+            seq=state.seq,
+            scoring=state.scoring,
             vector=vector,
             share_read=plan.share_read,
             lives=found.ids[lives].astype(np.int64).tobytes(),
-            expired=snapshot.expired.astype(np.int64).tobytes(),
+            expired=state.expired.astype(np.int64).tobytes(),
             score_from=score_from,
             dense_from=dense_from,
             lexical_from=lexical_from,
             dense_last=dense_last,
             lexical_last=lexical_last,
             spare=spare,
-            light=light,
+            light=state.light,
         )
     )
 
@@ -121,28 +118,28 @@ def is_light(kept: bytes) -> bool:
         return True
 
 
-def renew_grounds(
-    kept: bytes, plan: Plan, snapshot: Snapshot, work: WorkBudget | None = None
-) -> bytes | None:
-    """Return the grounds that an answer has on this later snapshot; None if it does not hold there. `plan` is that of
-    the same request, not embedded."""
+async def renew_grounds(kept: bytes, plan: Plan, shard: Shard) -> bytes | None:
+    """Return the grounds that an answer has on this later state of its shard; None if it does not hold there. `plan` is
+    that of the same request, not embedded."""
     try:
         grounds = msgspec.msgpack.decode(kept, type=Grounds)
     except msgspec.DecodeError:
         return None
-    if (
-        snapshot.seq < grounds.seq
-        or not snapshot.live_among(ids_of(grounds.lives)).all()
-        or snapshot.live_among(ids_of(grounds.expired)).any()
-    ):
+    if shard.seq < grounds.seq:
         return None
     vector = np.frombuffer(grounds.vector, np.float32) if grounds.vector else None
     plan = replace(plan, query=replace(plan.query, vector=vector), share_read=grounds.share_read)
-    prepared = snapshot.prepare(plan.query, work=work)
-    if prepared.scoring != grounds.scoring:
-        return None
-    found = prepared.newer(grounds.newest, NEWER_MAX)
-    if found is None:
+    later = await shard.later(
+        Later(
+            plan.query,
+            grounds.scoring,
+            grounds.newest,
+            NEWER_MAX,
+            ids_of(grounds.lives),
+            ids_of(grounds.expired),
+        )
+    )
+    if (found := later.candidates) is None:
         return None
     reaching = int(((found.dense >= grounds.dense_last) | (found.lexical >= grounds.lexical_last)).sum())
     ends = (found.dense >= grounds.dense_from) | (found.lexical >= grounds.lexical_from)
@@ -151,8 +148,8 @@ def renew_grounds(
     return msgspec.msgpack.encode(
         replace(
             grounds,
-            newest=max(snapshot.newest, grounds.newest),
-            seq=snapshot.seq,
+            newest=max(later.newest, grounds.newest),
+            seq=shard.seq,
             spare=grounds.spare - reaching,
         )
     )

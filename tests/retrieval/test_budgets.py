@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,12 +17,12 @@ import pytest
 from indexes.base.errors import DeadlineExceeded
 from indexes.base.model import Floats
 from indexes.parts.query import Query
-from indexes.reading.facets import FacetQuery, count_facets
+from indexes.reading.facets import FacetQuery
 from retrieval.base.cancellation import Abandoned
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.tokens import Tokens
 from retrieval.insight import explaining
-from retrieval.search.executor import LocalExecutor
+from retrieval.search.shard import Ask, LocalShard, run_at_once
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.server.openapi import Route
 from retrieval.server.routes import ROUTES
@@ -372,11 +373,11 @@ def test_nothing_is_done_for_callers_that_have_left(service: Service) -> None:
 def test_what_has_begun_ends_at_its_next_step(service: Service, query: Query, ends: type[Exception]) -> None:
     """A search whose caller has left, or whose deadline has passed, on its thread: its words, and its facets."""
     watch = Stopwatch(deadline=0.0) if ends is DeadlineExceeded else Stopwatch(left=True)
-    executor = LocalExecutor(service.collection, service.collection.snapshot)
+    shard = LocalShard(service.collection, service.collection.snapshot, watch)
     with pytest.raises(ends):
-        executor.prepare(query, watch).search()
+        run_at_once(partial(shard.search, Ask(query)))
     with pytest.raises(ends):
-        count_facets(service.collection, executor.snapshot, None, [FacetQuery("serials")], watch.on_step)
+        run_at_once(partial(shard.facets, None, [FacetQuery("serials")]))
 
 
 def test_an_answer_says_what_its_budget_left_out(service: Service) -> None:

@@ -18,7 +18,6 @@ import pytest
 from indexes.base.errors import TooLarge
 from indexes.base.model import Delete, Floats, NewPassage, Upsert
 from indexes.collection.collection import Collection
-from indexes.parts.query import Query
 from indexes.rebuild.builder import Rebuild
 from retrieval.admission.ceiling import AnswerBudget, BudgetShare
 from retrieval.base.settings import Config, Rerank
@@ -26,10 +25,10 @@ from retrieval.cache import MemoryStore, ResultCache
 from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.models import SIMILARITY_FLOOR
 from retrieval.embedding.results import Observer
-from retrieval.search.executor import LocalExecution, LocalExecutor
 from retrieval.search.pipeline import Pipeline
 from retrieval.search.plan import make_plan
 from retrieval.search.reranking import PairsRead, Reranker
+from retrieval.search.shard import Ask, LocalShard, Searched
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.wire.search import Fusion, SearchAnswer, SearchRequest
 from tests.support.vectors import DIMENSIONS, make_collection
@@ -145,8 +144,8 @@ def test_passages_deleted_meanwhile_are_made_up_for(pipeline: Pipeline, tmp_path
     before = collection.snapshot
     collection.write([Delete("long"), Delete("d0")]).result()
     plan = make_plan(SearchRequest(vector=AXIS, mode="dense", k=10), DIMENSIONS, Config())
-    share = BudgetShare(AnswerBudget(1 << 24))
-    found = asyncio.run(pipeline._search(LocalExecutor(collection, before), plan, Stopwatch(), None, share))
+    share, watch = BudgetShare(AnswerBudget(1 << 24)), Stopwatch()
+    found = asyncio.run(pipeline._search(LocalShard(collection, before, watch), plan, watch, None, share))
     assert found.vanished
     assert found.answer.hits == search(pipeline, collection, mode="dense", k=10).hits
     collection.close()
@@ -156,13 +155,13 @@ def test_passages_deleted_meanwhile_are_made_up_for(pipeline: Pipeline, tmp_path
 def depths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of every search, round by round."""
     found: list[int] = []
-    prepare = LocalExecutor.prepare
+    search = LocalShard.search
 
-    def noted(self: LocalExecutor, query: Query, watch: Stopwatch) -> LocalExecution:
-        found.append(query.depth)
-        return prepare(self, query, watch)
+    async def noted(self: LocalShard, ask: Ask) -> Searched:
+        found.append(ask.query.depth)
+        return await search(self, ask)
 
-    monkeypatch.setattr(LocalExecutor, "prepare", noted)
+    monkeypatch.setattr(LocalShard, "search", noted)
     return found
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,8 +20,8 @@ from jobs.serving.process import serving
 from retrieval.base.settings import Config
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.embedding.embedders import Embedders
-from retrieval.search.executor import LocalExecution, LocalExecutor
 from retrieval.search.pipeline import Pipeline
+from retrieval.search.shard import Ask, LocalShard, run_at_once
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.wire.search import SearchRequest
 from tests.support.http import Http
@@ -125,20 +126,18 @@ def test_only_what_was_begun_is_taken_up(tmp_path_factory: pytest.TempPathFactor
     collection = make_collection(tmp_path_factory.mktemp("begun") / "c")
     fill(collection, world, range(300))
     vector, watch = world.queries(1)[0], Stopwatch()
-    plain = LocalExecutor(collection, collection.snapshot)
+    plain = LocalShard(collection, collection.snapshot, Stopwatch())
     with ThreadPoolExecutor(1) as pool:
-        begun = LocalExecutor(collection, collection.snapshot)
-        begun.begin(Query(10, 20, words), watch, pool.submit)
-        taken_up = begun.prepare(Query(10, 20, words, vector), watch)
-        assert taken_up.words is not None
-        assert found(taken_up) == found(plain.prepare(Query(10, 20, words, vector), Stopwatch()))
-        deeper = begun.prepare(Query(10, 80, words, vector), watch)
-        assert deeper.words is None
-        assert found(deeper) == found(plain.prepare(Query(10, 80, words, vector), Stopwatch()))
+        begun = LocalShard(collection, collection.snapshot, watch)
+        begun.begin(Query(10, 20, words), pool.submit)
+        for depth, taken_up in (20, True), (80, False):
+            query = Query(10, depth, words, vector)
+            assert (begun.prepare(query)[1] is not None) is taken_up
+            assert found(begun, query) == found(plain, query)
     assert [stage for _, _, stage in watch.spans].count("lexical") == 3  # weighed once, searched twice
     collection.close()
 
 
-def found(execution: LocalExecution) -> list[list[float]]:
-    candidates = execution.search()
+def found(shard: LocalShard, query: Query) -> list[list[float]]:
+    candidates = run_at_once(partial(shard.search, Ask(query))).candidates
     return [candidates.ids.tolist(), candidates.dense_ranks.tolist(), candidates.lexical_ranks.tolist()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from indexes.collection.collection import Collection
 from retrieval.access.auth import PRINCIPAL, Principal
 from retrieval.base.settings import Config
 from retrieval.search.plan import make_plan
+from retrieval.search.shard import LocalShard, run_at_once
 from retrieval.search.similar import ALPHA, BETA, GAMMA, read_examples
+from retrieval.search.stopwatch import Stopwatch
 from retrieval.wire.search import SearchRequest
 from tests.support.http import Http
 
@@ -134,12 +137,14 @@ def test_examples_are_documents_that_the_caller_may_see(tmp_path: Path) -> None:
     with closing(Collection.create(tmp_path / "c", settings, IndexOptions())) as collection:
         passage = NewPassage(0, 4, 1, unit)
         collection.write([Upsert("theirs", "text", "", {"acl": ["them"]}, (passage,))]).result()
+        shard = LocalShard(collection, collection.snapshot, Stopwatch())
+        request = SearchRequest(like=["theirs"])
         before = PRINCIPAL.set(Principal(groups=("us",)))
         try:
             with pytest.raises(InvalidInput, match="no document 'theirs'"):
-                read_examples(collection, SearchRequest(like=["theirs"]))
+                run_at_once(partial(read_examples, shard, request, DIMENSIONS))
             plan = make_plan(SearchRequest(query="x"), DIMENSIONS, Config())
             assert plan.query.visible is not None  # words of documents that it may see, no others
         finally:
             PRINCIPAL.reset(before)
-        assert len(read_examples(collection, SearchRequest(like=["theirs"])).passages) == 1
+        assert len(run_at_once(partial(read_examples, shard, request, DIMENSIONS)).passages) == 1

@@ -1,0 +1,315 @@
+"""The seam between a search and the passages that it searches: values go down, values come back.
+
+A search knows the passages of a collection only as a `Shard`. Every argument and result is a plain value, so a shard
+may be in another process. `LocalShard` is the one in this process: one snapshot of a collection, and its log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from indexes.base.model import DenseResult, Floats, Ids, Metadata, Ranking, Scalar, StoredPassage
+from indexes.base.work import WorkBudget
+from indexes.collection.collection import Collection
+from indexes.filters.grammar import Filter, Kind
+from indexes.parts.prepared import Prepared
+from indexes.parts.query import Candidates, Query, TermCounts
+from indexes.parts.snapshot import Snapshot
+from indexes.reading.facets import FacetCounts, FacetQuery, count_facets
+from indexes.reading.surroundings import Reach, Surroundings, text_around
+from retrieval.search.stopwatch import Stopwatch
+
+T = TypeVar("T")
+Begun = tuple[Prepared, Ranking | None]  # a prepared query, and its BM25 ranking if that is known
+Submit = Callable[[Callable[[], Begun]], Future[Begun]]
+
+
+class ValuesQuery(msgspec.Struct, frozen=True):
+    """The values of the candidates under a metadata key. `where` is the key's place in the request. If the collection
+    has the key, it must have values of these `kinds` (any, if empty), or dates if `dates` count."""
+
+    key: str
+    where: str
+    kinds: tuple[Kind, ...] = ()
+    dates: bool = False
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """A search of one shard, and what the answer brings along.
+
+    known      the ranking of an exact scan, which takes the place of the search
+    values     the metadata values to bring along for each candidate
+    highlight  a text: bring along the terms as which its words are looked up
+    grounds    bring along `Searched.grounds`
+    """
+
+    query: Query
+    known: Ranking | None = None
+    values: tuple[ValuesQuery, ...] = ()
+    highlight: str | None = None
+    grounds: bool = False
+
+
+class StateSearched(msgspec.Struct, frozen=True):
+    """The state of a shard on which a search was answered.
+
+    `scoring` is equal for two states if the same query scores the same passages alike on both. `newest` is an upper
+    bound on the ids of its passages; `expired` are those that it hides, int64. `light`: preparing the query's words
+    took no time.
+    """
+
+    seq: int
+    newest: int
+    expired: Ids
+    scoring: bytes
+    light: bool
+
+
+class Searched(msgspec.Struct, frozen=True):
+    """What a shard found. Candidates of a hybrid search have both of their scores.
+
+    corrected    query words that no passage has, each with the term that was looked up instead
+    typos_whole  false if some unknown words were not looked up because that would take too long
+    values       for each ValuesQuery, the values of each candidate
+    """
+
+    candidates: Candidates
+    corrected: Mapping[str, str]
+    typos_whole: bool
+    values: Sequence[Sequence[Sequence[Scalar]]]
+    terms: frozenset[str]
+    grounds: StateSearched | None
+
+
+class What(msgspec.Struct, frozen=True):
+    """What to read of passages: the passages themselves, their surroundings, or their vectors. `hits` counts them as
+    hits, so that popular ones move to the hot tier."""
+
+    passages: bool = False
+    reach: Reach | None = None
+    vectors: bool = False
+    hits: bool = False
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """What was read from the log, by passage id; passages deleted since are absent. `vectors` are as stored, float32
+    [ids, dimensions], with zeros where there is none."""
+
+    passages: Mapping[int, StoredPassage] = {}
+    around: Mapping[int, Surroundings] = {}
+    vectors: Floats | None = None
+
+
+class Example(msgspec.Struct, frozen=True):
+    """A document as an example: its passages' ids, ascending, and the mean of their vectors, float32 [dimensions]."""
+
+    metadata: Metadata
+    passages: Ids
+    mean: Floats
+
+
+class Later(msgspec.Struct, frozen=True):
+    """A question about passages written since an answer was made: those with ids above `newest`, if there are at most
+    `most`. `lives` and `expired` are int64 ids of passages that must be live, and must not be; `scoring` is that of the
+    answer (`StateSearched`)."""
+
+    query: Query
+    scoring: bytes
+    newest: int
+    most: int
+    lives: Ids
+    expired: Ids
+
+
+class LaterPassages(msgspec.Struct, frozen=True):
+    """The passages written since, with both scores: None if they are too many, or if the passages asked about are not
+    as they must be, or the query scores differently now. `newest` as in `StateSearched`."""
+
+    newest: int
+    candidates: Candidates | None
+
+
+class Shard(Protocol):
+    """Some of the passages of a collection in one frozen state. One call at a time, from any thread."""
+
+    @property
+    def seq(self) -> int:
+        """The last operation that this state holds."""
+        ...
+
+    async def search(self, ask: Ask) -> Searched:
+        """Find candidates. Raises InvalidInput for a filter that nothing can satisfy, or naming `where` for values that
+        no passage has. Searches of one shard differ only in vector and depth."""
+        ...
+
+    async def fetch(self, ids: Sequence[int], what: What) -> Fetched:
+        """Read passages as they are now."""
+        ...
+
+    async def statistics(self, query: Query) -> TermCounts:
+        """Count what the BM25 scores of a query rest on. The sum over several shards can be an input of their
+        searches."""
+        ...
+
+    async def facets(self, condition: Filter | None, asked: Sequence[FacetQuery]) -> list[FacetCounts]:
+        """Count facets. Raises InvalidInput for a key that no document has."""
+        ...
+
+    async def examples(self, documents: Sequence[str]) -> list[Example | None]:
+        """Read documents as examples; None for one that does not exist."""
+        ...
+
+    async def later(self, asked: Later) -> LaterPassages:
+        """Look at what was written since a search."""
+        ...
+
+
+def run_at_once(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine on this thread, without an event loop. It must not wait for anything: a search of a shard in this
+    process does not."""
+    coroutine = work()
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+    coroutine.close()
+    raise RuntimeError("the search waited for something, so it needs an event loop")
+
+
+@dataclass(slots=True)
+class LocalShard:
+    """A snapshot of a collection in this process. No method waits for anything (`run_at_once`).
+
+    `work` is the work budget of the request. `begun` is the lexical part of a query whose text is still being embedded.
+    `first` is what was prepared first.
+    """
+
+    collection: Collection
+    snapshot: Snapshot
+    watch: Stopwatch
+    work: WorkBudget = field(default_factory=WorkBudget)
+    begun: Future[Begun] | None = None
+    first: Begun | None = None
+
+    @property
+    def seq(self) -> int:
+        return self.snapshot.seq
+
+    def begin(self, query: Query, submit: Submit) -> None:
+        """Start the lexical search while the text is being embedded. The next search then has the same query and its
+        vector, or a greater depth."""
+
+        def begin() -> Begun:
+            prepared = self._prepare_first(query)
+            return prepared, self._rank_words(prepared)
+
+        self.begun = submit(begin)
+
+    def prepare(self, query: Query) -> Begun:
+        """Prepare the query, waiting for what `begin` started and raising its error. Words are looked up once, at any
+        depth."""
+        if self.first is None:
+            self.first = (self._prepare_first(query), None) if self.begun is None else self.begun.result()
+        prepared, words = self.first
+        return prepared.again(
+            query, self.watch.on_step
+        ), words if prepared.query.depth == query.depth else None
+
+    def _prepare_first(self, query: Query) -> Prepared:
+        stage = None if query.text is None else "lexical"  # preparing weighs the terms
+        return self.watch.time_stage(
+            stage, lambda: self.snapshot.prepare(query, self.watch.on_step, self.work)
+        )
+
+    def _rank_words(self, prepared: Prepared) -> Ranking:
+        return self.watch.time_stage(None if prepared.query.text is None else "lexical", prepared.lexical)
+
+    async def search(self, ask: Ask) -> Searched:
+        query, snapshot = ask.query, self.snapshot
+        prepared, words = self.prepare(query)
+        if ask.known is not None:
+            # An exact scan reads the log, which may be ahead of the snapshot.
+            known = DenseResult(
+                Ranking(ask.known.ids, ask.known.scores, snapshot.tiers_of(ask.known.ids)),
+                snapshot.tiers,
+                None,
+            )
+            candidates = Candidates.join(known, Ranking.empty())
+        else:
+            words = self._rank_words(prepared) if words is None else words
+            dense = self.watch.time_stage(None if query.vector is None else "dense", prepared.dense)
+            candidates = Candidates.join(dense, words, prepared.lexical_bound)
+        if query.text is not None and query.vector is not None:
+            candidates = self.watch.time_stage("fuse", lambda: complete_scores(candidates, prepared))
+        ids = candidates.ids
+        return Searched(
+            candidates=candidates,
+            corrected=prepared.corrected,
+            typos_whole=prepared.typos_whole,
+            values=[
+                prepared.values(ids, one.key, one.where, one.kinds, dates=one.dates) for one in ask.values
+            ],
+            terms=frozenset() if ask.highlight is None else self._terms_of(ask.highlight, prepared),
+            grounds=StateSearched(
+                snapshot.seq, snapshot.newest, snapshot.expired, prepared.scoring, prepared.light
+            )
+            if ask.grounds
+            else None,
+        )
+
+    def _terms_of(self, text: str, prepared: Prepared) -> frozenset[str]:
+        """Return the terms as which the words of a text are looked up, in the languages of query and passages."""
+        found = self.snapshot.looked_up(text, prepared.query.language)
+        return found.union(prepared.corrected.values(), prepared.grouped_terms)
+
+    async def fetch(self, ids: Sequence[int], what: What) -> Fetched:
+        if what.hits:
+            self.collection.hits.count(ids)
+        return Fetched(
+            passages=self.collection.passages(ids) if what.passages else {},
+            around=text_around(self.collection, ids, what.reach) if what.reach is not None else {},
+            vectors=self.snapshot.vectors(np.array(ids, np.int64)) if what.vectors else None,
+        )
+
+    async def statistics(self, query: Query) -> TermCounts:
+        return self.snapshot.count_terms(query, self.watch.on_step)
+
+    async def facets(self, condition: Filter | None, asked: Sequence[FacetQuery]) -> list[FacetCounts]:
+        return count_facets(self.collection, self.snapshot, condition, asked, self.watch.on_step)
+
+    async def examples(self, documents: Sequence[str]) -> list[Example | None]:
+        return [self._example(one) for one in documents]
+
+    def _example(self, document_id: str) -> Example | None:
+        document = self.collection.log.document(document_id)
+        found = self.collection.log.vectors_of_document(document_id)
+        if document is None or found is None:
+            return None
+        return Example(document.metadata, found[0], found[1].mean(axis=0))
+
+    async def later(self, asked: Later) -> LaterPassages:
+        snapshot, found = self.snapshot, None
+        if snapshot.live_among(asked.lives).all() and not snapshot.live_among(asked.expired).any():
+            prepared = snapshot.prepare(asked.query, work=self.work)
+            if prepared.scoring == asked.scoring:
+                found = prepared.newer(asked.newest, asked.most)
+        return LaterPassages(snapshot.newest, found)
+
+
+def complete_scores(candidates: Candidates, prepared: Prepared) -> Candidates:
+    """Compute the scores that a searcher did not return, because missing is not the same as 0."""
+    lacking: NDArray[np.intp] = np.flatnonzero(np.isnan(candidates.dense) | np.isnan(candidates.lexical))
+    if not len(lacking):
+        return candidates
+    dense, lexical = candidates.dense.copy(), candidates.lexical.copy()
+    dense[lacking], lexical[lacking] = prepared.scores(candidates.ids[lacking])
+    return replace(candidates, dense=dense, lexical=lexical)

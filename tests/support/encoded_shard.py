@@ -1,0 +1,68 @@
+"""A shard that encodes every argument and result to bytes and back, as a shard in another process would have to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar, get_origin
+
+import msgspec
+import numpy as np
+
+from indexes.filters.grammar import Filter
+from indexes.parts.query import Query, TermCounts
+from indexes.reading.facets import FacetCounts, FacetQuery
+from retrieval.search.shard import (
+    Ask,
+    Example,
+    Fetched,
+    Later,
+    LaterPassages,
+    LocalShard,
+    Searched,
+    What,
+)
+
+T = TypeVar("T")
+
+
+def encode_array(value: Any) -> tuple[str, tuple[int, ...], bytes]:
+    if not isinstance(value, np.ndarray):
+        raise NotImplementedError(f"a {type(value).__name__} cannot travel")
+    return value.dtype.str, value.shape, value.tobytes()
+
+
+def decode_array(kind: Any, value: Any) -> Any:
+    if get_origin(kind) is not np.ndarray:
+        raise NotImplementedError(f"a {kind} cannot travel")
+    dtype, shape, content = value
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+def travel(value: T, kind: Any) -> T:
+    """Return what arrives of a value that is declared as this type."""
+    sent = msgspec.msgpack.encode(value, enc_hook=encode_array)
+    arrived: T = msgspec.msgpack.decode(sent, type=kind, dec_hook=decode_array)
+    return arrived
+
+
+class EncodedShard(LocalShard):
+    """A local shard behind bytes."""
+
+    async def search(self, ask: Ask) -> Searched:
+        return travel(await LocalShard.search(self, travel(ask, Ask)), Searched)
+
+    async def fetch(self, ids: Sequence[int], what: What) -> Fetched:
+        return travel(await LocalShard.fetch(self, travel(ids, list[int]), travel(what, What)), Fetched)
+
+    async def statistics(self, query: Query) -> TermCounts:
+        return travel(await LocalShard.statistics(self, travel(query, Query)), TermCounts)
+
+    async def facets(self, condition: Filter | None, asked: Sequence[FacetQuery]) -> list[FacetCounts]:
+        arrived = travel(condition, Filter | None), travel(asked, list[FacetQuery])
+        return travel(await LocalShard.facets(self, *arrived), list[FacetCounts])
+
+    async def examples(self, documents: Sequence[str]) -> list[Example | None]:
+        return travel(await LocalShard.examples(self, travel(documents, list[str])), list[Example | None])
+
+    async def later(self, asked: Later) -> LaterPassages:
+        return travel(await LocalShard.later(self, travel(asked, Later)), LaterPassages)
