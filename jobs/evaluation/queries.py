@@ -14,12 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from indexes.base.errors import InvalidInput
+from indexes.base.errors import Damaged, InvalidInput
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.report import Source
 from jobs.sources.judgments import Query, read_queries
 from nearline import JSON, ServiceError
-from retrieval.upkeep.query_log import read
+from retrieval.upkeep.line_file import decode, read_lines
+from retrieval.upkeep.query_log import LoggedQuery
 
 SAMPLED_QUERY_WORDS = 12
 
@@ -47,9 +48,10 @@ def from_file(path: Path, sample: int, seed: int) -> Queries:
 def from_log(path: Path, sample: int, seed: int) -> Queries:
     """Sample queries from a query log. Raises InvalidInput if the file is not one or has no queries."""
     try:
-        _, logged = read(path)
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        _, lines = read_lines(path)
+    except (OSError, Damaged) as error:
         raise InvalidInput(f"{path} is not a log of queries: {error}", param="query_log") from None
+    logged = [one for line in lines if (one := decode(line, LoggedQuery))]
     if not logged:
         raise InvalidInput(f"{path} holds no queries", param="query_log")
     queries = []

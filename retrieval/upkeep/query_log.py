@@ -1,6 +1,6 @@
 """A bounded sample of users' queries, kept for `nearline evaluate`. Off unless the operator enables it.
 
-    data/<collection>/queries.jsonl      mode 0600
+    data/<collection>/queries.jsonl      a `LineFile`
         {"version": 1, "uid": "9f...", "seen": {"2026-03-01": 48211, "2026-03-02": 310}}
         {"time_ms": 1772323200000, "query": "how do refunds work", "k": 10, "mode": null, "filter": null}
 
@@ -9,9 +9,7 @@ Searches without a text, exact searches, those with `"cache": false` (measuremen
 larger than 8 KiB are left out. Each day has a uniform sample of at most `queries_per_day_max` queries (reservoir
 sampling: Vitter 1985, algorithm R). Days are UTC.
 
-Privacy: users' texts are personal data wherever they are. Only the service's user can read the file, backups leave
-it out, days age out, and it is deleted with its collection, or at once by `nearline erase`. Disabling the log stops
-its growth; the file stays until it is deleted.
+Disabling the log stops the file's growth; it stays until it is deleted with its collection, or by `nearline erase`.
 
 The log is best effort: noting a query takes no lock and no disk access, and disk errors never affect a search. The
 file is replaced as a whole and never synced, so a crash loses at most what was added since the last write.
@@ -25,23 +23,21 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from indexes.base.durable import replace_unsynced
-from indexes.base.errors import StorageError
+from indexes.base.durable import remove, replace_unsynced
+from indexes.base.errors import NearlineError, StorageError
 from indexes.collection.collection import Collection
 from retrieval.base.settings import QueryLog as Settings
+from retrieval.upkeep.line_file import MODE, VERSION, Header, LineFile, encode, newest
 from retrieval.wire.search import Mode, SearchRequest
 
 logger = logging.getLogger(__name__)
 
 FILE = "queries.jsonl"
-VERSION = 1
 ENTRY_BYTES_MAX = 8192  # a filter may list thousands of values
-MODE = 0o600
 
 
 class LoggedQuery(msgspec.Struct, frozen=True):
@@ -52,14 +48,6 @@ class LoggedQuery(msgspec.Struct, frozen=True):
     k: int | None
     mode: Mode | None
     filter: dict[str, Any] | None
-
-
-class Header(msgspec.Struct, frozen=True):
-    """`seen` is the number of queries on each day, of which the file holds a sample."""
-
-    version: int
-    uid: str
-    seen: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -93,17 +81,13 @@ class QueryLog:
         """Load the stored samples. A file that cannot be read is started over."""
         for collection in collections if self._settings.enabled else ():
             try:
-                header, queries = read(collection.folder / FILE)
+                header, queries = LineFile(collection.folder / FILE, collection.uid, LoggedQuery).read()
                 days = {day: Day(seen) for day, seen in header.seen.items()}
                 for one in queries:
                     days.setdefault(day_of(one.time_ms), Day()).kept.append(one)
-            except FileNotFoundError:
-                continue
-            except (OSError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+            except (NearlineError, ValueError, OverflowError) as error:
                 logger.warning("starting %s over: %s", collection.folder / FILE, error)
                 continue
-            if header.uid != collection.uid:
-                continue  # it belongs to an earlier collection of this name
             self._samples[collection.uid] = sample = Sample(days)
             for day in days.values():
                 if len(day.kept) > (most := self._settings.queries_per_day_max):  # the limit was lowered
@@ -125,7 +109,7 @@ class QueryLog:
         if place < most and len(search.filter) <= ENTRY_BYTES_MAX:
             condition = msgspec.json.decode(search.filter)
             one = LoggedQuery(time_ms, search.query, search.k, search.mode, condition)
-            if len(line(one)) <= ENTRY_BYTES_MAX:
+            if len(encode(one)) <= ENTRY_BYTES_MAX:
                 # Appends if there are fewer: the file size is limited too.
                 day.kept[place : place + 1] = [one]
 
@@ -161,7 +145,10 @@ class QueryLog:
             sample.unwritten = False
             days = {name: Day(day.seen, list(day.kept)) for name, day in sample.days.items()}
             try:
-                await asyncio.to_thread(self._write, collection, days)
+                content = await asyncio.to_thread(
+                    encode_file, collection.uid, days, self._settings.file_bytes_max
+                )
+                await asyncio.to_thread(replace_unsynced, collection.folder / FILE, content, MODE)
                 self._in_trouble = False
             except StorageError as error:
                 sample.unwritten = True
@@ -173,7 +160,7 @@ class QueryLog:
         """Delete the sample of a collection and its file."""
         async with self._writing:
             self._samples.pop(collection.uid, None)
-            await asyncio.to_thread((collection.folder / FILE).unlink, missing_ok=True)
+            await asyncio.to_thread(remove, collection.folder / FILE)
 
     def _forget(self, sample: Sample) -> None:
         """Drop days that are too old."""
@@ -183,38 +170,12 @@ class QueryLog:
             del sample.days[day]
             sample.unwritten = True
 
-    def _write(self, collection: Collection, days: dict[str, Day]) -> None:
-        content = encode_file(collection.uid, days, self._settings.file_bytes_max)
-        replace_unsynced(collection.folder / FILE, content, MODE)
-
-
-def read(path: Path) -> tuple[Header, list[LoggedQuery]]:
-    """Return the contents of a file, oldest first. Raises OSError, and ValueError or MsgspecError for another
-    format."""
-    first, *others = path.read_bytes().splitlines() or [b""]
-    header = msgspec.json.decode(first, type=Header)
-    if header.version != VERSION:
-        raise ValueError(f"version {header.version}, expected {VERSION}")
-    return header, [msgspec.json.decode(one, type=LoggedQuery) for one in others]
-
 
 def encode_file(uid: str, days: dict[str, Day], bytes_max: int) -> bytes:
     """Encode a file with the newest queries that fit, oldest first."""
-    seen = {name: day.seen for name, day in sorted(days.items())}
-    first = msgspec.json.encode(Header(VERSION, uid, seen)) + b"\n"
+    first = encode(Header(VERSION, uid, {name: day.seen for name, day in sorted(days.items())}))
     queries = sorted((one for day in days.values() for one in day.kept), key=lambda one: one.time_ms)
-    lines, left = [], bytes_max - len(first)
-    for one in reversed(queries):
-        lines.append(line(one))
-        left -= len(lines[-1])
-        if left < 0:
-            lines.pop()
-            break
-    return b"".join([first, *reversed(lines)])
-
-
-def line(one: LoggedQuery) -> bytes:
-    return msgspec.json.encode(one) + b"\n"
+    return first + newest([encode(one) for one in queries], bytes_max - len(first))
 
 
 def day_of(time_ms: int) -> str:

@@ -29,7 +29,7 @@ from indexes.parts import manifest
 from indexes.rebuild import chosen
 from indexes.rebuild.builder import Rebuild
 from indexes.rebuild.chosen import TunedSettings
-from retrieval.upkeep import query_log
+from retrieval.upkeep import line_file, query_log
 from tests.support.vectors import World, settings
 
 FOLDER = Path(__file__).parent
@@ -86,7 +86,7 @@ def present_formats() -> dict[str, int | str]:
         "generation": manifest.FORMAT,
         "text analysis": analysis.ANALYSIS_VERSION,
         "search settings": chosen.FORMAT,
-        "query log": query_log.VERSION,
+        "query log": line_file.VERSION,
     }
 
 

@@ -28,7 +28,8 @@ from indexes.directory.backup.verifying import verify_data
 from indexes.directory.catalog import Catalog
 from indexes.filters.grammar import parse_filter
 from jobs.serving.process import serving
-from retrieval.upkeep.query_log import FILE, read
+from retrieval.upkeep.line_file import read_lines
+from retrieval.upkeep.query_log import FILE
 from tests.compat.make_directory import (
     FOLDER,
     TUNING,
@@ -93,7 +94,7 @@ def test_all_of_it_is_found(kept: tuple[Path, Expected]) -> None:
         else:
             assert "could not be used" in (collection.wants_rebuild() or "")
         as_written(collection, wanted)
-    header, queries = read(data / "docs" / FILE)
+    header, queries = read_lines(data / "docs" / FILE)
     assert (header.uid, len(queries)) == (catalog.get("docs").uid, 1)
     catalog.close()
 

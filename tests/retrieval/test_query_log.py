@@ -17,7 +17,8 @@ from indexes.collection.collection import Collection
 from jobs.serving.process import serving
 from retrieval.base.settings import QueryLog as Settings
 from retrieval.server.lifecycle import LOGGED_MIN
-from retrieval.upkeep.query_log import FILE, QueryLog, read
+from retrieval.upkeep.line_file import Header, decode, read_lines
+from retrieval.upkeep.query_log import FILE, LoggedQuery, QueryLog
 from retrieval.wire.search import SearchRequest
 from tests.support.http import Http
 from tests.support.vectors import make_collection
@@ -60,6 +61,11 @@ def a_log(clock: Clock, **settings: object) -> QueryLog:
 def note(log: QueryLog, collection: Collection, *texts: str) -> None:
     for text in texts:
         log.note(collection, SearchRequest(query=text))
+
+
+def read(path: Path) -> tuple[Header, list[LoggedQuery]]:
+    header, lines = read_lines(path)
+    return header, [one for line in lines if (one := decode(line, LoggedQuery))]
 
 
 def written(log: QueryLog, collection: Collection) -> list[str]:
