@@ -147,7 +147,10 @@ def assess(
     """Assess an action by the events found. `base_rate` is None if no event has an outcome. The caller sets
     `read_chars` and `cut`."""
     near_from = settings.near_from if wanted.near_from is None else wanted.near_from
-    neighbors = neighbors_of(found.hits, judge, near_from)
+    neighbors = [
+        Neighbor(hit, min(1.0, max(0.0, hit.score)), judge.is_bad(hit.metadata), hit.score >= near_from)
+        for hit in found.hits
+    ]
     counted = [one for one in neighbors if one.counted]
     abstained: Abstained | None = None
     if not any(one.near for one in neighbors):
@@ -157,8 +160,9 @@ def assess(
     worth = sum(one.similarity for one in counted)
     risk = interval = None
     if abstained is None and base_rate is not None:
-        risk = risk_of(counted, base_rate, settings.prior_events)
-        interval = [round(end, DECIMALS) for end in wilson(risk, worth + settings.prior_events, Z)]
+        prior, bad = settings.prior_events, sum(one.similarity for one in counted if one.bad)
+        risk = (prior * base_rate + bad) / (prior + worth)
+        interval = [round(end, DECIMALS) for end in wilson(risk, worth + prior, Z)]
     return Assessment(
         risk_score=None if risk is None else round(risk, DECIMALS),
         interval=interval,
@@ -175,20 +179,6 @@ def assess(
         receipt=found.receipt,
         timings_ms=found.timings_ms,
     )
-
-
-def neighbors_of(hits: list[Hit], judge: Judge, near_from: float) -> list[Neighbor]:
-    """Return the hits as neighbors, most similar first."""
-    return [
-        Neighbor(hit, min(1.0, max(0.0, hit.score)), judge.is_bad(hit.metadata), hit.score >= near_from)
-        for hit in hits
-    ]
-
-
-def risk_of(counted: list[Neighbor], base_rate: float, prior_events: float) -> float:
-    worth = sum(one.similarity for one in counted)
-    bad = sum(one.similarity for one in counted if one.bad)
-    return (prior_events * base_rate + bad) / (prior_events + worth)
 
 
 def recommendation_of(risk: float | None, settings: Assess) -> Literal["proceed", "review", "stop"]:

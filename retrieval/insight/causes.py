@@ -19,9 +19,9 @@ from indexes.filters.unmet import Unmet, relax
 from indexes.parts.standing import find_holding
 from retrieval.documents.writing import TITLE_TOKENS_MAX
 from retrieval.embedding.embedders import Embedder
-from retrieval.insight.trail import WORD, Trail, round_score, strings_in, terms_in
+from retrieval.insight.trail import WORD, Trail, first_index, round_score, strings_in, terms_in
 from retrieval.search.relevance import READ_MIN
-from retrieval.wire.explain import Cause
+from retrieval.wire.explain import Cause, Kind, Stage
 
 SHOWN_CHARS = 80
 PASSAGES, LISTED_MAX = "other passages", 5
@@ -40,12 +40,8 @@ def cause_of_rank(trail: Trail) -> Cause:
         words = ", ".join(f"{row.word} {row.share:.0%}" for row in rows) or "none of its words"
         place = "last by words" if first.lexical is None else f"{ordinal(first.lexical_rank)} by words"
         parts.append(f"{place} (BM25 {first.lexical or 0:.3f}: {words})")
-    return Cause(
-        "found",
-        "page",
-        f"it is hit {trail.rank}: its passage {trail.passage.ordinal} is {' and '.join(parts)}",
-        numbers(trail),
-    )
+    reason = f"it is hit {trail.rank}: its passage {trail.passage.ordinal} is {' and '.join(parts)}"
+    return cause(trail, "found", "page", reason)
 
 
 def ordinal(rank: int | None) -> str:
@@ -80,6 +76,11 @@ def numbers(trail: Trail) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def cause(trail: Trail, kind: Kind, stage: Stage, reason: str, **more: Any) -> Cause:
+    """Return a cause with the evidence that most causes share, and more."""
+    return Cause(kind, stage, reason, {**numbers(trail), **more})
+
+
 # --- stages before scores ---------------------------------------------------------------------------------------
 
 
@@ -106,20 +107,11 @@ def filter_cause(trail: Trail, value: dict[str, Any]) -> tuple[Cause, dict[str, 
 def describe_unmet(unmet: Unmet, value: object) -> str:
     """Describe a failed condition: `filter.filters[0] asks for lang eq "en", the document has "de"`."""
     one = unmet.condition
-    wanted = (
-        f"{one.type} {show_value(one.value)}"
-        if isinstance(one, Comparison)
-        else f"exists {show_value(one.value)}"
-    )
+    wanted = f"{one.type if isinstance(one, Comparison) else 'exists'} {show_value(one.value)}"
     has = f"no {one.key}" if value is None else show_value(value)
     text = f"{unmet.where} asks for {'not ' * unmet.negated}{one.key} {wanted}, the document has {has}"
-    given = [type(side) for side in (getattr(one, "value", None), value)]
-    if (
-        isinstance(one, Comparison)
-        and given[0] is not given[1]
-        and {str, bool} & set(given)
-        and list not in given
-    ):
+    given = {type(one.value), type(value)}
+    if isinstance(one, Comparison) and len(given) == 2 and {str, bool} & given and list not in given:
         text += "; values compare only with their own kind: string, number or boolean"
     return text
 
@@ -135,12 +127,8 @@ def grouping_cause(trail: Trail) -> Cause | None:
     if other is None:
         return None
     rank, passage = other
-    return Cause(
-        "grouped",
-        "group",
-        f"group_by_document shows one passage of each document, here passage {passage} at rank {rank}",
-        {**numbers(trail), "shown_passage": passage, "shown_rank": rank},
-    )
+    reason = f"group_by_document shows one passage of each document, here passage {passage} at rank {rank}"
+    return cause(trail, "grouped", "group", reason, shown_passage=passage, shown_rank=rank)
 
 
 def below_floor(trail: Trail) -> tuple[Cause, dict[str, float]] | None:
@@ -151,18 +139,15 @@ def below_floor(trail: Trail) -> tuple[Cause, dict[str, float]] | None:
     request, fused = trail.plan.request, trail.search.fused
     values = {"min_score": fused.scores[position], "min_relevance": fused.relevance[position]}
     floors = {"min_score": request.min_score, "min_relevance": request.min_relevance}
-    lower = {
-        name: float(values[name])
-        for name, floor in floors.items()
-        if floor is not None and not values[name] >= floor
-    }
+    lower, parts = {}, []
+    for name, floor in floors.items():
+        if floor is not None and not values[name] >= floor:
+            lower[name] = float(values[name])
+            parts.append(f"{name.removeprefix('min_')} is {lower[name]:.4f}, {name} asks for {floor}")
     if not lower:
         return None
-    text = " and ".join(
-        f"{name.removeprefix('min_')} is {value:.4f}, {name} asks for {floors[name]}"
-        for name, value in lower.items()
-    )
-    return Cause("below_floor", "floor", f"its {text}", {**numbers(trail), **floors, "has": lower}), lower
+    text = " and ".join(parts)
+    return cause(trail, "below_floor", "floor", f"its {text}", **floors, has=lower), lower
 
 
 # --- candidates and scores --------------------------------------------------------------------------------------
@@ -182,7 +167,7 @@ def missed_by_index(trail: Trail) -> Cause | None:
         return None
     if position is not None and plan.weight_dense is not None:
         return None  # weighted fusion scored it anyway
-    evidence = {**numbers(trail), "tier": first.tier}
+    evidence: dict[str, Any] = {"tier": first.tier}
     cold = first.cold_list
     if first.tier == "cold" and candidates.cold_skipped:
         how = f"the cold tier, where it is, was not searched: {candidates.cold_skipped}"
@@ -201,7 +186,7 @@ def missed_by_index(trail: Trail) -> Cause | None:
     else:
         how = f"the {first.tier} tier is searched approximately, and this search missed it"
     reason = f"exact search has it in place {first.dense_rank} by meaning, but {how}"
-    return Cause("missed_by_index", "candidates", reason, evidence)
+    return cause(trail, "missed_by_index", "candidates", reason, **evidence)
 
 
 def unread_query(trail: Trail) -> Cause | None:
@@ -213,12 +198,8 @@ def unread_query(trail: Trail) -> Cause | None:
     words = set(WORD.findall((plan.request.query or "").lower()))
     if words <= set(WORD.findall(" ".join(strings_in(trail.target.document.metadata)).lower())):
         return elsewhere(trail, "metadata", "all words of the query stand", sorted(words))
-    return Cause(
-        "unread_query",
-        "candidates",
-        f"the model reads {plan.share_read:.0%} of this query, and mode dense has nothing else to go by",
-        numbers(trail),
-    )
+    reason = f"the model reads {plan.share_read:.0%} of this query, and mode dense has nothing else to go by"
+    return cause(trail, "unread_query", "candidates", reason)
 
 
 async def own_vector(trail: Trail, embedder: Embedder) -> Cause | None:
@@ -231,13 +212,12 @@ async def own_vector(trail: Trail, embedder: Embedder) -> Cause | None:
     similarity = float(of_text @ vector)
     if similarity <= first.dense or trail.score_with(similarity, first.lexical) < trail.last_score:
         return None
-    return Cause(
-        "own_vector",
-        "candidates",
+    reason = (
         f"it was written with a vector of its own, whose cosine with the query is {first.dense:.3f}; "
-        f"that of its text would be {similarity:.3f}, enough to be a hit",
-        {**numbers(trail), "own_cosine": round_score(first.dense), "text_cosine": round_score(similarity)},
+        f"that of its text would be {similarity:.3f}, enough to be a hit"
     )
+    cosines = {"own_cosine": round_score(first.dense), "text_cosine": round_score(similarity)}
+    return cause(trail, "own_vector", "candidates", reason, **cosines)
 
 
 def words_elsewhere(trail: Trail) -> Cause | None:
@@ -250,13 +230,13 @@ def words_elsewhere(trail: Trail) -> Cause | None:
         gain = sum(first.lacks.get(one, 0.0) for own in words.values() for one in own)
         if gain and trail.score_with(first.dense, (first.lexical or 0.0) + gain) >= trail.last_score:
             named = ", ".join(map(repr, words))
-            cause = elsewhere(trail, place, f"{named} {'stand' if len(words) > 1 else 'stands'}", list(words))
+            found = elsewhere(trail, place, f"{named} {'stand' if len(words) > 1 else 'stands'}", list(words))
             if place == PASSAGES:
-                cause.evidence["passages"] = {
+                found.evidence["passages"] = {
                     word: sorted({ordinal for one in own for ordinal in held[one]})[:LISTED_MAX]
                     for word, own in words.items()
                 }
-            return cause
+            return found
     return None
 
 
@@ -302,8 +282,8 @@ WHERE = {
 
 
 def elsewhere(trail: Trail, place: str, what: str, words: list[str]) -> Cause:
-    evidence = {**numbers(trail), "where": place, "words": words}
-    return Cause("words_elsewhere", "candidates", f"{what} {WHERE[place]}", evidence)
+    reason = f"{what} {WHERE[place]}"
+    return cause(trail, "words_elsewhere", "candidates", reason, where=place, words=words)
 
 
 def missing_terms(trail: Trail) -> Cause | None:
@@ -320,14 +300,11 @@ def missing_terms(trail: Trail) -> Cause | None:
         reason += "; but it holds " + ", ".join(f"{own!r} for {word!r}" for word, own in near.items())
     if language and trail.query_language and language != trail.query_language:
         reason += f"; it is in language {language!r}, the query in {trail.query_language!r}"
-    evidence = {
-        **numbers(trail),
-        "words": [row.word for row in rows],
-        "near": near,
-        "language": language,
-        "query_language": trail.query_language,
-    }
-    return Cause("missing_terms", "candidates", reason, evidence)
+    words, languages = (
+        [row.word for row in rows],
+        {"language": language, "query_language": trail.query_language},
+    )
+    return cause(trail, "missing_terms", "candidates", reason, words=words, near=near, **languages)
 
 
 def beyond_depth(trail: Trail) -> tuple[Cause, int] | None:
@@ -343,9 +320,8 @@ def beyond_depth(trail: Trail) -> tuple[Cause, int] | None:
     )
     if trail.score_with(first.dense, first.lexical) >= trail.last_score:
         reason += "; its score would make it a hit"
-    return Cause("beyond_depth", "candidates", reason, {**numbers(trail), "depth_needed": min(ranks)}), min(
-        ranks
-    )
+    needed = min(ranks)
+    return cause(trail, "beyond_depth", "candidates", reason, depth_needed=needed), needed
 
 
 def score_cause(trail: Trail) -> tuple[Cause, int]:
@@ -377,9 +353,8 @@ def place_after_floors(trail: Trail) -> int | None:
     if position is None:
         return None
     order, request = fused.order, trail.plan.request
-    if request.min_score is not None:
-        order = order[fused.scores[order] >= request.min_score]
-    if request.min_relevance is not None:
-        order = order[fused.relevance[order] >= request.min_relevance]
-    at = np.flatnonzero(order == position)
-    return int(at[0]) + 1 if len(at) else None
+    for values, floor in (fused.scores, request.min_score), (fused.relevance, request.min_relevance):
+        if floor is not None:
+            order = order[values[order] >= floor]
+    at = first_index(order, position)
+    return None if at is None else at + 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -41,7 +42,7 @@ from retrieval.insight.causes import (
     words_elsewhere,
 )
 from retrieval.insight.trail import Target, Trail, as_json, trail_of
-from retrieval.search.pipeline import Pipeline
+from retrieval.search.pipeline import Pipeline, TracedSearch
 from retrieval.search.plan import SPARE_HITS, filter_of
 from retrieval.wire.decoding import decode, decode_part, is_absent
 from retrieval.wire.explain import Cause, Change, ExplainAnswer, ExplainRequest
@@ -106,68 +107,62 @@ def no_document(collection: Collection, document_id: str) -> Cause:
     return Cause("no_document", "log", reason, {"similar_ids": alike})
 
 
+def not_visible(reason: str, **evidence: int) -> Cause:
+    return Cause("not_visible", "snapshot", reason, evidence)
+
+
+@dataclass(slots=True)
 class Inquiry:
     """One explanation. `search` is the request as JSON; `patch` collects the changes that causes so far require."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        embedders: Embedders,
-        collection: Collection,
-        target: Target,
-        search: JSON,
-        config: Config,
-    ) -> None:
-        self._pipeline, self._embedders, self._collection = pipeline, embedders, collection
-        self._target, self._search, self._config = target, search, config
-        self._patch: JSON = {}
-        self._causes: list[Cause] = []
-        self._changes: list[Change] = []
-        self._searches, self._searched_s, self._whole = 0, 0.0, True
+    pipeline: Pipeline
+    embedders: Embedders
+    collection: Collection
+    target: Target
+    search: JSON
+    config: Config
+    patch: JSON = field(default_factory=dict)
+    causes: list[Cause] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    searches: int = 0
+    searched_s: float = 0.0
+    whole: bool = True
 
     async def explain(self, answer_seq: int | None) -> ExplainAnswer:
-        written = self._target.document.seq
+        written = self.target.document.seq
         try:
             trail = await self._trail()
         except DeadlineExceeded as error:
             if error.param != "min_seq":
                 raise
-            seq = self._collection.snapshot.seq
-            cause = Cause(
-                "not_visible",
-                "snapshot",
-                f"the search fails: it asks for min_seq {self._search['min_seq']}, and the log is at {seq}",
-                {"min_seq": self._search["min_seq"], "seq": seq, "written_seq": written},
-            )
+            seq, min_seq = self.collection.snapshot.seq, self.search["min_seq"]
+            reason = f"the search fails: it asks for min_seq {min_seq}, and the log is at {seq}"
+            cause = not_visible(reason, min_seq=min_seq, seq=seq, written_seq=written)
             await self._next(cause, [{"min_seq": None}], {"min_seq": None})
             trail = await self._trail()
         first = trail
         if answer_seq is not None and written > answer_seq:
-            cause = Cause(
-                "not_visible",
-                "snapshot",
-                f"it was written, or last changed, by operation {written}; the answer saw those up to {answer_seq}",
-                {"written_seq": written, "answer_seq": answer_seq},
-            )
+            reason = f"it was written, or last changed, by operation {written}; the answer saw those up to {answer_seq}"
+            cause = not_visible(reason, written_seq=written, answer_seq=answer_seq)
             await self._next(cause, [{"min_seq": written}], {"min_seq": written})
-        elif trail.rank is not None and not self._causes:
-            self._causes.append(await asyncio.to_thread(cause_of_rank, trail))
-        while not self._changes and trail.rank is None and len(self._causes) < CAUSES_MAX:
+        elif trail.rank is not None and not self.causes:
+            self.causes.append(await asyncio.to_thread(cause_of_rank, trail))
+        while not self.changes and trail.rank is None and len(self.causes) < CAUSES_MAX:
             if not await self._cause(trail):
                 break
-            if not self._changes:
+            if not self.changes:
                 if self._spent():
                     break
                 trail = await self._trail()
         return ExplainAnswer(
-            found=first.rank if self._causes[0].kind == "found" else None,
-            cause=self._causes[0],
-            also=self._causes[1:],
-            change=self._changes[0] if self._changes else None,
-            others=self._changes[1:],
+            found=first.rank if self.causes[0].kind == "found" else None,
+            cause=self.causes[0],
+            also=self.causes[1:],
+            change=self.changes[0] if self.changes else None,
+            others=self.changes[1:],
             passages=await asyncio.to_thread(first.rows),
-            searches=self._searches,
-            over_budget=UNSET if self._whole else True,
+            searches=self.searches,
+            over_budget=UNSET if self.whole else True,
             seq=first.search.snapshot.seq,
         )
 
@@ -177,13 +172,9 @@ class Inquiry:
         """Find the cause of a miss and try what may help. Return False if nothing more can be done."""
         plan = trail.plan
         if not trail.best:
-            written = self._target.document.seq
-            seq = trail.search.snapshot.seq
+            written, seq = self.target.document.seq, trail.search.snapshot.seq
             reason = f"it was written by operation {written}, and this search saw those up to {seq}"
-            evidence = {"written_seq": written, "seq": seq}
-            return await self._next(
-                Cause("not_visible", "snapshot", reason, evidence), [{"min_seq": written}]
-            )
+            return await self._next(not_visible(reason, written_seq=written, seq=seq), [{"min_seq": written}])
         if not is_absent(plan.request.filter):
             value = decode_part(plan.request.filter, dict[str, Any], "filter")
             if kept_out := await asyncio.to_thread(filter_cause, trail, value):
@@ -198,8 +189,8 @@ class Inquiry:
             reason = (
                 f"the cross-encoder put it behind the last hit; without it, it is hit {change.verified_rank}"
             )
-            self._causes.append(Cause("reranked", "rerank", reason, numbers(trail)))
-            self._changes.append(change)
+            self.causes.append(Cause("reranked", "rerank", reason, numbers(trail)))
+            self.changes.append(change)
             return True
         return await self._cause_of_scores(trail)
 
@@ -210,7 +201,7 @@ class Inquiry:
                 return True
             # Last, because it reads every vector of the log.
             exact = await self._try({"mode": "dense", "exact": True})
-            self._changes += [exact] if exact else []
+            self.changes += [exact] if exact else []
             return exact is not None
         deeper = beyond_depth(trail)
         other, needed = await asyncio.to_thread(score_cause, trail)
@@ -221,9 +212,9 @@ class Inquiry:
             # Lexical search never ranks a passage without query terms.
             speechless = trail.plan.mode == "lexical" and trail.first.lexical is None and self._modes(trail)
             found = await self._next(cause, self._modes(trail), {"mode": "hybrid"} if speechless else None)
-            if not self._changes and not speechless:
+            if not self.changes and not speechless:
                 await self._deeper(needed)
-            return found or bool(self._changes)
+            return found or bool(self.changes)
         if needed > trail.plan.k:
             await self._deeper(needed)
         return await self._next(deeper[0] if deeper else other, [*self._modes(trail), *self._options()])
@@ -232,7 +223,7 @@ class Inquiry:
         """Return a cause that holds only if the document would be a hit without it."""
         if trail.plan.mode == "lexical" or trail.plan.request.query is None:
             return await asyncio.to_thread(words_elsewhere, trail)
-        embedder = await self._embedders.of(self._collection)
+        embedder = await self.embedders.of(self.collection)
         if vector := await own_vector(trail, embedder):
             return vector
         if trail.plan.mode == "hybrid":
@@ -242,13 +233,10 @@ class Inquiry:
     async def _next(self, cause: Cause, patches: Sequence[JSON], needed: JSON | None = None) -> bool:
         """Note a cause and try patches against it. Keep `needed` for later causes. Return False if there is no way
         forward."""
-        self._causes.append(cause)
-        for patch in patches:
-            if change := await self._try(patch):
-                self._changes.append(change)
-        if needed is not None:
-            self._patch = {**self._patch, **needed}
-        return bool(self._changes) or needed is not None
+        self.causes.append(cause)
+        self.changes += [change for patch in patches if (change := await self._try(patch))]
+        self.patch |= needed or {}
+        return bool(self.changes) or needed is not None
 
     def _modes(self, trail: Trail) -> list[JSON]:
         """Return patches to the other modes, if the search has a text for them."""
@@ -263,14 +251,14 @@ class Inquiry:
 
     def _options(self) -> list[JSON]:
         """Return patches that each remove one further option of the search."""
-        return [{name: None} for name in self._search if name not in NAMED_OPTIONS]
+        return [{name: None} for name in self.search if name not in NAMED_OPTIONS]
 
     async def _deeper(self, needed: int, most: int | None = None) -> None:
         """Ask for this many hits, or more if that is not enough: deeper rankings have new candidates."""
-        most, failed = min(most or self._config.limits.k_max, self._config.limits.k_max), 0
+        most, failed = min(most or self.config.limits.k_max, self.config.limits.k_max), 0
         while needed <= most:
             if change := await self._try({"k": needed}):
-                self._changes.append(await self._least(change, failed, needed))
+                self.changes.append(await self._least(change, failed, needed))
                 return
             failed, needed = needed, 2 * needed + SPARE_HITS
 
@@ -290,33 +278,33 @@ class Inquiry:
     # --- searches -------------------------------------------------------------------------------------------------
 
     async def _trail(self) -> Trail:
-        self._searches += 1
-        followed = await self._pipeline.follow(
-            self._collection, request_of(apply_patch(self._search, self._patch))
-        )
-        self._searched_s += followed.cpu_s
-        return await run_abandonable(partial(trail_of, self._collection, followed, self._target))
+        followed = await self._follow(self.patch)
+        return await run_abandonable(partial(trail_of, self.collection, followed, self.target))
+
+    async def _follow(self, patch: JSON) -> TracedSearch:
+        self.searches += 1
+        request = request_of(apply_patch(self.search, patch))
+        followed = await self.pipeline.follow(self.collection, request)
+        self.searched_s += followed.cpu_s
+        return followed
 
     def _spent(self) -> bool:
         """Whether the searches have taken too long to run another one, which the answer then says."""
-        if self._searched_s >= SEARCHED_S_MAX:
-            self._whole = False
-        return not self._whole
+        if self.searched_s >= SEARCHED_S_MAX:
+            self.whole = False
+        return not self.whole
 
     async def _try(self, patch: JSON) -> Change | None:
         """Return the change if it finds the document; None if not, if it is refused, or if the searches took too
         long."""
-        together = {**self._patch, **patch}
-        if self._searches >= SEARCHES_MAX or self._spent():
+        together = {**self.patch, **patch}
+        if self.searches >= SEARCHES_MAX or self._spent():
             return None
-        self._searches += 1
         try:
-            request = request_of(apply_patch(self._search, together))
-            found = await self._pipeline.follow(self._collection, request)
+            found = await self._follow(together)
         except (InvalidInput, TooLarge, DeadlineExceeded):
             return None
-        self._searched_s += found.cpu_s
-        rank = self._target.rank_in(found.answer.hits)
+        rank = self.target.rank_in(found.answer.hits)
         return None if rank is None else Change(together, rank)
 
 
@@ -348,9 +336,7 @@ def merge_patch(before: JSON, after: JSON | None) -> JSON | None:
         return None
     patch: JSON = {name: None for name in before if name not in after}
     for name, value in after.items():
-        if before.get(name) != value:
-            own = before.get(name)
-            patch[name] = (
-                merge_patch(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
-            )
+        if (own := before.get(name)) != value:
+            nested = isinstance(own, dict) and isinstance(value, dict)
+            patch[name] = merge_patch(own or {}, value) if nested else value
     return patch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -52,17 +52,17 @@ class Target:
 
     def rank_in(self, hits: list[Hit]) -> int | None:
         """Return its rank among the hits, from 1, or None."""
-        for rank, hit in enumerate(hits, 1):
-            if hit.document_id == self.document.id and self.passage in (None, hit.passage):
-                return rank
-        return None
+        return next((rank for rank, passage in self._own(hits) if self.passage in (None, passage)), None)
 
     def other_in(self, hits: list[Hit]) -> tuple[int, int] | None:
         """Return rank and passage of the first hit that is another passage of the document."""
+        return next((one for one in self._own(hits) if one[1] != self.passage), None)
+
+    def _own(self, hits: list[Hit]) -> Iterator[tuple[int, int]]:
+        """Yield rank and passage of the hits that are passages of the document."""
         for rank, hit in enumerate(hits, 1):
-            if hit.document_id == self.document.id and hit.passage != self.passage:
-                return rank, hit.passage
-        return None
+            if hit.document_id == self.document.id:
+                yield rank, hit.passage
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +94,12 @@ class Trail:
 
     def position(self, one: Standing) -> int | None:
         """Return the position of a passage among the candidates, or None."""
-        at = np.flatnonzero(self.search.fused.candidates.ids == one.id)
-        return int(at[0]) if len(at) else None
+        return first_index(self.search.fused.candidates.ids, one.id)
 
     def place(self, one: Standing) -> int | None:
         """Return the place of a passage in the final order, from 1, before floors and grouping."""
-        final = self.search.fused.candidates.ids[self.search.fused.order]
-        at = np.flatnonzero(final == one.id)
-        return int(at[0]) + 1 if len(at) else None
+        at = first_index(self.search.fused.candidates.ids[self.search.fused.order], one.id)
+        return None if at is None else at + 1
 
     def score_with(self, dense: float | None, lexical: float | None) -> float:
         """Return the score of a passage with these two scores. Rank fusion ranks it among the present candidates."""
@@ -112,10 +110,8 @@ class Trail:
         both = [np.array([np.nan if one is None else one], np.float32) for one in (dense, lexical)]
         if plan.weight_dense is not None:
             return float(fuse_scores(plan, plan.weight_dense, found, *both)[0])
-        places = [
-            before(both[0], found.dense, found.dense_ranks),
-            before(both[1], found.lexical, found.lexical_ranks),
-        ]
+        rankings = (found.dense, found.dense_ranks), (found.lexical, found.lexical_ranks)
+        places = [before(score, *ranking) for score, ranking in zip(both, rankings)]
         return float(reciprocal_rank(places, plan.rrf_k)[0])
 
     @property
@@ -225,6 +221,12 @@ def terms_in(text: str, language: str) -> set[str]:
 def strings_in(metadata: Metadata) -> list[str]:
     """Return the strings in a document's metadata."""
     return [value for _, value in leaves(metadata) if isinstance(value, str)]
+
+
+def first_index(values: Ids, wanted: int) -> int | None:
+    """Return where `wanted` first occurs, or None."""
+    at = np.flatnonzero(values == wanted)
+    return int(at[0]) if len(at) else None
 
 
 def before(score: Floats, scores: Floats, ranks: Ranked) -> Ranked:
