@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +18,18 @@ from tests.support.encoders import write_reranker
 from tests.support.http import Http
 
 ROOT = Path(__file__).parent.parent
+MEMORY_BYTES_MIN = 2 << 30
 
 
 def pytest_configure() -> None:
     """What a script starts in the background ignores Ctrl-C, and so would every program that the tests start.
 
-    Haystack sends statistics to its makers, and decides it when it is imported.
+    Haystack sends statistics to its makers, and decides it when it is imported. Where Python is told to write no
+    bytecode, each of the hundreds of processes that the tests start would compile all of the code.
     """
     os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache" / "bytecode"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -40,6 +46,17 @@ def _a_failure_ends_with_its_test() -> Iterator[None]:
     yield
     failures._held.clear()
     failures._first = None
+
+
+@pytest.fixture
+def memory_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder in memory, where there is enough of it, for tests that sync hundreds of times and lose no power."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or shutil.disk_usage(memory).free < MEMORY_BYTES_MIN:
+        yield tmp_path_factory.mktemp("disk")
+        return
+    with tempfile.TemporaryDirectory(prefix="nearline-", dir=memory) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

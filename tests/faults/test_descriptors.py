@@ -69,9 +69,9 @@ def test_a_small_generation_needs_none(tmp_path: Path) -> None:
     collection.close()
 
 
-def test_hundreds_of_collections_fit(tmp_path: Path, model_folder: Path) -> None:
+def test_hundreds_of_collections_fit(memory_folder: Path, model_folder: Path) -> None:
     """A service with 1,024 descriptors holds 350 collections."""
-    with serving(tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
+    with serving(memory_folder / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (1024, 1024))
         http = Http(server.url)
         for number in range(350):
