@@ -24,7 +24,7 @@ from jobs.evaluation.learning import (
 from jobs.evaluation.private import open_service
 from jobs.evaluation.rankings import judged_queries
 from jobs.ingestion.pace import Pace
-from jobs.sources.judgments import read_judgements, read_queries
+from jobs.sources.judgments import read_judgments, read_queries
 from nearline import AsyncClient
 from retrieval.search.relevance import calibrations_of
 
@@ -103,16 +103,16 @@ async def learn_and_adopt(
     client, name = asker.client, asker.collection
     present = (await client.collection(name))["ranking"]
     if queries and qrels:
-        given, judgements = read_queries(queries), read_judgements(qrels)
-        judged_queries(given, judgements)
+        given, judgments = read_queries(queries), read_judgments(qrels)
+        judged_queries(given, judgments)
     else:
-        given, judgements = from_feedback(await client.feedback(name))
+        given, judgments = from_feedback(await client.feedback(name))
     source = "judgments" if queries else "feedback"
-    asked = usable_queries(given, judgements, sample)
+    asked = usable_queries(given, judgments, sample)
     report: dict[str, Any] = {"source": source, "queries": len(asked), "before": present, "adopted": False}
     if len(asked) < JUDGED_MIN:
         return {**report, "reason": f"{len(asked)} queries have a relevant document, {JUDGED_MIN} are needed"}
-    found = await learn(asker, asked, judgements)
+    found = await learn(asker, asked, judgments)
     settings = found.settings()
     report |= {
         "ndcg@10": found.ndcg,
@@ -125,7 +125,7 @@ async def learn_and_adopt(
     if relevance:
         prior = calibrations_of(coefficients)["hybrid"]
         fusion = found.best.fusion if found.helps else None
-        likely = await learn_relevance(asker, asked, judgements, prior, fusion)
+        likely = await learn_relevance(asker, asked, judgments, prior, fusion)
         fitted = likely is not None and likely.gain_low > 0
         report["relevance"] = {**(asdict(likely) if likely else {}), "adopted": fitted and adopt}
         if likely and fitted:

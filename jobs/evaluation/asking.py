@@ -14,7 +14,7 @@ import numpy as np
 
 from indexes.base.model import Progress
 from jobs.ingestion.pace import Pace
-from jobs.sources.judgments import Query
+from jobs.sources.judgments import TextQuery
 from nearline import JSON, AsyncClient
 
 
@@ -33,8 +33,8 @@ class Asker:
     )
 
     async def answers(
-        self, stage: str, queries: Sequence[Query], *, kind: str = "", **search: Any
-    ) -> AsyncIterator[tuple[Query, JSON]]:
+        self, stage: str, queries: Sequence[TextQuery], *, kind: str = "", **search: Any
+    ) -> AsyncIterator[tuple[TextQuery, JSON]]:
         """Yield each query with its answer. Latencies are recorded under `kind`, if one is given."""
         for at, query in enumerate(queries):
             self.progress(stage, at, len(queries))

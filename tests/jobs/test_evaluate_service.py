@@ -211,7 +211,7 @@ def test_every_count_of_a_filter_waits_its_turn(server: ServerProcess) -> None:
     assert len(waits) + 1 == asked > 1
 
 
-def test_judgements_history_and_every_output(place: Place, server: ServerProcess, tmp_path: Path) -> None:
+def test_judgments_history_and_every_output(place: Place, server: ServerProcess, tmp_path: Path) -> None:
     """Documents that were judged and are not there are counted; the second night is compared with the first."""
     pytest.importorskip("matplotlib")
     arguments = [

@@ -452,17 +452,17 @@ def test_a_caller_that_leaves_ends_the_extraction() -> None:
         def __call__(self, content: bytes, filename: str, bytes_max: int) -> Any:
             found = extraction.extract(pdf("x"), filename, bytes_max)
             assert found is not None
-            connect = found._isolated._connected
+            connect = found._sandbox._connect
 
             def stopped() -> Any:
                 connection = connect()
-                child = found._isolated._child
+                child = found._sandbox._child
                 assert child is not None
                 os.kill(child.pid, signal.SIGSTOP)
                 self.started.release()
                 return connection
 
-            found._isolated._connected = stopped  # type: ignore[method-assign]
+            found._sandbox._connect = stopped  # type: ignore[method-assign]
             return found
 
     stuck = Stuck()

@@ -22,7 +22,7 @@ from jobs.evaluation.recall import TIE
 from jobs.ingestion.ingesting import ingest
 from jobs.serving.process import ServerProcess, serving
 from jobs.sources import read_documents
-from jobs.sources.judgments import read_judgements, read_queries
+from jobs.sources.judgments import read_judgments, read_queries
 from nearline import AsyncClient
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model
@@ -64,9 +64,9 @@ def rankings(squad: ServerProcess, shared_data: Path) -> dict[str, dict[str, dic
     async def measured() -> dict[str, dict[str, float]]:
         questions = read_queries(shared_data / "squad-sent" / "queries.jsonl.gz")
         chosen = random.Random(0).sample(questions, QUESTIONS)
-        judgements = read_judgements(shared_data / "squad-sent" / "qrels.tsv")
+        judgments = read_judgments(shared_data / "squad-sent" / "qrels.tsv")
         async with AsyncClient(squad.url) as client:
-            found = await measure_rankings(Asker(client, "squad"), chosen, judgements)
+            found = await measure_rankings(Asker(client, "squad"), chosen, judgments)
         return {name: {label: one.value for label, one in scores.items()} for name, scores in found.items()}
 
     before = asyncio.run(measured())
