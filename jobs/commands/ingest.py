@@ -18,7 +18,7 @@ from jobs.commands.ingested import (
     show_failures,
 )
 from jobs.commands.options import COLLECTION, JSON, URL, ask, print_result
-from jobs.ingestion.ingesting import Ingested, ingest, limits_of
+from jobs.ingestion.ingesting import IngestProgress, ingest, limits_of
 from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
 from nearline import AsyncClient, ServiceError
 from retrieval.clients.bulk import busy_patience
@@ -199,10 +199,10 @@ def send_all(
     report: SourceReport,
     *,
     hidden: bool,
-) -> Ingested:
+) -> IngestProgress:
     """Send all documents. `create`: settings for the collection if it does not exist; None: do not create it. Prints
     what was sent if it is stopped before the end."""
-    done = Ingested()
+    done = IngestProgress()
 
     async def send(client: AsyncClient) -> None:
         if create is not None:

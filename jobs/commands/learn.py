@@ -23,7 +23,7 @@ from jobs.evaluation.learning import (
 )
 from jobs.evaluation.private import open_service
 from jobs.evaluation.rankings import judged_queries
-from jobs.ingestion.pace import Pace
+from jobs.ingestion.rate_limiter import RateLimiter
 from jobs.sources.judgments import read_judgments, read_queries
 from nearline import AsyncClient
 from retrieval.search.relevance import calibrations_of
@@ -83,7 +83,7 @@ def command(
 
     async def learned(progress: Progress) -> dict[str, Any]:
         async with open_service(url, data, config) as address, AsyncClient(address) as client:
-            asker = Asker(client, collection, progress=progress, pace=Pace(rate))
+            asker = Asker(client, collection, progress=progress, pace=RateLimiter(rate))
             return await learn_and_adopt(
                 asker, queries, qrels, sample, relevance=relevance, adopt=not dry_run
             )

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from jobs.commands.options import COLLECTION, JSON, URL, ask, errors, megabytes, print_result, stages
-from jobs.ingestion.pace import Pace
+from jobs.ingestion.rate_limiter import RateLimiter
 from jobs.ingestion.reembedding import Copied
 from jobs.ingestion.reembedding import reembed as copy
 from nearline import AsyncClient
@@ -115,7 +115,7 @@ def reembed(
 
     async def copied_by(client: AsyncClient) -> Copied:
         with stages(MofNCompleteColumn(), TimeRemainingColumn(), hidden=as_json) as progress:
-            pace = Pace(per_second)
+            pace = RateLimiter(per_second)
             return await copy(client, source, target, model=model, alias=alias, pace=pace, progress=progress)
 
     copied = ask(url, copied_by)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from indexes.base.model import Progress
-from jobs.ingestion.pace import Pace
+from jobs.ingestion.rate_limiter import RateLimiter
 from jobs.sources.judgments import TextQuery
 from nearline import JSON, AsyncClient
 
@@ -26,7 +26,7 @@ class Asker:
     collection: str
     k: int = 10
     progress: Progress = lambda *_: None
-    pace: Pace = field(default_factory=lambda: Pace(0))
+    pace: RateLimiter = field(default_factory=lambda: RateLimiter(0))
     cold_skipped: int = 0  # dense searches without a filter that skipped the cold tier
     _times: dict[str, dict[str, list[float]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))

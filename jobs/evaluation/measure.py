@@ -17,7 +17,7 @@ from jobs.evaluation.recall import Outcome, add_cohort, outcomes
 from jobs.evaluation.relevance import judged_hits, reliability
 from jobs.evaluation.report import Report
 from jobs.evaluation.survey import Survey, make_filters, survey
-from jobs.ingestion.pace import Pace
+from jobs.ingestion.rate_limiter import RateLimiter
 from jobs.sources.judgments import TextQuery, read_judgments
 from nearline import JSON, AsyncClient, ServiceError
 
@@ -50,7 +50,7 @@ async def evaluate(client: AsyncClient, options: Options, progress: Progress) ->
     Raises ServiceError, and InvalidInput for a file that cannot be used.
     """
     started, begun = datetime.now(UTC), time.monotonic()
-    asker = Asker(client, options.collection, options.k, progress, Pace(options.rate))
+    asker = Asker(client, options.collection, options.k, progress, RateLimiter(options.rate))
     judgments = read_judgments(options.qrels) if options.qrels else []
     queries = given_queries(options)
     before = await client.collection(options.collection)
