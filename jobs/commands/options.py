@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
 
 from nearline import AsyncClient
-from retrieval.clients.calling import TIMEOUT_S, Patience
+from retrieval.clients.transport import TIMEOUT_S, Patience
 
 T = TypeVar("T")
 OnProgress = Callable[[str, int, int], None]
