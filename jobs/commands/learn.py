@@ -150,10 +150,10 @@ def show(report: dict[str, Any]) -> None:
         table.add_row("as it is", f"{report['ndcg@10_before']:.4f}")
         for choice, one in zip(CHOICES, report["grid"], strict=True):
             is_best = (choice.method, choice.weight_dense) == (best["method"], best["weight_dense"])
-            table.add_row(words_of(one), f"{one['ndcg@10']:.4f}", style="bold" if is_best else None)
+            table.add_row(describe_ranking(one), f"{one['ndcg@10']:.4f}", style="bold" if is_best else None)
         console.print(table)
         console.print(
-            f"{words_of(best)}: gain on held-out queries {best['gain']:+.4f}, "
+            f"{describe_ranking(best)}: gain on held-out queries {best['gain']:+.4f}, "
             f"95 percent from {best['gain_low']:+.4f} to {best['gain_high']:+.4f}"
         )
     if "relevance" in report:
@@ -168,6 +168,6 @@ def show(report: dict[str, Any]) -> None:
     console.print(f"{'adopted' if report['adopted'] else 'nothing changed'}: {report['reason']}")
 
 
-def words_of(one: dict[str, Any]) -> str:
+def describe_ranking(one: dict[str, Any]) -> str:
     weight = one["weight_dense"]
     return "by rank" if weight is None else f"dense {weight:g}, lexical {1 - weight:g}"

@@ -12,7 +12,7 @@ import click
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from jobs.commands.options import COLLECTION, JSON, URL, ask, errors, megabytes, print_result, stages
+from jobs.commands.options import COLLECTION, JSON, URL, ask, errors, format_bytes, print_result, stages
 from jobs.ingestion.rate_limiter import RateLimiter
 from jobs.ingestion.reembedding import Copied
 from jobs.ingestion.reembedding import reembed as copy
@@ -36,14 +36,14 @@ def reindex(url: str, collection: str, hot_capacity: int | None, as_json: bool) 
     recall = ", ".join(f"{tier} {value:.3f}" for tier, value in result["recall"].items())
     line = (
         f"generation {result['generation']} is live: {result['hot']} passages hot, {result['cold']} cold, "
-        f"recall@10 measured {recall or 'nothing'}{interval_of(result['recall_evidence'])}, built "
+        f"recall@10 measured {recall or 'nothing'}{describe_interval(result['recall_evidence'])}, built "
         f"in {result['build_s']:.1f} s"
     )
     print_result(job, line, as_json=as_json)
 
 
-def interval_of(evidence: Mapping[str, Any] | None) -> str:
-    """The interval of the whole answer's recall, printed after the recalls; empty if the build did not record it."""
+def describe_interval(evidence: Mapping[str, Any] | None) -> str:
+    """Describe the confidence interval of the overall recall, or return "" if the build did not record it."""
     if not evidence or "all" not in evidence["intervals"]:
         return ""
     low, high = evidence["intervals"]["all"]
@@ -77,8 +77,8 @@ def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: boo
 
     erased = ask(url, erased_from)
     lines = [
-        f"{name}: {megabytes(result['erased_bytes'])} erased, {megabytes(result['freed_bytes'])} came back, "
-        f"{megabytes(result['disk_bytes'])} are on disk"
+        f"{name}: {format_bytes(result['erased_bytes'])} erased, {format_bytes(result['freed_bytes'])} came back, "
+        f"{format_bytes(result['disk_bytes'])} are on disk"
         for name, result in erased.items()
     ]
     print_result(erased, *lines, as_json=as_json)

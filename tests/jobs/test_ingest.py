@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from jobs.commands.ingested import progress_lines
+from jobs.commands.ingest_output import progress_lines
 from jobs.ingestion.ingesting import IngestProgress, ingest
 from jobs.serving.process import ServerProcess, serving
 from jobs.sources import SourceDocument, SourceError, SourceReport

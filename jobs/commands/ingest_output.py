@@ -49,8 +49,8 @@ def describe_stop(done: IngestProgress, collection: str) -> str:
     )
 
 
-def as_value(done: IngestProgress, report: SourceReport) -> dict[str, Any]:
-    """The value printed by `--json`."""
+def to_json_value(done: IngestProgress, report: SourceReport) -> dict[str, Any]:
+    """Return the value printed by `--json`."""
     settled = msgspec.to_builtins(done)
     del settled["waiting_for"], settled["waiting_s"]
     return {
@@ -77,8 +77,8 @@ def show_failures(report: SourceReport) -> None:
         click.echo(f"  and {report.failures - FAILURES_SHOWN:,} more; --json names them", err=True)
 
 
-def note_nothing(paths: Sequence[Path], report: SourceReport) -> bool:
-    """Say it on stderr if nothing at all was there to read. Returns whether."""
+def warn_if_nothing(paths: Sequence[Path], report: SourceReport) -> bool:
+    """Warn on stderr if there was nothing at all to read, and return whether that is so."""
     if report.documents or report.failures:
         return False
     where = ", ".join(map(printable, paths))
