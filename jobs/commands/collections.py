@@ -132,11 +132,11 @@ def delete(name: str, yes: bool, url: str, as_json: bool) -> None:
 def rename(name: str, new_name: str, url: str, as_json: bool) -> None:
     """Give a collection another name. Aliases follow; it is reopened under the new name."""
 
-    async def renamed(client: AsyncClient) -> Mapping[str, Any]:
+    async def rename_own(client: AsyncClient) -> Mapping[str, Any]:
         await find_own(client, name)
         return await client.rename_collection(name, new_name)
 
-    found = ask(url, renamed)
+    found = ask(url, rename_own)
     print_result(found, f"{name} is now {found['name']}", as_json=as_json)
 
 

@@ -81,7 +81,7 @@ def command(
         print_result({"ranking": None}, f"{collection} ranks as configured", as_json=as_json)
         return
 
-    async def learned(progress: Progress) -> dict[str, Any]:
+    async def run_learning(progress: Progress) -> dict[str, Any]:
         async with open_service(url, data, config) as address, AsyncClient(address) as client:
             asker = Asker(client, collection, progress=progress, pace=RateLimiter(rate))
             return await learn_and_adopt(
@@ -89,7 +89,7 @@ def command(
             )
 
     with stages(hidden=as_json) as on_progress:
-        report = asyncio.run(learned(on_progress))
+        report = asyncio.run(run_learning(on_progress))
     if as_json:
         print_json(report)
     else:

@@ -73,12 +73,12 @@ def ask(
     """Run `work` with a client of the service and return its result. Requests fail at once unless `patience`, called
     for each, allows waiting for a busy service."""
 
-    async def asked() -> T:
+    async def run() -> T:
         async with AsyncClient(url, timeout_s=timeout_s, retry_s=0) as client:
             client.connection.patience = patience or client.connection.patience
             return await work(client)
 
-    return asyncio.run(asked())
+    return asyncio.run(run())
 
 
 @contextlib.contextmanager

@@ -28,10 +28,10 @@ def reindex(url: str, collection: str, hot_capacity: int | None, as_json: bool) 
     """Rebuild the indexes of a collection and swap them in, while it serves."""
     options = {} if hot_capacity is None else {"hot_capacity": hot_capacity}
 
-    async def rebuilt(client: AsyncClient) -> Mapping[str, Any]:
+    async def rebuild(client: AsyncClient) -> Mapping[str, Any]:
         return await wait_for_job(client, await client.reindex(collection, **options), hidden=as_json)
 
-    job = ask(url, rebuilt)
+    job = ask(url, rebuild)
     result = job["result"]
     recall = ", ".join(f"{tier} {value:.3f}" for tier, value in result["recall"].items())
     line = (
@@ -70,12 +70,12 @@ def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: boo
     if everything == bool(collections):
         raise click.UsageError("name a collection with --collection, or say --all")
 
-    async def erased_from(client: AsyncClient) -> Mapping[str, Any]:
+    async def erase_each(client: AsyncClient) -> Mapping[str, Any]:
         names = collections or [one["name"] for one in await client.collections()]
         jobs = {name: await wait_for_job(client, await client.erase(name), hidden=as_json) for name in names}
         return {name: job["result"] for name, job in jobs.items()}
 
-    erased = ask(url, erased_from)
+    erased = ask(url, erase_each)
     lines = [
         f"{name}: {format_bytes(result['erased_bytes'])} erased, {format_bytes(result['freed_bytes'])} came back, "
         f"{format_bytes(result['disk_bytes'])} are on disk"
@@ -113,12 +113,12 @@ def reembed(
     interruption, or to pick up later changes.
     """
 
-    async def copied_by(client: AsyncClient) -> Copied:
+    async def copy_all(client: AsyncClient) -> Copied:
         with stages(MofNCompleteColumn(), TimeRemainingColumn(), hidden=as_json) as progress:
             pace = RateLimiter(per_second)
             return await copy(client, source, target, model=model, alias=alias, pace=pace, progress=progress)
 
-    copied = ask(url, copied_by)
+    copied = ask(url, copy_all)
     line = (
         f"{target}: {copied.written} documents written, {copied.unchanged} were there already, "
         f"{copied.deleted} deleted, in {copied.seconds:.1f} s" + (f"; {alias} names it now" if alias else "")

@@ -55,12 +55,12 @@ async def ingest(
     report, done = report if report is not None else FirstFailure(), total or IngestProgress()
     places: dict[int, tuple[str, int]] = {}  # source and bytes read of unsettled documents
 
-    def sent() -> Iterator[Mapping[str, Any]]:
+    def to_requests() -> Iterator[Mapping[str, Any]]:
         for position, document in enumerate(documents, done.read):
             places[position] = document.source or document.id, document.bytes_read
             yield to_request(document)
 
-    def refused(one: Refused) -> None:
+    def note_refusal(one: Refused) -> None:
         report.fail(SourceError(places[one.position][0], one.reason))
 
     def advance(_: nearline.Ingested) -> None:
@@ -83,10 +83,10 @@ async def ingest(
     async with call_regularly(tell):
         await client.ingest(
             collection,
-            sent(),
+            to_requests(),
             requests=requests,
             on_progress=advance,
-            on_refused=refused,
+            on_refused=note_refusal,
             total=done,
             limits=limits,
         )
