@@ -81,16 +81,16 @@ class FoundFile:
 
 
 def format_of(file_name: str) -> str | None:
-    name = unzipped(file_name)
+    name = strip_gz(file_name)
     return FORMATS.get(PurePath(name).suffix) or ("text" if BARE_NAMES.fullmatch(name) else None)
 
 
 def language_of(file_name: str) -> str:
     """Return the programming language of a file of the format `code`."""
-    return LANGUAGES[PurePath(unzipped(file_name)).suffix]
+    return LANGUAGES[PurePath(strip_gz(file_name)).suffix]
 
 
-def unzipped(file_name: str) -> str:
+def strip_gz(file_name: str) -> str:
     return file_name.lower().removesuffix(".gz")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from pathspec import GitIgnoreSpec
 
 from indexes.base.errors import InvalidInput
-from jobs.sources.files import FORMATS, FoundFile, format_of, printable, unzipped
+from jobs.sources.files import FORMATS, FoundFile, format_of, printable, strip_gz
 from jobs.sources.generated import REPETITION, find_generated_name, is_site, repeats_siblings
 from jobs.sources.model import (
     EXCLUDED,
@@ -132,7 +132,7 @@ class _Search:
                 return REPETITION
         if is_folder or (entry.is_file() and format_of(path.name)):
             return None
-        self.report.other_files[PurePath(unzipped(path.name)).suffix or "without an ending"] += 1
+        self.report.other_files[PurePath(strip_gz(path.name)).suffix or "without an ending"] += 1
         return OTHER_KIND
 
 

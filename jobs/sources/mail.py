@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from jobs.sources.document_readers import charset_of, page_text
-from jobs.sources.files import FoundFile, SourceFile, format_of, unzipped
+from jobs.sources.files import FoundFile, SourceFile, format_of, strip_gz
 from jobs.sources.model import OTHER_KIND, SourceDocument, SourceError, SourceOptions, SourceReport
 from jobs.sources.readers import EXTRA_READERS, TEXT_READERS
 
@@ -127,7 +127,7 @@ def _read_attachment(
     """Read an attachment by its kind of file; its documents also get the message's metadata."""
     place, kind = f"{message.source}:{name}", format_of(name)
     if kind not in READERS and (kind != "mail" or depth >= DEPTH_MAX):
-        report.other_files[PurePosixPath(unzipped(name)).suffix or "without an ending"] += 1
+        report.other_files[PurePosixPath(strip_gz(name)).suffix or "without an ending"] += 1
         report.skip(place, OTHER_KIND)
         return
     try:
