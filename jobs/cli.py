@@ -23,7 +23,7 @@ COMMANDS = {
     "tune": "Find the cheapest search settings of a recall, and use them.",
     "learn": "Learn from judgments how to rank, and use it if that is a gain.",
     "reembed": "Copy a collection into one with another model while serving.",
-    "evaluate": "Measure recall, and ranking quality where there are judgements.",
+    "evaluate": "Measure recall, and ranking quality where there are judgments.",
     "export-model": "Make a quantised ONNX model for serving.",
     "train-reranker": "Train a cross-encoder on judged queries of a running service.",
     "keys": "Make, list, rotate and revoke access keys.",

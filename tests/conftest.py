@@ -70,7 +70,7 @@ def model_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real collections with judgements, beside the checkout."""
+    """Real collections with judgments, beside the checkout."""
     folder = Path(os.environ.get("NEARLINE_TEST_DATA", ROOT.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(f"no folder {folder} with real collections")

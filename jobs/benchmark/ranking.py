@@ -30,7 +30,7 @@ from jobs.evaluation.report import Score
 from jobs.ingestion.ingesting import ingest
 from jobs.serving.process import serving
 from jobs.sources import SourceReport, read_documents
-from jobs.sources.judgments import Judgement, Query, read_judgements, read_queries
+from jobs.sources.judgments import Judgment, TextQuery, read_judgments, read_queries
 from nearline import JSON, AsyncClient, ServiceError
 from retrieval.embedding.models import read_manifest
 
@@ -68,8 +68,8 @@ class JudgedPart:
     collection: str
     corpus: Path
     prefix: str
-    queries: Sequence[Query]
-    judgements: Sequence[Judgement]
+    queries: Sequence[TextQuery]
+    judgments: Sequence[Judgment]
 
 
 def run(
@@ -103,11 +103,11 @@ def run(
 
 def read_parts(folder: Path, queries: int, together: bool) -> list[JudgedPart]:
     """Read a set's rows, with at most `queries` questions each, the same in every run."""
-    judgements = read_judgements(folder / QRELS)
-    languages = {(prefix_of(one.query), prefix_of(one.document)) for one in judgements}
+    judgments = read_judgments(folder / QRELS)
+    languages = {(prefix_of(one.query), prefix_of(one.document)) for one in judgments}
     split = len(languages) > 1 and all(asked and asked == judged for asked, judged in languages)
-    asked: dict[str, list[Query]] = defaultdict(list)
-    for query in judged_queries(read_queries(folder / QUERIES), judgements):
+    asked: dict[str, list[TextQuery]] = defaultdict(list)
+    for query in judged_queries(read_queries(folder / QUERIES), judgments):
         asked[prefix_of(query.id) if split else ""].append(query)
     return [
         JudgedPart(
@@ -117,7 +117,7 @@ def read_parts(folder: Path, queries: int, together: bool) -> list[JudgedPart]:
             corpus=folder / CORPUS,
             prefix="" if together else prefix,
             queries=random.Random(0).sample(some, min(queries, len(some))),
-            judgements=judgements,
+            judgments=judgments,
         )
         for prefix, some in asked.items()
     ]
@@ -170,7 +170,7 @@ async def ask(asker: Asker, part: JudgedPart) -> Values:
     async def values(name: str, search: JSON) -> NDArray[np.float64]:
         measure = MEASURES[search["k"]]
         (found,) = (
-            await score_queries(asker, name, part.queries, part.judgements, measure, **search)
+            await score_queries(asker, name, part.queries, part.judgments, measure, **search)
         ).values()
         return np.array(found)
 

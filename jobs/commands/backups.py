@@ -25,7 +25,7 @@ from jobs.commands.options import (
     PATH,
     console,
     exit_on_sigterm,
-    megabytes,
+    format_bytes,
     print_json,
     print_result,
     stages,
@@ -65,7 +65,7 @@ def backup(data: Path, target: Path, names: tuple[str, ...], no_indexes: bool, a
         indexes = f"generation {one.generation}" if one.generation else "no indexes"
         lines.append(
             f"{one.name}: {one.documents} documents, {one.passages} passages at seq {one.seq}, "
-            f"{indexes}, {megabytes(one.bytes)}"
+            f"{indexes}, {format_bytes(one.bytes)}"
         )
     print_result(value, *lines, f"the backup is in {target}", as_json=as_json)
 

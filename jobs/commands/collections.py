@@ -17,12 +17,12 @@ from jobs.commands.options import (
     ask,
     console,
     errors,
+    format_bytes,
     format_count,
-    megabytes,
     print_json,
     print_result,
 )
-from jobs.commands.rebuilds import interval_of
+from jobs.commands.rebuilds import describe_interval
 from nearline import AsyncClient
 
 NAME = click.argument("name")
@@ -48,13 +48,13 @@ def list_(url: str, as_json: bool) -> None:
         for one in found:
             table.add_row(
                 escape(one["name"]), ", ".join(one["aliases"]), str(one["documents"]),
-                str(sum(one["passages"].values())), str(one["generation"]), megabytes(one["memory_bytes"]),
-                megabytes(one["owed_bytes"]), escape(one["model"]),
+                str(sum(one["passages"].values())), str(one["generation"]), format_bytes(one["memory_bytes"]),
+                format_bytes(one["owed_bytes"]), escape(one["model"]),
             )  # fmt: skip
         console.print(table)
         for one in found:
             if (due := one["rebuild_due"]) and due["error"]:
-                errors.print(f"[yellow]{escape(one['name'])} {escape(rebuild_of(due))}[/]")
+                errors.print(f"[yellow]{escape(one['name'])} {escape(describe_rebuild(due))}[/]")
     for sick in ask(url, lambda client: client.quarantined()):
         errors.print(f"[red]{escape(sick['name'])} is quarantined[/]: {escape(sick['reason'])}")
 
@@ -76,17 +76,17 @@ def show(name: str, url: str, as_json: bool) -> None:
         "passages": ", ".join(f"{tier} {count}" for tier, count in found["passages"].items() if count)
         or "none",
         "dead passages": str(found["dead_passages"]),
-        "to erase": megabytes(found["owed_bytes"]) + since(found["owed_since_ms"]),
+        "to erase": format_bytes(found["owed_bytes"]) + describe_since(found["owed_since_ms"]),
         "generation": f"{found['generation']}, kept: {', '.join(map(str, found['generations'])) or 'none'}",
-        "rebuild": rebuild_of(found["rebuild_due"]),
+        "rebuild": describe_rebuild(found["rebuild_due"]),
         "recall@10 measured": (
             ", ".join(f"{tier} {value:.3f}" for tier, value in found["recall"].items()) or "not yet"
         )
-        + interval_of(found["recall_evidence"]),
-        "ranking": ranking_of(found["ranking"]),
+        + describe_interval(found["recall_evidence"]),
+        "ranking": describe_ranking(found["ranking"]),
         "last operation": f"seq {found['seq']}",
-        "index memory": f"{megabytes(found['memory_bytes'])}, resident files {megabytes(found['resident_bytes'])}, "
-        f"mapped files {megabytes(found['mapped_bytes'])}",
+        "index memory": f"{format_bytes(found['memory_bytes'])}, "
+        f"resident files {format_bytes(found['resident_bytes'])}, mapped files {format_bytes(found['mapped_bytes'])}",
         "model": f"{found['model']}, {found['dimensions']} dimensions",
     }
     table = Table(show_header=False)
@@ -95,7 +95,7 @@ def show(name: str, url: str, as_json: bool) -> None:
     console.print(table)
 
 
-def ranking_of(ranking: Mapping[str, Any] | None) -> str:
+def describe_ranking(ranking: Mapping[str, Any] | None) -> str:
     if ranking is None:
         return "as configured"
     weight = "" if ranking["weight_dense"] is None else f", dense {ranking['weight_dense']:g}"
@@ -110,7 +110,7 @@ def ranking_of(ranking: Mapping[str, Any] | None) -> str:
 @JSON
 def delete(name: str, yes: bool, url: str, as_json: bool) -> None:
     """Delete a collection with all its documents. It must be named itself, not by an alias."""
-    documents = ask(url, lambda client: documents_of(client, name))
+    documents = ask(url, lambda client: count_documents(client, name))
     content = "all that is left of it" if documents is None else format_count(documents, "document")
     try:
         agreed = yes or click.confirm(f"Delete {name} with {content}?", err=True)
@@ -132,11 +132,11 @@ def delete(name: str, yes: bool, url: str, as_json: bool) -> None:
 def rename(name: str, new_name: str, url: str, as_json: bool) -> None:
     """Give a collection another name. Aliases follow; it is reopened under the new name."""
 
-    async def renamed(client: AsyncClient) -> Mapping[str, Any]:
+    async def rename_own(client: AsyncClient) -> Mapping[str, Any]:
         await find_own(client, name)
         return await client.rename_collection(name, new_name)
 
-    found = ask(url, renamed)
+    found = ask(url, rename_own)
     print_result(found, f"{name} is now {found['name']}", as_json=as_json)
 
 
@@ -158,21 +158,21 @@ async def find_own(client: AsyncClient, name: str) -> Mapping[str, Any]:
     return found
 
 
-async def documents_of(client: AsyncClient, name: str) -> int | None:
-    """Number of documents; None for a quarantined collection, which cannot count them."""
+async def count_documents(client: AsyncClient, name: str) -> int | None:
+    """Return the number of documents; None for a quarantined collection, which cannot count them."""
     if name in [one["name"] for one in await client.quarantined()]:
         return None
     documents: int = (await find_own(client, name))["documents"]
     return documents
 
 
-def since(time_ms: int | None) -> str:
+def describe_since(time_ms: int | None) -> str:
     if time_ms is None:
         return ""
     return f", the oldest since {datetime.fromtimestamp(time_ms / 1000).astimezone():%Y-%m-%d %H:%M}"
 
 
-def rebuild_of(due: Mapping[str, Any] | None) -> str:
+def describe_rebuild(due: Mapping[str, Any] | None) -> str:
     if due is None:
         return "not needed"
     needed = f"needs a rebuild: {due['reason']}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from jobs.commands.ingested import progress_bar
+from jobs.commands.ingest_output import progress_bar
 from jobs.commands.options import PATH, console, exit_on_sigterm
 from jobs.commands.rebuilds import wait_for_job
 from jobs.commands.search import HIGHLIGHT, show

@@ -9,8 +9,8 @@ import click
 import msgspec
 from rich.markup import escape
 
+from jobs.commands.labels import SCORES, TIERS
 from jobs.commands.options import COLLECTION, JSON, URL, ask, console, print_json
-from jobs.commands.words import SCORES, TIERS
 
 
 @click.command(
@@ -78,14 +78,14 @@ def show(answer: Mapping[str, Any]) -> None:
     if not changes and not answer["found"]:
         console.print("no change of the search was found that finds it")
     for one in answer["passages"]:
-        console.print(f"[dim]{escape(line_of(one))}[/]")
+        console.print(f"[dim]{escape(describe_passage(one))}[/]")
         if one["words"]:
-            console.print(f"[dim]   words: {escape(words_of(one['words']))}[/]")
+            console.print(f"[dim]   words: {escape(describe_words(one['words']))}[/]")
     console.print(f"[dim]searches run for this: {answer['searches']}; after {answer['seq']} writes[/]")
 
 
-def line_of(passage: dict[str, Any]) -> str:
-    """Scores and exact ranks of a passage, and the last stage it reached."""
+def describe_passage(passage: dict[str, Any]) -> str:
+    """Describe the scores and exact ranks of a passage, and the last stage it reached."""
     parts = [f"passage {passage['passage']} ({TIERS.get(passage['tier'], passage['tier'])})"]
     for name, label in SCORES.items():
         score, rank = passage["scores"][name], passage["exact"][name]
@@ -96,8 +96,8 @@ def line_of(passage: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def words_of(words: list[dict[str, Any]]) -> str:
-    """Each word of the query with its share, or the word that replaces it."""
+def describe_words(words: list[dict[str, Any]]) -> str:
+    """Describe each word of the query by its share of the score, or the word that replaces it."""
     parts = []
     for one in words:
         near = f" (but {one['near']})" if one["near"] else ""

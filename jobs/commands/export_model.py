@@ -89,7 +89,7 @@ def command(
             }
         )
         return
-    console.print(_table(manifest))
+    console.print(_make_table(manifest))
     checks = manifest.checks
     languages = "languages not known" if manifest.languages is None else _list_languages(manifest.languages)
     click.echo(
@@ -107,8 +107,9 @@ def _list_languages(languages: list[str]) -> str:
     )
 
 
-def _table(manifest: Manifest) -> Table:
-    """One row per candidate: single-threaded times, cosines to fp32, and cosines of texts alone to them in a batch."""
+def _make_table(manifest: Manifest) -> Table:
+    """Return a table with one row per candidate: single-threaded times, cosines to fp32, and cosines of texts embedded
+    alone to the same texts in a batch."""
     table = Table(box=None, pad_edge=False)
     table.add_column("candidate", no_wrap=True)
     for header in ("query ms", "tokens/s", "MB", "min", "mean", "alone"):

@@ -9,22 +9,22 @@ from typing import Any
 
 import click
 
-from jobs.commands.ingested import (
-    as_value,
+from jobs.commands.ingest_output import (
     describe_end,
     describe_stop,
-    note_nothing,
     progress_bar,
     show_failures,
+    to_json_value,
+    warn_if_nothing,
 )
 from jobs.commands.options import COLLECTION, JSON, URL, ask, print_result
-from jobs.ingestion.ingesting import Ingested, ingest, limits_of
+from jobs.ingestion.ingesting import IngestProgress, ingest, limits_of
 from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
 from nearline import AsyncClient, ServiceError
 from retrieval.clients.bulk import busy_patience
 
 
-def names_in(*listed: str) -> tuple[str, ...]:
+def split_names(*listed: str) -> tuple[str, ...]:
     return tuple(name.strip() for one in listed for name in one.split(","))
 
 
@@ -160,10 +160,10 @@ def command(
     """
     declared = {column: kind for one in types for column, kind in parse_types(one).items()}
     options = SourceOptions(
-        text_fields=names_in(text_field),
+        text_fields=split_names(text_field),
         types=declared,
-        columns=names_in(*columns),
-        skip_columns=names_in(*skip_columns),
+        columns=split_names(*columns),
+        skip_columns=split_names(*skip_columns),
         **others,
     )
     if (dry_run or yes or force) and not (sync or watch):
@@ -184,8 +184,10 @@ def command(
     for line in report.notes:
         click.echo(line, err=True)
     show_failures(report)
-    print_result(as_value(done, report), describe_end(done, collection), *report.summary(), as_json=as_json)
-    nothing = note_nothing(paths, report)
+    print_result(
+        to_json_value(done, report), describe_end(done, collection), *report.summary(), as_json=as_json
+    )
+    nothing = warn_if_nothing(paths, report)
     if (report.failures or nothing) and not lenient:
         sys.exit(1)
 
@@ -199,10 +201,10 @@ def send_all(
     report: SourceReport,
     *,
     hidden: bool,
-) -> Ingested:
+) -> IngestProgress:
     """Send all documents. `create`: settings for the collection if it does not exist; None: do not create it. Prints
     what was sent if it is stopped before the end."""
-    done = Ingested()
+    done = IngestProgress()
 
     async def send(client: AsyncClient) -> None:
         if create is not None:

@@ -115,7 +115,7 @@ def list_(data: Path, as_json: bool) -> None:
         seen = "signed" if one.signed_groups else ", ".join(one.groups) if one.groups is not None else "all"
         table.add_row(
             one.id, escape(one.name), one.tenant, ", ".join(one.scopes), ", ".join(one.collections) or "all",
-            escape(seen), limits_of(one), day(one.created_ms), state(one),
+            escape(seen), describe_limits(one), format_day(one.created_ms), describe_state(one),
         )  # fmt: skip
     console.print(table)
 
@@ -165,7 +165,7 @@ def open_keys(data: Path) -> Keys:
 
 
 def require_keys(data: Path) -> Keys:
-    """The keys of an existing data directory. Raises NotADataDirectory: commands that read or end keys create none."""
+    """Open the keys of an existing data directory. Raises NotADataDirectory, so that only `create` makes one."""
     aliases_of(data)
     keep_private()
     return Keys(data)
@@ -177,7 +177,7 @@ def show(made: tuple[Key, str], *, as_json: bool) -> None:
     print_result(value, text, as_json=as_json)
 
 
-def limits_of(key: KeyBody) -> str:
+def describe_limits(key: KeyBody) -> str:
     limits = key.limits or Limits()
     shown = [
         "" if limits.per_second is None else f"{limits.per_second:g} a second",
@@ -187,13 +187,13 @@ def limits_of(key: KeyBody) -> str:
     return ", ".join(filter(None, shown)) or "none"
 
 
-def day(ms: int) -> str:
+def format_day(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")
 
 
-def state(key: KeyBody) -> str:
+def describe_state(key: KeyBody) -> str:
     if key.revoked_ms is not None:
-        return f"revoked {day(key.revoked_ms)}"
+        return f"revoked {format_day(key.revoked_ms)}"
     if key.expires_ms is not None:
-        return f"{'ended' if key.expires_ms <= now_ms() else 'until'} {day(key.expires_ms)}"
+        return f"{'ended' if key.expires_ms <= now_ms() else 'until'} {format_day(key.expires_ms)}"
     return "valid"

@@ -23,8 +23,8 @@ from jobs.evaluation.learning import (
 )
 from jobs.evaluation.private import open_service
 from jobs.evaluation.rankings import judged_queries
-from jobs.ingestion.pace import Pace
-from jobs.sources.judgments import read_judgements, read_queries
+from jobs.ingestion.rate_limiter import RateLimiter
+from jobs.sources.judgments import read_judgments, read_queries
 from nearline import AsyncClient
 from retrieval.search.relevance import calibrations_of
 
@@ -81,15 +81,15 @@ def command(
         print_result({"ranking": None}, f"{collection} ranks as configured", as_json=as_json)
         return
 
-    async def learned(progress: Progress) -> dict[str, Any]:
+    async def run_learning(progress: Progress) -> dict[str, Any]:
         async with open_service(url, data, config) as address, AsyncClient(address) as client:
-            asker = Asker(client, collection, progress=progress, pace=Pace(rate))
+            asker = Asker(client, collection, progress=progress, pace=RateLimiter(rate))
             return await learn_and_adopt(
                 asker, queries, qrels, sample, relevance=relevance, adopt=not dry_run
             )
 
     with stages(hidden=as_json) as on_progress:
-        report = asyncio.run(learned(on_progress))
+        report = asyncio.run(run_learning(on_progress))
     if as_json:
         print_json(report)
     else:
@@ -103,16 +103,16 @@ async def learn_and_adopt(
     client, name = asker.client, asker.collection
     present = (await client.collection(name))["ranking"]
     if queries and qrels:
-        given, judgements = read_queries(queries), read_judgements(qrels)
-        judged_queries(given, judgements)
+        given, judgments = read_queries(queries), read_judgments(qrels)
+        judged_queries(given, judgments)
     else:
-        given, judgements = from_feedback(await client.feedback(name))
+        given, judgments = from_feedback(await client.feedback(name))
     source = "judgments" if queries else "feedback"
-    asked = usable_queries(given, judgements, sample)
+    asked = usable_queries(given, judgments, sample)
     report: dict[str, Any] = {"source": source, "queries": len(asked), "before": present, "adopted": False}
     if len(asked) < JUDGED_MIN:
         return {**report, "reason": f"{len(asked)} queries have a relevant document, {JUDGED_MIN} are needed"}
-    found = await learn(asker, asked, judgements)
+    found = await learn(asker, asked, judgments)
     settings = found.settings()
     report |= {
         "ndcg@10": found.ndcg,
@@ -125,7 +125,7 @@ async def learn_and_adopt(
     if relevance:
         prior = calibrations_of(coefficients)["hybrid"]
         fusion = found.best.fusion if found.helps else None
-        likely = await learn_relevance(asker, asked, judgements, prior, fusion)
+        likely = await learn_relevance(asker, asked, judgments, prior, fusion)
         fitted = likely is not None and likely.gain_low > 0
         report["relevance"] = {**(asdict(likely) if likely else {}), "adopted": fitted and adopt}
         if likely and fitted:
@@ -150,10 +150,10 @@ def show(report: dict[str, Any]) -> None:
         table.add_row("as it is", f"{report['ndcg@10_before']:.4f}")
         for choice, one in zip(CHOICES, report["grid"], strict=True):
             is_best = (choice.method, choice.weight_dense) == (best["method"], best["weight_dense"])
-            table.add_row(words_of(one), f"{one['ndcg@10']:.4f}", style="bold" if is_best else None)
+            table.add_row(describe_ranking(one), f"{one['ndcg@10']:.4f}", style="bold" if is_best else None)
         console.print(table)
         console.print(
-            f"{words_of(best)}: gain on held-out queries {best['gain']:+.4f}, "
+            f"{describe_ranking(best)}: gain on held-out queries {best['gain']:+.4f}, "
             f"95 percent from {best['gain_low']:+.4f} to {best['gain_high']:+.4f}"
         )
     if "relevance" in report:
@@ -168,6 +168,6 @@ def show(report: dict[str, Any]) -> None:
     console.print(f"{'adopted' if report['adopted'] else 'nothing changed'}: {report['reason']}")
 
 
-def words_of(one: dict[str, Any]) -> str:
+def describe_ranking(one: dict[str, Any]) -> str:
     weight = one["weight_dense"]
     return "by rank" if weight is None else f"dense {weight:g}, lexical {1 - weight:g}"

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
 
 from nearline import AsyncClient
-from retrieval.clients.calling import TIMEOUT_S, Patience
+from retrieval.clients.transport import TIMEOUT_S, Patience
 
 T = TypeVar("T")
 OnProgress = Callable[[str, int, int], None]
@@ -42,11 +42,11 @@ errors = Console(stderr=True)
 
 
 def format_count(number: int, thing: str) -> str:
-    """`1 document`, `2 documents`."""
+    """Format a count with its noun: `1 document`, `2 documents`."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def megabytes(size: int) -> str:
+def format_bytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB" if abs(size) >= 100_000 or not size else f"{size / 1e3:.1f} kB"
 
 
@@ -73,17 +73,17 @@ def ask(
     """Run `work` with a client of the service and return its result. Requests fail at once unless `patience`, called
     for each, allows waiting for a busy service."""
 
-    async def asked() -> T:
+    async def run() -> T:
         async with AsyncClient(url, timeout_s=timeout_s, retry_s=0) as client:
             client.connection.patience = patience or client.connection.patience
             return await work(client)
 
-    return asyncio.run(asked())
+    return asyncio.run(run())
 
 
 @contextlib.contextmanager
 def stages(*columns: ProgressColumn, hidden: bool) -> Iterator[OnProgress]:
-    """A progress bar on stderr, if that is a terminal. Yields a callback taking stage, done and total."""
+    """Show a progress bar on stderr if that is a terminal. Yields a callback taking stage, done and total."""
     shown = TextColumn("{task.description}"), BarColumn(), *(columns or [TaskProgressColumn()])
     with Progress(*shown, console=errors, disable=hidden or not errors.is_terminal, transient=True) as bar:
         task = bar.add_task("waiting", total=1)
@@ -94,7 +94,7 @@ def stages(*columns: ProgressColumn, hidden: bool) -> Iterator[OnProgress]:
 
 @contextlib.contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Within the block, SIGTERM raises SystemExit, as Ctrl-C raises KeyboardInterrupt, so that drafts are cleaned
+    """Make SIGTERM raise SystemExit within the block, as Ctrl-C raises KeyboardInterrupt, so that drafts are cleaned
     up."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

@@ -12,8 +12,8 @@ import click
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from jobs.commands.options import COLLECTION, JSON, URL, ask, errors, megabytes, print_result, stages
-from jobs.ingestion.pace import Pace
+from jobs.commands.options import COLLECTION, JSON, URL, ask, errors, format_bytes, print_result, stages
+from jobs.ingestion.rate_limiter import RateLimiter
 from jobs.ingestion.reembedding import Copied
 from jobs.ingestion.reembedding import reembed as copy
 from nearline import AsyncClient
@@ -28,22 +28,22 @@ def reindex(url: str, collection: str, hot_capacity: int | None, as_json: bool) 
     """Rebuild the indexes of a collection and swap them in, while it serves."""
     options = {} if hot_capacity is None else {"hot_capacity": hot_capacity}
 
-    async def rebuilt(client: AsyncClient) -> Mapping[str, Any]:
+    async def rebuild(client: AsyncClient) -> Mapping[str, Any]:
         return await wait_for_job(client, await client.reindex(collection, **options), hidden=as_json)
 
-    job = ask(url, rebuilt)
+    job = ask(url, rebuild)
     result = job["result"]
     recall = ", ".join(f"{tier} {value:.3f}" for tier, value in result["recall"].items())
     line = (
         f"generation {result['generation']} is live: {result['hot']} passages hot, {result['cold']} cold, "
-        f"recall@10 measured {recall or 'nothing'}{interval_of(result['recall_evidence'])}, built "
+        f"recall@10 measured {recall or 'nothing'}{describe_interval(result['recall_evidence'])}, built "
         f"in {result['build_s']:.1f} s"
     )
     print_result(job, line, as_json=as_json)
 
 
-def interval_of(evidence: Mapping[str, Any] | None) -> str:
-    """The interval of the whole answer's recall, printed after the recalls; empty if the build did not record it."""
+def describe_interval(evidence: Mapping[str, Any] | None) -> str:
+    """Describe the confidence interval of the overall recall, or return "" if the build did not record it."""
     if not evidence or "all" not in evidence["intervals"]:
         return ""
     low, high = evidence["intervals"]["all"]
@@ -70,15 +70,15 @@ def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: boo
     if everything == bool(collections):
         raise click.UsageError("name a collection with --collection, or say --all")
 
-    async def erased_from(client: AsyncClient) -> Mapping[str, Any]:
+    async def erase_each(client: AsyncClient) -> Mapping[str, Any]:
         names = collections or [one["name"] for one in await client.collections()]
         jobs = {name: await wait_for_job(client, await client.erase(name), hidden=as_json) for name in names}
         return {name: job["result"] for name, job in jobs.items()}
 
-    erased = ask(url, erased_from)
+    erased = ask(url, erase_each)
     lines = [
-        f"{name}: {megabytes(result['erased_bytes'])} erased, {megabytes(result['freed_bytes'])} came back, "
-        f"{megabytes(result['disk_bytes'])} are on disk"
+        f"{name}: {format_bytes(result['erased_bytes'])} erased, {format_bytes(result['freed_bytes'])} came back, "
+        f"{format_bytes(result['disk_bytes'])} are on disk"
         for name, result in erased.items()
     ]
     print_result(erased, *lines, as_json=as_json)
@@ -113,12 +113,12 @@ def reembed(
     interruption, or to pick up later changes.
     """
 
-    async def copied_by(client: AsyncClient) -> Copied:
+    async def copy_all(client: AsyncClient) -> Copied:
         with stages(MofNCompleteColumn(), TimeRemainingColumn(), hidden=as_json) as progress:
-            pace = Pace(per_second)
+            pace = RateLimiter(per_second)
             return await copy(client, source, target, model=model, alias=alias, pace=pace, progress=progress)
 
-    copied = ask(url, copied_by)
+    copied = ask(url, copy_all)
     line = (
         f"{target}: {copied.written} documents written, {copied.unchanged} were there already, "
         f"{copied.deleted} deleted, in {copied.seconds:.1f} s" + (f"; {alias} names it now" if alias else "")

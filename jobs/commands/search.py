@@ -11,12 +11,12 @@ import msgspec
 from rich.markup import escape
 from rich.text import Text
 
+from jobs.commands.labels import SCORES, STAGES, TIERS, list_tiers
 from jobs.commands.options import COLLECTION, JSON, URL, ask, console, print_json
-from jobs.commands.words import SCORES, STAGES, TIERS, list_tiers
 from retrieval.search.relevance import READ_MIN
 
 HIGHLIGHT = {"snippet_chars": 240}
-SPACE = re.compile(r"\s")  # one for one, so that offsets hold
+SPACE = re.compile(r"\s")  # replaced one for one, so that offsets stay valid
 
 
 @click.command(epilog="Example: nearline search -c docs 'how do refunds work' -k 5")
@@ -103,7 +103,7 @@ def show(answer: Mapping[str, Any], offset: int = 0) -> None:
 
 
 def snippet_of(hit: Mapping[str, Any]) -> Text:
-    """The part of a hit with the most words of the query, which are in bold."""
+    """Return the part of a hit with the most words of the query, which are in bold."""
     text = Text(SPACE.sub(" ", hit["text"]))
     for start, end in hit["highlights"]:
         text.stylize("bold", start, end)

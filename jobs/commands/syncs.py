@@ -14,7 +14,13 @@ import click
 import msgspec
 
 from indexes.base.errors import InvalidInput
-from jobs.commands.ingested import as_value, describe_end, note_nothing, progress_bar, show_failures
+from jobs.commands.ingest_output import (
+    describe_end,
+    progress_bar,
+    show_failures,
+    to_json_value,
+    warn_if_nothing,
+)
 from jobs.commands.options import ask, exit_on_sigterm, format_count, print_json
 from jobs.ingestion.sync_record import SyncRecord
 from jobs.ingestion.syncing import Synced, record_path, state_folder, sync
@@ -44,19 +50,19 @@ class Syncs:
     force: bool
     as_json: bool
     quiet: bool = False
-    """Whether to say nothing of a sync that found nothing new."""
+    """Whether to print nothing after a sync that found nothing new."""
     failed_before: set[tuple[str, str]] = field(default_factory=set)
 
     def run_all(self, lenient: bool) -> int:
-        """Sync all folders. Returns the exit code: 1 if something failed, is gone and was not deleted, or if there was
-        nothing to read."""
+        """Sync all folders and return the exit code: 1 if something failed, if documents are gone and were not deleted,
+        or if there was nothing to read."""
         values, left = [], False
         try:
             with exit_on_sigterm():
                 for path in self.paths:
                     done, report = self.run(path)
                     values.append(self.value(path, done, report))
-                    nothing = not done.files_unchanged and note_nothing([path], report)
+                    nothing = not done.files_unchanged and warn_if_nothing([path], report)
                     left = left or nothing or bool(report.failures) or bool(done.gone and not self.dry_run)
         except KeyboardInterrupt:
             click.echo("stopped: the same command again goes on", err=True)
@@ -127,7 +133,7 @@ class Syncs:
             except ServiceError:
                 show_failures(report)
                 raise
-        if not done.files_unchanged:  # those may have what the others lack
+        if not done.files_unchanged:  # unchanged files may have the missing columns
             report.check_columns(self.options)
         self.tell(path, done, report)
         return done, report
@@ -177,10 +183,10 @@ class Syncs:
                 )
 
     def value(self, path: Path, done: Synced, report: SourceReport) -> dict[str, Any]:
-        """The value printed by `--json`."""
+        """Return the value printed by `--json`."""
         return {
             "folder": str(path),
-            **as_value(done.ingested, report),
+            **to_json_value(done.ingested, report),
             "dry_run": self.dry_run,
             "files_changed": done.files_changed,
             "files_unchanged": done.files_unchanged,

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from jobs.commands.options import JSON, URL, console, megabytes, print_json
+from jobs.commands.options import JSON, URL, console, format_bytes, print_json
 from nearline import AsyncClient
 
 STAGES = ("total", "wait", "embed", "dense", "lexical", "fuse", "rerank", "hydrate")
@@ -55,8 +55,8 @@ class CollectionFigures(msgspec.Struct):
 
 
 class Figures(msgspec.Struct):
-    """Figures of the time between two scrapes. `hit_rate` is None without searches. Quantiles are those of the searches
-    in between, in milliseconds, for each stage that occurred."""
+    """Figures for the time between two scrapes. `hit_rate` is None without searches. Quantiles are in milliseconds, for
+    each stage that occurred."""
 
     seconds: float
     searches_per_s: float
@@ -132,12 +132,14 @@ async def read(client: AsyncClient) -> Scrape:
 def compare(before: Scrape, now: Scrape) -> Figures:
     seconds = now.at - before.at
 
-    def grown(name: str, **labels: str) -> float:
+    def increase(name: str, **labels: str) -> float:
         return max(0.0, now.sum(name, **labels) - before.sum(name, **labels))
 
     requests = "nearline_http_requests_total"
-    failed = sum(grown(requests, status=status) for status in now.by(requests, "status") if status >= "500")
-    lookups = grown("nearline_result_cache_total")
+    failed = sum(
+        increase(requests, status=status) for status in now.by(requests, "status") if status >= "500"
+    )
+    lookups = increase("nearline_result_cache_total")
     quantiles = {
         q: {stage: ms for stage in STAGES if (ms := quantile_ms(before, now, q, stage=stage)) is not None}
         for q in (0.5, 0.99)
@@ -145,17 +147,17 @@ def compare(before: Scrape, now: Scrape) -> Figures:
     redis = now.samples["nearline_redis_up"]
     return Figures(
         seconds=seconds,
-        searches_per_s=grown("nearline_searches_total") / seconds,
-        requests_per_s=grown(requests) / seconds,
-        refused_per_s=grown(requests, status="429") / seconds,
+        searches_per_s=increase("nearline_searches_total") / seconds,
+        requests_per_s=increase(requests) / seconds,
+        refused_per_s=increase(requests, status="429") / seconds,
         failed_per_s=failed / seconds,
-        degraded_per_s=grown("nearline_searches_degraded_total", left_out="candidates") / seconds,
-        documents_per_s=grown("nearline_documents_written_total") / seconds,
-        hit_rate=grown("nearline_result_cache_total", outcome="hit") / lookups if lookups else None,
+        degraded_per_s=increase("nearline_searches_degraded_total", left_out="candidates") / seconds,
+        documents_per_s=increase("nearline_documents_written_total") / seconds,
+        hit_rate=increase("nearline_result_cache_total", outcome="hit") / lookups if lookups else None,
         p50_ms=quantiles[0.5],
         p99_ms=quantiles[0.99],
         loop_lag_p99_ms=quantile_ms(before, now, 0.99, "nearline_loop_lag_seconds"),
-        cores=grown("process_cpu_seconds_total") / seconds,
+        cores=increase("process_cpu_seconds_total") / seconds,
         memory_bytes=int(now.sum("nearline_memory_bytes", kind="held")),
         memory_bytes_max=int(now.sum("nearline_memory_bytes", kind="ceiling")),
         under_way={
@@ -215,11 +217,11 @@ def draw(figures: Figures, url: str) -> RenderableType:
     redis = "none" if one.redis is None else "up" if one.redis else "DOWN"
     rates = Table(box=None, show_header=False, pad_edge=False)
     for row in (
-        ("searches", a_second(one.searches_per_s), "requests", a_second(one.requests_per_s), "cache hits", hits),
-        ("refused", a_second(one.refused_per_s), "failed", a_second(one.failed_per_s),
-         "degraded", a_second(one.degraded_per_s)),
-        ("documents", a_second(one.documents_per_s), "CPU", f"{one.cores:.2f} cores", "loop lag p99", lag),
-        ("memory", f"{megabytes(one.memory_bytes)} of {megabytes(one.memory_bytes_max)}",
+        ("searches", format_rate(one.searches_per_s), "requests", format_rate(one.requests_per_s), "cache hits", hits),
+        ("refused", format_rate(one.refused_per_s), "failed", format_rate(one.failed_per_s),
+         "degraded", format_rate(one.degraded_per_s)),
+        ("documents", format_rate(one.documents_per_s), "CPU", f"{one.cores:.2f} cores", "loop lag p99", lag),
+        ("memory", f"{format_bytes(one.memory_bytes)} of {format_bytes(one.memory_bytes_max)}",
          "queued tokens", f"{one.queued_tokens}", "Redis", redis),
         ("under way", busy or "none", "jobs", jobs or "none"),
     ):  # fmt: skip
@@ -233,7 +235,7 @@ def draw(figures: Figures, url: str) -> RenderableType:
     for each in one.collections:
         collections.add_row(
             escape(each.name), str(each.hot), str(each.cold), str(each.other), str(each.generation),
-            "-" if each.recall is None else f"{each.recall:.3f}", megabytes(each.memory_bytes),
+            "-" if each.recall is None else f"{each.recall:.3f}", format_bytes(each.memory_bytes),
             "rebuild due" if each.rebuild_due else "",
         )  # fmt: skip
     latency: RenderableType = stages if one.p99_ms else "no searches"
@@ -241,5 +243,5 @@ def draw(figures: Figures, url: str) -> RenderableType:
     return Group(head, "", rates, "", latency, "", collections)
 
 
-def a_second(rate: float) -> str:
+def format_rate(rate: float) -> str:
     return f"{rate:.0f}/s"

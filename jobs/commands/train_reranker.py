@@ -99,12 +99,12 @@ def command(
     examples = [msgspec.json.decode(line, type=Example) for _, line in lines_of(kept)]
     options = Options(minutes=minutes, epochs=epochs, tokens_max=tokens_max, seed=seed, bf16=bf16)
 
-    def said(text: str) -> None:
+    def say(text: str) -> None:
         errors.print(text, highlight=False)
 
-    with sources.find(None if source == "auto" else source, sources.DEFAULT_NAME, said) as started:
-        said(f"{len(examples)} examples; training from {started.label}")
-        train(started.folder, examples, out, options, said)
+    with sources.find(None if source == "auto" else source, sources.DEFAULT_NAME, say) as started:
+        say(f"{len(examples)} examples; training from {started.label}")
+        train(started.folder, examples, out, options, say)
     click.echo(f"{out}: trained; serve it after nearline export-model --from {out} --name NAME")
 
 

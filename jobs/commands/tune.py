@@ -68,8 +68,8 @@ def command(
     if asked:
         wanted["queries"] = [query.text for query in asked]
 
-    async def tuned(progress: Progress) -> dict[str, Any]:
-        """Raises ServiceError unless there is an outcome to show."""
+    async def run_tuning(progress: Progress) -> dict[str, Any]:
+        """Tune, and return the result. Raises ServiceError unless there is one."""
         async with open_service(url, data, config) as address, AsyncClient(address) as client:
             job_id = await client.tune(collection, **wanted)
             job = await client.ended(job_id, on_progress=progress, timeout_s=math.inf)
@@ -78,7 +78,7 @@ def command(
         return {"result": job["result"], "error": job["error"]}
 
     with stages(hidden=as_json) as on_progress:
-        report = asyncio.run(tuned(on_progress))
+        report = asyncio.run(run_tuning(on_progress))
     if as_json:
         print_json(report)
     else:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from indexes.base.model import Progress
-from jobs.ingestion.pace import Pace
-from jobs.sources.judgments import Query
+from jobs.ingestion.rate_limiter import RateLimiter
+from jobs.sources.judgments import TextQuery
 from nearline import JSON, AsyncClient
 
 
@@ -26,15 +26,15 @@ class Asker:
     collection: str
     k: int = 10
     progress: Progress = lambda *_: None
-    pace: Pace = field(default_factory=lambda: Pace(0))
+    pace: RateLimiter = field(default_factory=lambda: RateLimiter(0))
     cold_skipped: int = 0  # dense searches without a filter that skipped the cold tier
     _times: dict[str, dict[str, list[float]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
 
     async def answers(
-        self, stage: str, queries: Sequence[Query], *, kind: str = "", **search: Any
-    ) -> AsyncIterator[tuple[Query, JSON]]:
+        self, stage: str, queries: Sequence[TextQuery], *, kind: str = "", **search: Any
+    ) -> AsyncIterator[tuple[TextQuery, JSON]]:
         """Yield each query with its answer. Latencies are recorded under `kind`, if one is given."""
         for at, query in enumerate(queries):
             self.progress(stage, at, len(queries))

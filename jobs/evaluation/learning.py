@@ -28,7 +28,7 @@ from indexes.rebuild.shares import Z
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.rankings import NDCG, score_queries
 from jobs.evaluation.relevance import JudgedHits, fit_calibration, judged_hits
-from jobs.sources.judgments import Judgement, Query
+from jobs.sources.judgments import Judgment, TextQuery
 from nearline import JSON
 from retrieval.search.relevance import READ_MIN, Calibration, relevance_of
 
@@ -82,20 +82,20 @@ class Learned:
 
 
 def usable_queries(
-    queries: Sequence[Query], judgements: Sequence[Judgement], sample: int, seed: int = 0
-) -> list[Query]:
+    queries: Sequence[TextQuery], judgments: Sequence[Judgment], sample: int, seed: int = 0
+) -> list[TextQuery]:
     """At most `sample` of the queries with a relevant document; on the others, every choice scores the same."""
-    relevant = {one.query for one in judgements if one.grade > 0}
+    relevant = {one.query for one in judgments if one.grade > 0}
     asked = [query for query in queries if query.id in relevant]
     return random.Random(seed).sample(asked, min(sample, len(asked)))
 
 
-async def learn(asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement]) -> Learned:
+async def learn(asker: Asker, queries: Sequence[TextQuery], judgments: Sequence[Judgment]) -> Learned:
     """Learn from at least JUDGED_MIN queries, each with a relevant document."""
 
     async def ndcg(stage: str, **search: Any) -> list[float]:
         asked = {"k": 10, "mode": "hybrid", **search}
-        return (await score_queries(asker, stage, queries, judgements, NDCG, **asked))["ndcg@10"]
+        return (await score_queries(asker, stage, queries, judgments, NDCG, **asked))["ndcg@10"]
 
     in_force = np.array(await ndcg("as it is"))
     table = np.array([await ndcg(f"choice {at}", fusion=one.fusion) for at, one in enumerate(CHOICES, 1)])
@@ -148,8 +148,8 @@ class LearnedRelevance:
 
 async def learn_relevance(
     asker: Asker,
-    queries: Sequence[Query],
-    judgements: Sequence[Judgement],
+    queries: Sequence[TextQuery],
+    judgments: Sequence[Judgment],
     prior: Calibration,
     fusion: JSON | None = None,
 ) -> LearnedRelevance | None:
@@ -160,7 +160,7 @@ async def learn_relevance(
     fewer than JUDGED_MIN remain.
     """
     search = {"fusion": fusion} if fusion else {}
-    found = await judged_hits(asker, queries, judgements, **search)
+    found = await judged_hits(asker, queries, judgments, **search)
     questions = [one for one in found if one.share_read >= READ_MIN]
     if len(questions) < JUDGED_MIN:
         return None
@@ -192,7 +192,7 @@ def mean_interval(values: Values) -> tuple[float, float, float]:
     return round(float(mean), 4), round(float(mean - half), 4), round(float(mean + half), 4)
 
 
-def from_feedback(feedback: Sequence[JSON]) -> tuple[list[Query], list[Judgement]]:
+def from_feedback(feedback: Sequence[JSON]) -> tuple[list[TextQuery], list[Judgment]]:
     """Queries, by text, and judgments from users' feedback, oldest first.
 
     Of several grades, the last one counts. Without grades, a document is relevant if it was opened for this query at
@@ -209,5 +209,5 @@ def from_feedback(feedback: Sequence[JSON]) -> tuple[list[Query], list[Judgement
             opened[about] += 1
             passed.update((one["query"], above) for above in one["passed"])
     clicked = {about: int(times >= passed[about]) for about, times in opened.items()}
-    judgements = [Judgement(*about, grade) for about, grade in {**clicked, **grades}.items()]
-    return [Query(text, text) for text in sorted({one.query for one in judgements})], judgements
+    judgments = [Judgment(*about, grade) for about, grade in {**clicked, **grades}.items()]
+    return [TextQuery(text, text) for text in sorted({one.query for one in judgments})], judgments

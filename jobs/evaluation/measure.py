@@ -17,8 +17,8 @@ from jobs.evaluation.recall import Outcome, add_cohort, outcomes
 from jobs.evaluation.relevance import judged_hits, reliability
 from jobs.evaluation.report import Report
 from jobs.evaluation.survey import Survey, make_filters, survey
-from jobs.ingestion.pace import Pace
-from jobs.sources.judgments import Query, read_judgements
+from jobs.ingestion.rate_limiter import RateLimiter
+from jobs.sources.judgments import TextQuery, read_judgments
 from nearline import JSON, AsyncClient, ServiceError
 
 SELECTIVITIES = {"filter-10": 0.1, "filter-1": 0.01, "filter-0.1": 0.001}
@@ -50,11 +50,11 @@ async def evaluate(client: AsyncClient, options: Options, progress: Progress) ->
     Raises ServiceError, and InvalidInput for a file that cannot be used.
     """
     started, begun = datetime.now(UTC), time.monotonic()
-    asker = Asker(client, options.collection, options.k, progress, Pace(options.rate))
-    judgements = read_judgements(options.qrels) if options.qrels else []
+    asker = Asker(client, options.collection, options.k, progress, RateLimiter(options.rate))
+    judgments = read_judgments(options.qrels) if options.qrels else []
     queries = given_queries(options)
     before = await client.collection(options.collection)
-    documents = await survey(asker, {one.document for one in judgements}, options.sample, options.seed)
+    documents = await survey(asker, {one.document for one in judgments}, options.sample, options.seed)
     if queries is None:
         ids = [one["id"] for one in documents.sample]
         chosen = random.Random(options.seed).sample(ids, min(options.sample, len(ids)))
@@ -74,7 +74,7 @@ async def evaluate(client: AsyncClient, options: Options, progress: Progress) ->
         k=options.k,
         seed=options.seed,
     )
-    judged = judged_queries(queries.chosen, judgements)
+    judged = judged_queries(queries.chosen, judgments)
     add_neighbors(report, await outcomes(asker, "recall", queries.chosen), documents)
     if not options.no_filters:
         await add_made_filters(report, asker, queries.chosen, documents)
@@ -82,11 +82,11 @@ async def evaluate(client: AsyncClient, options: Options, progress: Progress) ->
     if options.tenant_key is not None:
         await add_tenants(report, asker, queries.chosen, documents, options.tenant_key)
     if judged:
-        report.rankings = await measure_rankings(asker, judged, judgements)
-        report.contexts = await measure_contexts(asker, judged, judgements)
-        report.relevance = reliability(await judged_hits(asker, judged, judgements))
+        report.rankings = await measure_rankings(asker, judged, judgments)
+        report.contexts = await measure_contexts(asker, judged, judgments)
+        report.relevance = reliability(await judged_hits(asker, judged, judgments))
         asked = {query.id for query in judged}
-        about = {one.document for one in judgements if one.query in asked}
+        about = {one.document for one in judgments if one.query in asked}
         report.judged, report.judged_missing = len(about), len(about - documents.present)
     after = await client.collection(options.collection)
     report.changed_meanwhile = any(before[key] != after[key] for key in ("seq", "generation"))
@@ -118,7 +118,9 @@ def add_neighbors(report: Report, found: Sequence[Outcome], documents: Survey) -
         add_cohort(report, name, "age", some, f"no true neighbor is among {words}", detail=words)
 
 
-async def add_made_filters(report: Report, asker: Asker, queries: Sequence[Query], documents: Survey) -> None:
+async def add_made_filters(
+    report: Report, asker: Asker, queries: Sequence[TextQuery], documents: Survey
+) -> None:
     """Add recall under filters of three selectivities, made from the collection's metadata."""
     for name, wanted in SELECTIVITIES.items():
         if documents.passages * wanted < 1:
@@ -156,7 +158,7 @@ async def add_logged_filters(report: Report, asker: Asker, queries: sources.Quer
 
 
 async def add_tenants(
-    report: Report, asker: Asker, queries: Sequence[Query], documents: Survey, key: str
+    report: Report, asker: Asker, queries: Sequence[TextQuery], documents: Survey, key: str
 ) -> None:
     """Add recall by tenant: one row for each of the most frequent values, which searches only its own passages."""
     tenants = documents.values().get(key)

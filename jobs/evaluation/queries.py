@@ -17,7 +17,7 @@ import msgspec
 from indexes.base.errors import Damaged, InvalidInput
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.report import Source
-from jobs.sources.judgments import Query, read_queries
+from jobs.sources.judgments import TextQuery, read_queries
 from nearline import JSON, ServiceError
 from retrieval.upkeep.line_file import decode, read_lines
 from retrieval.upkeep.query_log import LoggedQuery
@@ -33,8 +33,8 @@ class Queries:
     """
 
     source: Source
-    chosen: list[Query]
-    filtered: list[tuple[JSON, list[Query]]] = field(default_factory=list)
+    chosen: list[TextQuery]
+    filtered: list[tuple[JSON, list[TextQuery]]] = field(default_factory=list)
     digest: str = ""
 
 
@@ -55,9 +55,9 @@ def from_log(path: Path, sample: int, seed: int) -> Queries:
     if not logged:
         raise InvalidInput(f"{path} holds no queries", param="query_log")
     queries = []
-    by_filter: dict[bytes, list[Query]] = {}
+    by_filter: dict[bytes, list[TextQuery]] = {}
     for at, one in random.Random(seed).sample(list(enumerate(logged)), min(sample, len(logged))):
-        queries.append(Query(f"log-{at}", one.query))
+        queries.append(TextQuery(f"log-{at}", one.query))
         if one.filter is not None:
             by_filter.setdefault(msgspec.json.encode(one.filter), []).append(queries[-1])
     often = sorted(by_filter.items(), key=lambda item: -len(item[1]))
@@ -77,5 +77,5 @@ async def from_documents(asker: Asker, ids: Sequence[str]) -> Queries:
                 raise
             continue
         words = (document["text"].split() or document["title"].split())[:SAMPLED_QUERY_WORDS]
-        queries.append(Query(document_id, " ".join(words)))
+        queries.append(TextQuery(document_id, " ".join(words)))
     return Queries("sampled passages", queries)

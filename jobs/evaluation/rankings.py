@@ -16,7 +16,7 @@ from ir_measures import RR, R, nDCG
 from indexes.base.errors import InvalidInput
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.report import Score
-from jobs.sources.judgments import Judgement, Query
+from jobs.sources.judgments import Judgment, TextQuery
 from nearline import JSON
 
 CONTEXT_BUDGETS = (1000, 2000)  # tokens
@@ -30,14 +30,14 @@ NDCG = {"ndcg@10": nDCG @ 10}
 
 
 async def measure_rankings(
-    asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement]
+    asker: Asker, queries: Sequence[TextQuery], judgments: Sequence[Judgment]
 ) -> dict[str, dict[str, Score]]:
     """Measure every score of every kind of search, over the queries with judgments."""
     rankings: dict[str, dict[str, Score]] = {}
     for name, search in SEARCHES.items():
         kind, shallow, deep = f"by document, {name}", NDCG | {"mrr@10": RR @ 10}, {"recall@100": R @ 100}
-        values = await score_queries(asker, kind, queries, judgements, shallow, k=10, kind=kind, **search)
-        values |= await score_queries(asker, f"{kind}, deep", queries, judgements, deep, k=100, **search)
+        values = await score_queries(asker, kind, queries, judgments, shallow, k=10, kind=kind, **search)
+        values |= await score_queries(asker, f"{kind}, deep", queries, judgments, deep, k=100, **search)
         rankings[name] = {label: Score.mean(some) for label, some in values.items()}
     return rankings
 
@@ -45,8 +45,8 @@ async def measure_rankings(
 async def score_queries(
     asker: Asker,
     stage: str,
-    queries: Sequence[Query],
-    judgements: Sequence[Judgement],
+    queries: Sequence[TextQuery],
+    judgments: Sequence[Judgment],
     measures: dict[str, Any],
     **search: Any,
 ) -> dict[str, list[float]]:
@@ -57,7 +57,7 @@ async def score_queries(
         for place, hit in enumerate(answer["hits"]):
             run.append(ir_measures.ScoredDoc(query.id, hit["document_id"], -float(place)))
     ids = {query.id for query in queries}
-    qrels = [ir_measures.Qrel(one.query, one.document, one.grade) for one in judgements if one.query in ids]
+    qrels = [ir_measures.Qrel(one.query, one.document, one.grade) for one in judgments if one.query in ids]
     found: dict[Any, dict[str, float]] = defaultdict(dict)
     for one in ir_measures.iter_calc(measures.values(), qrels, run):
         found[one.measure][one.query_id] = one.value
@@ -67,10 +67,10 @@ async def score_queries(
 
 
 async def measure_contexts(
-    asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement]
+    asker: Asker, queries: Sequence[TextQuery], judgments: Sequence[Judgment]
 ) -> dict[str, Score]:
     """The share of queries whose context shows a relevant document, by token budget."""
-    relevant = {(one.query, one.document) for one in judgements if one.grade > 0}
+    relevant = {(one.query, one.document) for one in judgments if one.grade > 0}
     contexts = {}
     for budget in CONTEXT_BUDGETS:
         shown = []
@@ -85,9 +85,9 @@ async def measure_contexts(
     return contexts
 
 
-def judged_queries(queries: Sequence[Query], judgements: Sequence[Judgement]) -> list[Query]:
+def judged_queries(queries: Sequence[TextQuery], judgments: Sequence[Judgment]) -> list[TextQuery]:
     """The queries that have judgments. Raises InvalidInput if there are judgments but none are for these queries."""
-    judged = {one.query for one in judgements}
+    judged = {one.query for one in judgments}
     asked = [query for query in queries if query.id in judged]
     if judged and not asked:
         raise InvalidInput("none of the queries has a judgment", param="qrels")

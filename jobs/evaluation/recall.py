@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from indexes.rebuild.shares import share_interval
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.report import Cohort, CohortKind, Report
-from jobs.sources.judgments import Query
+from jobs.sources.judgments import TextQuery
 from nearline import JSON
 
 BATCH = 50
@@ -32,7 +32,7 @@ Outcome = list[Neighbor]  # of one query; empty if nothing matches
 
 
 async def outcomes(
-    asker: Asker, stage: str, queries: Sequence[Query], condition: JSON | None = None
+    asker: Asker, stage: str, queries: Sequence[TextQuery], condition: JSON | None = None
 ) -> list[Outcome]:
     """Send each query as users do, then get the truth in batches of one scan each."""
     kind = "dense, filtered" if condition else "dense"

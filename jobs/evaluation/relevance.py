@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.report import Bin, Reliability, Score
-from jobs.sources.judgments import Judgement, Query
+from jobs.sources.judgments import Judgment, TextQuery
 from retrieval.search.relevance import SUPPORT_HITS, Calibration, Columns, fit, relevance_of, support_from
 
 BINS = 10
@@ -46,13 +46,13 @@ class JudgedHits:
 
 
 async def judged_hits(
-    asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement], **search: object
+    asker: Asker, queries: Sequence[TextQuery], judgments: Sequence[Judgment], **search: object
 ) -> list[JudgedHits]:
     """Search each question in hybrid mode with these further options, and judge its hits.
 
     It requests twice as many hits as count, so that enough remain without the relevant ones.
     """
-    relevant = {(one.query, one.document) for one in judgements if one.grade > 0}
+    relevant = {(one.query, one.document) for one in judgments if one.grade > 0}
     found: list[JudgedHits] = []
     asked: dict[str, Any] = {"k": 2 * SUPPORT_HITS, "mode": "hybrid", "explain": True, **search}
     async for query, answer in asker.answers("relevance", queries, **asked):

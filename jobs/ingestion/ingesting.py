@@ -1,4 +1,4 @@
-"""Sends documents read from files to a running service, by the client's bulk ingestion; refusals name their place."""
+"""Sends documents read from files to a running service by bulk ingestion; refusals name the place in the file."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from retrieval.clients.wire.records import RequestLimits
 
 
 @dataclass(slots=True)
-class Ingested(nearline.Ingested):
-    """What the service acknowledged; `bytes_read` of the source up to it. `waiting_for`: the source of the oldest
-    document that is sent and not acknowledged, since `waiting_s`."""
+class IngestProgress(nearline.Ingested):
+    """What the service acknowledged, and the `bytes_read` of the source so far. `waiting_for` is the source of the
+    oldest unacknowledged document, which has waited for `waiting_s`."""
 
     bytes_read: int = 0
     waiting_for: str = ""
     waiting_s: float = 0.0
 
 
-Progress = Callable[[Ingested], None]
-TELL_EVERY_S = 1.0  # also while nothing is acknowledged: one large document takes minutes
+Progress = Callable[[IngestProgress], None]
+TELL_EVERY_S = 1.0  # also without acknowledgments: one large document can take minutes
 
 
 async def limits_of(client: AsyncClient, collection: str) -> RequestLimits:
-    """What the service takes. Waits for one that is busy or away as `ingest` does."""
+    """Return the service's limits. Waits for a busy or unreachable service as `ingest` does."""
     return limits_in(await client.request("GET", path_of(collection), patience=bulk_patience()))
 
 
@@ -41,26 +41,26 @@ async def ingest(
     documents: Iterable[SourceDocument],
     progress: Progress,
     report: SourceReport | None = None,
-    total: Ingested | None = None,
+    total: IngestProgress | None = None,
     requests: int = REQUESTS_AT_ONCE,
     limits: RequestLimits | None = None,
-) -> Ingested:
+) -> IngestProgress:
     """Write every document, `requests` at a time; among equal ids the last one wins. Updates `total` and passes it to
-    `progress` after each acknowledgement, and every second.
+    `progress` after each acknowledgment, and every second.
 
     Documents that cannot be written are recorded in `report` and the others are written; without a report the first one
-    raises SourceError. Raises ServiceError when the service fails, stays unreachable or makes no progress, and
-    whatever reading the documents raises; acknowledged documents remain written.
+    raises SourceError. Raises ServiceError if the service fails, stays unreachable or makes no progress, and any
+    error of the documents' iterator; acknowledged documents remain written.
     """
-    report, done = report if report is not None else FirstFailure(), total or Ingested()
-    places: dict[int, tuple[str, int]] = {}  # source and bytes read, of documents that are not settled
+    report, done = report if report is not None else FirstFailure(), total or IngestProgress()
+    places: dict[int, tuple[str, int]] = {}  # source and bytes read of unsettled documents
 
-    def sent() -> Iterator[Mapping[str, Any]]:
+    def to_requests() -> Iterator[Mapping[str, Any]]:
         for position, document in enumerate(documents, done.read):
             places[position] = document.source or document.id, document.bytes_read
-            yield as_sent(document)
+            yield to_request(document)
 
-    def refused(one: Refused) -> None:
+    def note_refusal(one: Refused) -> None:
         report.fail(SourceError(places[one.position][0], one.reason))
 
     def advance(_: nearline.Ingested) -> None:
@@ -79,21 +79,21 @@ async def ingest(
     waited: list[Any] = [
         None,
         time.monotonic(),
-    ]  # the oldest document that is not settled, and since when it is
-    async with regularly(tell):
+    ]  # the oldest unsettled document, and since when it is the oldest
+    async with call_regularly(tell):
         await client.ingest(
             collection,
-            sent(),
+            to_requests(),
             requests=requests,
             on_progress=advance,
-            on_refused=refused,
+            on_refused=note_refusal,
             total=done,
             limits=limits,
         )
     return done
 
 
-def as_sent(document: SourceDocument) -> Mapping[str, Any]:
+def to_request(document: SourceDocument) -> Mapping[str, Any]:
     """Return a document as the API takes it."""
     return {
         "id": document.id,
@@ -106,7 +106,7 @@ def as_sent(document: SourceDocument) -> Mapping[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def regularly(act: Callable[[], None]) -> AsyncIterator[None]:
+async def call_regularly(act: Callable[[], None]) -> AsyncIterator[None]:
     """Call `act` every TELL_EVERY_S until the block ends."""
 
     async def run() -> None:

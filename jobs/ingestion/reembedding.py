@@ -4,9 +4,9 @@
     ->  delete what the source no longer has  ->  move the alias  ->  catch up with writes and deletions since
 
 Documents with equal text, title, metadata and language in both are skipped, so a killed copy resumes where it stopped
-and a later run copies only changes. A language that the target gives a document by itself is not sent: whoever writes
-the document again without one finds it unchanged. Vectors supplied by clients are not copied: they belong to the old
-model.
+and a later run copies only changes. A language is sent only if the target would detect another, so that writing the
+document again without a language changes nothing. Vectors supplied by clients belong to the old model and are not
+copied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from indexes.base.languages import AUTO, language_of
-from jobs.ingestion.pace import Pace
+from jobs.ingestion.rate_limiter import RateLimiter
 from nearline import JSON, AsyncClient, ServiceError, bulk_patience
 from retrieval.clients.bulk import CHARS_PER_REQUEST, DOCUMENTS_PER_REQUEST
 
@@ -49,10 +49,10 @@ async def reembed(
     *,
     model: str,
     alias: str | None,
-    pace: Pace,
+    pace: RateLimiter,
     progress: Progress,
 ) -> Copied:
-    """Make `target` hold what `source` does, embedded with `model`; then point `alias` at it.
+    """Copy the documents of `source` to `target`, embedded with `model`; then point `alias` at it.
 
     `pace` limits the rate of writes. Raises ServiceError: not found for a missing source or model; conflict if the
     target has another model, holds other documents or is the source itself, if the alias is a collection's name, or if
@@ -62,7 +62,7 @@ async def reembed(
     origin = await client.collection(source)
     source = origin["name"]
     if alias is not None:
-        named = await found(client.collection(alias))
+        named = await none_if_missing(client.collection(alias))
         if alias == (named["name"] if named else target):
             raise conflict(f"{alias!r} is the name of a collection, so it cannot be an alias")
     made = await client.ensure_collection(target, model=model, language=origin["language"])
@@ -70,7 +70,7 @@ async def reembed(
         raise conflict("source and target are the same collection")
     if made["model"] != model:
         raise conflict(f"{target} exists with the model {made['model']}, not {model}")
-    copy = Copy(client, source, made["name"], pace, made["language"])
+    copy = CollectionCopy(client, source, made["name"], pace, made["language"])
     await copy.look()
     before = math.inf
     while (fresh := await copy.one_pass(progress)) > DOCUMENTS_PER_REQUEST:
@@ -85,11 +85,13 @@ async def reembed(
     return copy.copied
 
 
-class Copy:
+class CollectionCopy:
     """A copy in progress. `known` maps ids to digests of documents found in or written to the target; `language` is the
-    target's, of documents that name none."""
+    target's default language."""
 
-    def __init__(self, client: AsyncClient, source: str, target: str, pace: Pace, language: str) -> None:
+    def __init__(
+        self, client: AsyncClient, source: str, target: str, pace: RateLimiter, language: str
+    ) -> None:
         self.target = target
         self.copied = Copied()
         self.known: dict[str, bytes] = {}
@@ -114,7 +116,7 @@ class Copy:
         )
 
     async def one_pass(self, progress: Progress) -> int:
-        """Write the source's documents that are missing or different in the target; returns how many."""
+        """Write the source's documents that are missing or different in the target, and return their number."""
         total = (await self._client.count(self._source))["documents"]
         self.copied.passes += 1
         written = unchanged = 0
@@ -130,7 +132,7 @@ class Copy:
         return written
 
     async def _changed(self) -> AsyncIterator[tuple[list[JSON], int]]:
-        """Batches of documents to write, each with the number skipped since the last."""
+        """Yield batches of documents to write, each with the number skipped since the last."""
         batch: list[JSON] = []
         chars = skipped = 0
         async for document in self._documents():
@@ -163,11 +165,11 @@ class Copy:
                 await self._delete(document_id)
 
     async def _is_untouched(self, document_id: str) -> bool:
-        present = await found(self._client.document(self.target, document_id))
+        present = await none_if_missing(self._client.document(self.target, document_id))
         return (digest(present) if present else None) == self.known.get(document_id)
 
     async def _documents(self) -> AsyncIterator[JSON]:
-        """Every document of the source; `_seen` collects the ids."""
+        """Yield every document of the source; `_seen` collects the ids."""
         self._seen = set()
         async for document in self._client.scroll(self._source, limit=PAGE):
             self._seen.add(document["id"])
@@ -175,11 +177,13 @@ class Copy:
 
     async def _write(self, batch: list[JSON]) -> None:
         await self._pace(len(batch))
-        await self._client.write(self.target, [self._sent(one) for one in batch], patience=self._patience)
+        await self._client.write(
+            self.target, [self._select_fields(one) for one in batch], patience=self._patience
+        )
         self.known.update((one["id"], digest(one)) for one in batch)
         self.copied.written += len(batch)
 
-    def _sent(self, document: JSON) -> JSON:
+    def _select_fields(self, document: JSON) -> JSON:
         given = language_of(document["title"], document["text"]) if self._language == AUTO else self._language
         wanted = (
             "id",
@@ -196,8 +200,8 @@ class Copy:
         self.copied.deleted += 1
 
 
-async def found(answer: Awaitable[JSON]) -> JSON | None:
-    """The answer, or None for 404."""
+async def none_if_missing(answer: Awaitable[JSON]) -> JSON | None:
+    """Return the answer, or None for status 404."""
     try:
         return await answer
     except ServiceError as error:
@@ -211,7 +215,7 @@ def conflict(message: str) -> ServiceError:
 
 
 def digest(document: JSON) -> bytes:
-    """Equal for documents that are embedded, found and shown alike."""
+    """Hash what a copy preserves: equal digests mean that a document need not be copied."""
     title, language = document["title"], document["language"]
     values = [document["text"], title, language, sorted(document["metadata"].items())]
     values += [document["expires_at"]] if "expires_at" in document else []

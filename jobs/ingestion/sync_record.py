@@ -1,11 +1,10 @@
-"""What earlier syncs wrote, in a small SQLite file of one collection: which documents are which folder's, and with
-which content.
+"""Records what earlier syncs wrote to a collection, in a small SQLite file: the documents of each folder, with digests.
 
-    files       read whole and acknowledged whole: size, time and digest as they were
-    documents   claimed by a file, before they are sent; with a digest once acknowledged; gone once the file lacks them
+    files       completely read and acknowledged: their size, time and digest
+    documents   claimed by a file before they are sent; with a digest once acknowledged; gone once the file lacks them
 
-A document is claimed before it is sent, so that none is ever in the collection without a record of whose it is. Every
-change is one transaction: a process may be killed at any time. One process at a time has the file open.
+A document is claimed before it is sent, so that every synced document in the collection has a record of its file. Every
+change is one transaction: a process may be killed at any time. Only one process at a time can open the file.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ CREATE INDEX IF NOT EXISTS documents_by_id ON documents(id);
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What tells one state of a file from another. `mtime_ns` is 0 where the time alone would not."""
+    """Identifies a state of a file. `mtime_ns` is 0 if the file may still change within the same clock tick."""
 
     size: int
     mtime_ns: int
@@ -70,13 +69,13 @@ class SyncRecord:
         self._db.close()
 
     def transaction(self) -> AbstractContextManager[object]:
-        """All changes in the block, or none if it raises. May be nested."""
+        """Make the block's changes atomic: none are kept if it raises. May be nested."""
         return self._db
 
     # -- files
 
     def follow_settings(self, settings: str) -> None:
-        """Have every file read again if it was read with other settings."""
+        """Forget all files if they were read with other settings, so that they are read again."""
         with self._db:
             for (before,) in self._db.execute(
                 "SELECT settings FROM folders WHERE folder = ?", (self.folder,)
@@ -87,7 +86,7 @@ class SyncRecord:
             self._db.execute("REPLACE INTO folders VALUES (?, ?)", (self.folder, settings))
 
     def stamp(self, file: str) -> Stamp | None:
-        """Of the file as it was when all of it was acknowledged; None if it never was."""
+        """Return the state of a file when all of it was acknowledged, or None if it never was."""
         query = "SELECT size, mtime_ns, digest FROM files WHERE folder = ? AND file = ?"
         for row in self._db.execute(query, (self.folder, file)):
             return Stamp(*row)
@@ -100,12 +99,12 @@ class SyncRecord:
     # -- documents
 
     def claims(self) -> Iterator[Claim]:
-        """All of the folder."""
+        """Yield all claims of the folder."""
         query = "SELECT file, id, gone FROM documents WHERE folder = ?"
         return (Claim(file, id_, bool(gone)) for file, id_, gone in self._db.execute(query, (self.folder,)))
 
     def claim(self, file: str, document_id: str, digest: bytes) -> bool:
-        """Before the document is sent. False if it is acknowledged with this digest already."""
+        """Claim a document before it is sent. Returns False if it is already acknowledged with this digest."""
         key = (self.folder, file, document_id)
         query = "SELECT digest, gone FROM documents WHERE folder = ? AND file = ? AND id = ?"
         for before, gone in self._db.execute(query, key):
@@ -119,7 +118,7 @@ class SyncRecord:
         return True
 
     def claim_unsent(self, file: str, document_id: str) -> None:
-        """Record that `file` holds the document too, for when the file that it is sent from lacks it."""
+        """Record that `file` also holds the document, in case the file that it was sent from loses it."""
         self._db.execute(
             "INSERT INTO documents VALUES (?, ?, ?, NULL, 0) "
             "ON CONFLICT (folder, file, id) DO UPDATE SET digest = NULL, gone = 0",
@@ -127,7 +126,7 @@ class SyncRecord:
         )
 
     def other_files(self, file: str, document_id: str) -> list[str]:
-        """The other files of the folder that the document was sent from and that hold it, as far as is known."""
+        """Return the other files of the folder that sent the document and hold it as far as recorded."""
         query = (
             "SELECT file FROM documents "
             "WHERE id = ? AND folder = ? AND file != ? AND gone = 0 AND digest NOT NULL"
@@ -135,7 +134,7 @@ class SyncRecord:
         return [str(other) for (other,) in self._db.execute(query, (document_id, self.folder, file))]
 
     def other_folders(self, document_id: str) -> list[str]:
-        """Of which files hold this document as well."""
+        """Return the other folders whose files hold this document."""
         query = "SELECT DISTINCT folder FROM documents WHERE id = ? AND gone = 0 AND folder != ?"
         return [str(folder) for (folder,) in self._db.execute(query, (document_id, self.folder))]
 
@@ -146,7 +145,7 @@ class SyncRecord:
         )
 
     def mark_gone(self, file: str, *, but: set[str]) -> None:
-        """The documents of `file` that are not among `but`, all that it holds now."""
+        """Mark the documents of `file` as gone, except `but`, the ids that it holds now."""
         query = "SELECT id FROM documents WHERE folder = ? AND file = ?"
         gone = [id_ for (id_,) in self._db.execute(query, (self.folder, file)) if id_ not in but]
         self._db.executemany(
@@ -155,7 +154,7 @@ class SyncRecord:
         )
 
     def forget_absent(self, present: set[str]) -> int:
-        """Have documents sent again that were acknowledged and are not `present`; returns how many."""
+        """Reopen acknowledged documents that are not `present`, so that they are sent again; return their number."""
         query = "SELECT file, id FROM documents WHERE folder = ? AND digest NOT NULL"
         absent = [row for row in self._db.execute(query, (self.folder,)) if row[1] not in present]
         with self._db:
@@ -164,7 +163,7 @@ class SyncRecord:
         return len(absent)
 
     def release(self, claims: Iterable[Claim]) -> None:
-        """Drop claims, those of documents that are deleted."""
+        """Drop the claims of deleted documents."""
         with self._db:
             self._db.executemany(
                 "DELETE FROM documents WHERE folder = ? AND file = ? AND id = ?",
@@ -176,8 +175,8 @@ class SyncRecord:
             )
 
     def hand_over(self, claim: Claim) -> list[str]:
-        """The folders of which other files hold the document as well. Theirs is to be sent again: the one in the
-        collection may be this file's."""
+        """Return the folders of other files that hold the document, and reopen it there: the collection may have the
+        version of this file, so theirs must be sent again."""
         query = (
             "SELECT folder, file FROM documents WHERE id = ? AND gone = 0 AND NOT (folder = ? AND file = ?)"
         )

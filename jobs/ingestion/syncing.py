@@ -1,16 +1,16 @@
 """Keeps a collection equal to a folder: `nearline ingest --sync`.
 
-    scan the folder -> files that changed -> read them, claim and send what changed in them -> delete what is gone
+    scan the folder -> changed files -> read them, claim and send their changed documents -> delete what is gone
 
-1. The collection says which documents it has. What is recorded as written and is not there is written again.
-2. A file of the recorded size and time is not opened; one of the recorded digest is not read.
-3. Of a file that is read, documents of the recorded digest are not sent, nor are those whose ids another file has. Once
-   all others are acknowledged, the file is recorded as done.
-4. A document is gone if its file was read whole and lacks it, or is not in a folder that was listed whole. It is
-   deleted last, if the caller consents, and if no other file holds it too. Documents that no sync into this collection
-   recorded are never deleted.
+1. Ask the collection which documents it has. Those recorded as written but missing are written again.
+2. Skip files with the recorded size and time without opening them, and files with the recorded digest without reading.
+3. Send the documents of the other files, except those with the recorded digest and those whose ids another file has.
+   Once all are acknowledged, record the file as done.
+4. Delete documents that are gone: their file was completely read without them, or is missing from a completely listed
+   folder. This comes last, needs the caller's consent, and spares documents that another file holds. Documents that no
+   sync into this collection recorded are never deleted.
 
-A run may be killed between any two of these; the next goes on from the record (`sync_record` says why).
+A run may be killed at any point; the next one resumes from the record (see `sync_record`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from urllib.parse import quote
 import msgspec
 
 from indexes.base.errors import InvalidInput
-from jobs.ingestion.ingesting import Ingested, Progress, ingest
+from jobs.ingestion.ingesting import IngestProgress, Progress, ingest
 from jobs.ingestion.sync_record import Claim, Stamp, SyncRecord
 from jobs.sources import (
     FoundFile,
@@ -43,7 +43,7 @@ from jobs.sources import (
 from nearline import AsyncClient, CollectionBody, path_of
 from retrieval.clients.wire.records import RequestLimits
 
-EXTRACTION = 3  # raise it when files are to be read again, since what is made of them changed
+EXTRACTION = 3  # increment it when extraction changes, so that files are read again
 DOCUMENTS_AT_ONCE, CHARS_AT_ONCE = 1000, 1_000_000  # several requests
 RECENT_NS = 2_000_000_000  # a file changed less than this ago may change again within one tick of its clock
 
@@ -52,27 +52,27 @@ RECENT_NS = 2_000_000_000  # a file changed less than this ago may change again 
 class Synced:
     """What one run did, or would do."""
 
-    ingested: Ingested = field(default_factory=Ingested)
+    ingested: IngestProgress = field(default_factory=IngestProgress)
     files_changed: int = 0
     files_unchanged: int = 0
     deleted: int = 0
     gone: list[str] = field(default_factory=list)
     """Ids of documents that are gone from the folder and were not deleted."""
     shared: int = 0
-    """Documents that are gone from a file and that another file has."""
+    """Documents that are gone from a file but held by another."""
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangedFile:
     found: FoundFile
     stamp: Stamp
 
 
 @dataclass(slots=True)
 class Reading:
-    """The file that is being read: its ids so far, and whether all of it could be read and was accepted."""
+    """A file being read, with its ids so far, and whether all of it could be read and was accepted."""
 
-    changed: Changed
+    changed: ChangedFile
     ids: set[str] = field(default_factory=set)
     repeated: bool = False
     whole: bool = True
@@ -81,7 +81,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """A document that was read, of which file, and the digest of all that is sent."""
+    """A document, the file that it was read from, and the digest of its content."""
 
     reading: Reading
     document: SourceDocument
@@ -89,11 +89,11 @@ class Unsent:
 
     @property
     def file(self) -> str:
-        return key(self.reading.changed.found)
+        return path_in_folder(self.reading.changed.found)
 
 
 Consent = Callable[[Sequence[str], int], bool]
-"""Whether to delete these documents, out of so many of the folder."""
+"""Decides whether to delete these ids, given the number of all documents of the folder."""
 
 
 async def sync(
@@ -109,8 +109,9 @@ async def sync(
     progress: Progress = lambda _: None,
     dry_run: bool = False,
 ) -> Synced:
-    """Raises InvalidInput for a folder that is empty and was not, ServiceError when the service fails or stays away."""
-    run = _Run(client, collection, folder, record, options, report, limits, progress, dry_run)
+    """Sync a folder. Raises InvalidInput if it was not empty before and is now, ServiceError if the service fails or
+    stays unreachable."""
+    run = _SyncRun(client, collection, folder, record, options, report, limits, progress, dry_run)
     if not dry_run:
         await run.once(consent)
         return run.done
@@ -123,11 +124,11 @@ async def sync(
 
 
 class _Undone(Exception):
-    """Ends a transaction that is not to be kept."""
+    """Rolls back the transaction of a dry run."""
 
 
 @dataclass(slots=True)
-class _Run:
+class _SyncRun:
     client: AsyncClient
     collection: str
     folder: Path
@@ -141,7 +142,7 @@ class _Run:
     skipped_bytes: int = 0
     files: set[str] = field(default_factory=set)
     finished: list[Reading] = field(default_factory=list)
-    """Files that are read, and of which documents may still have to be sent."""
+    """Files that were read, but may have unsent documents."""
 
     async def once(self, consent: Consent) -> None:
         self.options = replace(self.options, metadata_keys_max=self.limits["metadata_keys"])
@@ -150,7 +151,7 @@ class _Run:
         ).decode()
         self.record.follow_settings(settings)
         found, unlisted = self._scan()
-        self.files = {key(one) for one in found.values()}
+        self.files = {path_in_folder(one) for one in found.values()}
         present = {one["id"] async for one in self.client.scroll(self.collection, text=False)}
         self.record.forget_absent(present)
         while True:
@@ -159,7 +160,7 @@ class _Run:
                 return
 
     def _scan(self) -> tuple[dict[str, FoundFile], list[str]]:
-        """Files by name, and the places that could not be listed."""
+        """Return files by name, and the places that could not be listed."""
         failures = len(self.report.failed)
         files = list(find_files([self.folder], options=self.options, report=self.report))
         unlisted = [failure.source for failure in self.report.failed[failures:]]
@@ -180,7 +181,7 @@ class _Run:
 
     # -- what changed
 
-    def _changed(self, found: dict[str, FoundFile]) -> list[Changed]:
+    def _changed(self, found: dict[str, FoundFile]) -> list[ChangedFile]:
         changed = []
         for one in found.values():
             try:
@@ -189,7 +190,7 @@ class _Run:
                 self.report.fail(SourceError(printable(one.path), f"cannot be opened: {error.strerror}"))
                 continue
             if stamp is not None:
-                changed.append(Changed(one, stamp))
+                changed.append(ChangedFile(one, stamp))
         self.done.files_changed += len(changed)
         self.done.files_unchanged = len(found) - len(changed)
         self.skipped_bytes = sum(one.size_bytes for one in found.values()) - sum(
@@ -198,8 +199,8 @@ class _Run:
         return changed
 
     def _new_stamp(self, found: FoundFile) -> Stamp | None:
-        """None for a file that is as recorded."""
-        before, now = self.record.stamp(key(found)), time.time_ns()
+        """Return the new state of a file, or None if it is as recorded."""
+        before, now = self.record.stamp(path_in_folder(found)), time.time_ns()
         status = found.path.stat()
         if before and (before.size, before.mtime_ns) == (status.st_size, status.st_mtime_ns):
             return None
@@ -209,13 +210,13 @@ class _Run:
         stamp = Stamp(status.st_size, status.st_mtime_ns if settled else 0, digest)
         if before and before.digest == digest:
             if before != stamp:
-                self.record.finish(key(found), stamp)
+                self.record.finish(path_in_folder(found), stamp)
             return None
         return stamp
 
     # -- sending
 
-    async def _send(self, changed: list[Changed]) -> None:
+    async def _send(self, changed: list[ChangedFile]) -> None:
         begun = time.monotonic()
         batch: list[Unsent] = []
         chars = 0
@@ -227,11 +228,11 @@ class _Run:
                 batch, chars = [], 0
         await self._write(batch, begun)
 
-    def _documents(self, changed: list[Changed]) -> Iterator[Unsent]:
+    def _documents(self, changed: list[ChangedFile]) -> Iterator[Unsent]:
         reading: Reading | None = None
 
         def files() -> Iterator[FoundFile]:
-            """Resumed for the next file when all of the one before is read."""
+            """Yield the changed files; the reader resumes this when it has read all of the previous one."""
             nonlocal reading
             for one in changed:
                 reading = Reading(one)
@@ -242,13 +243,13 @@ class _Run:
 
         for document in read_files(files(), options=self.options, report=self.report):
             assert reading is not None
-            if document.id not in reading.ids:  # a repetition within its file is nothing to record
+            if document.id not in reading.ids:  # repetitions within a file are not recorded
                 reading.ids.add(document.id)
                 yield Unsent(reading, document, digest_of(document))
 
     def _is_held(self, one: Unsent) -> bool:
-        """Whether another file of the folder has the document's id, so that it is claimed and not sent: each run would
-        replace the one by the other."""
+        """Whether another file of the folder has the document's id. Then the document is only claimed: if both were
+        sent, each run would replace one by the other."""
         holders = [file for file in self.record.other_files(one.file, one.document.id) if file in self.files]
         if not holders and not one.document.repeats:
             return False
@@ -261,7 +262,7 @@ class _Run:
         return True
 
     async def _write(self, batch: list[Unsent], begun: float) -> None:
-        """Send what is new in `batch`; record what is acknowledged and which files are done."""
+        """Send the new documents of `batch`, and record which are acknowledged and which files are done."""
         refused, total = SourceReport(), self.done.ingested
         with self.record.transaction():
             fresh = [one for one in batch if not self._is_held(one)]
@@ -294,7 +295,7 @@ class _Run:
                 else:
                     self.record.acknowledge(one.file, one.document.id, one.digest)
             for reading in self.finished:
-                file = key(reading.changed.found)
+                file = path_in_folder(reading.changed.found)
                 if reading.whole:
                     self.record.mark_gone(file, but=reading.ids)
                 if reading.whole and reading.accepted:
@@ -308,7 +309,7 @@ class _Run:
     async def _delete_gone(
         self, found: dict[str, FoundFile], unlisted: list[str], present: set[str], consent: Consent
     ) -> bool:
-        """Returns whether files of this folder are to be read again."""
+        """Delete documents that are gone. Returns whether files of this folder must be read again."""
         claims = list(self.record.claims())
         again = False
         gone: dict[str, list[Claim]] = defaultdict(list)
@@ -319,9 +320,7 @@ class _Run:
                 if others := self.record.hand_over(one):
                     self.done.shared += 1
                     again = again or self.record.folder in others
-                if (
-                    others or one.id not in present
-                ):  # not there: the run that claimed it ended before sending it
+                if others or one.id not in present:  # absent if the claiming run ended before sending it
                     self.record.release([one])
                 else:
                     gone[one.id].append(one)
@@ -338,13 +337,13 @@ class _Run:
         return False
 
     def _hidden(self, file: str, unlisted: list[str]) -> bool:
-        """Whether the file may still be there, where nothing could be listed."""
+        """Whether the file may still exist in a place that could not be listed."""
         path = printable(self.folder / file)
         return any(path == place or path.startswith(place.rstrip("/") + "/") for place in unlisted)
 
 
-def key(found: FoundFile) -> str:
-    """The file's path below its folder, as recorded."""
+def path_in_folder(found: FoundFile) -> str:
+    """Return the file's path below its folder, as recorded."""
     return found.name.partition("/")[2]
 
 
@@ -356,13 +355,13 @@ def digest_of(document: SourceDocument) -> bytes:
 
 
 def record_path(state: Path, url: str, collection: CollectionBody) -> Path:
-    """Of the record of a collection by its own name, and its tenant's: tenants have collections of the same name. It
-    stays right if the collection is restored or made anew: what the collection has is asked for in each run."""
+    """Return the path of a collection's record, by its own name and tenant: tenants may share collection names. The
+    record stays valid if the collection is restored or recreated, because each run asks what the collection has."""
     name = "@".join(filter(None, [collection["name"].partition("@")[0], collection["tenant"]]))
     return state / f"{quote(url.rstrip('/'), safe='')}-{quote(name, safe='')}.db"
 
 
 def state_folder() -> Path:
-    """Where records of syncs are kept unless the user says otherwise."""
+    """Return the default folder for records of syncs."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "nearline" / "sync"

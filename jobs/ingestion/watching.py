@@ -11,7 +11,7 @@ from nearline import ServiceError
 
 DEBOUNCE_MS = 1_500  # a file that is being written changes many times
 LOOK_MS = 1_000
-RESCAN_S = 300.0  # what no event told of: network file systems, files that failed, folders that were away
+RESCAN_S = 300.0  # for changes without events: network file systems, files that failed, unmounted folders
 RETRY_S_MIN, RETRY_S_MAX = 5.0, 60.0
 
 
@@ -19,13 +19,13 @@ def watch(folders: Sequence[Path], sync: Callable[[], None], failed: Callable[[E
     """Call `sync` at once, after changes below `folders`, and every five minutes, until KeyboardInterrupt or
     SystemExit.
 
-    When it raises because of the service, the folder or the record, tell `failed` and try again after 5 s, then less
-    and less often.
+    If it raises because of the service, the folder or the record, pass the error to `failed` and retry with pauses that
+    double from RETRY_S_MIN to RETRY_S_MAX.
     """
     from watchfiles import watch as changes_of
 
     due, retry_s = 0.0, RETRY_S_MIN
-    # Yields empty sets, too, so that the first sync comes after the watch has begun and misses no change.
+    # Yields empty sets, too, so that the first sync starts after the watch and misses no change.
     looks = changes_of(
         *folders,
         debounce=DEBOUNCE_MS,

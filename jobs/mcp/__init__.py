@@ -1,5 +1,5 @@
 """How do assistants use a service?
 
-Tools of the Model Context Protocol (search, fetch, context), which call a running service. Not here: other servers'
-APIs spoken by the service (`retrieval/dialects`).
+The tools search, fetch and context of the Model Context Protocol, which call a running service. Not here: other
+servers' APIs that the service implements (`retrieval/dialects`).
 """

@@ -28,7 +28,7 @@ JSON = dict[str, Any]
 PATH = "/mcp"
 RESULTS = 10
 TIMEOUT_S = 60.0
-TEXT_CHARS_MAX = 200_000  # of a document: no assistant reads more at once
+TEXT_CHARS_MAX = 200_000  # per document; assistants cannot read more at once
 CUT = "\n\n[cut: the document is longer]"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
@@ -76,7 +76,7 @@ class Tools:
         self._collections = list(collections)
 
     async def search(self, query: str, collection: str | None = None) -> Results:
-        """The documents whose passages answer best, from one collection or from all."""
+        """Search one collection or all; return the documents of the best passages."""
 
         async def find(client: AsyncClient, name: str) -> list[tuple[float, Result]]:
             found = await client.search(name, query=query, k=RESULTS, group_by_document=True)
@@ -92,13 +92,13 @@ class Tools:
                 for hit in found["hits"]
             ]
 
-        names = self._collections if collection is None else [self._known(collection)]
+        names = self._collections if collection is None else [self._check_known(collection)]
 
         async def work(client: AsyncClient) -> list[list[tuple[float, Result]]]:
             return await asyncio.gather(*(find(client, name) for name in names))
 
         found = await self._ask(work)
-        if len(found) > 1:  # each is in order already; only their relevance can be compared
+        if len(found) > 1:  # each list is sorted; across collections, only relevance is comparable
             found = [sorted((one for some in found for one in some), key=lambda one: one[0], reverse=True)]
         return Results(results=[result for _, result in found[0][:RESULTS]])
 
@@ -115,8 +115,8 @@ class Tools:
         )
 
     async def context(self, query: str, collection: str, token_budget: int) -> CallToolResult:
-        """The context as text for assistants, and with its citations for programs."""
-        name = self._known(collection)
+        """Return the context as text for assistants, and with its citations for programs."""
+        name = self._check_known(collection)
         found = await self._ask(lambda client: client.context(name, query=query, token_budget=token_budget))
         citations = [
             Citation(
@@ -138,7 +138,7 @@ class Tools:
         except ServiceError as error:
             raise ToolError(error.message) from None
 
-    def _known(self, collection: str) -> str:
+    def _check_known(self, collection: str) -> str:
         if collection not in self._collections:
             raise ToolError(f"no collection {collection!r}; there are {', '.join(self._collections)}")
         return collection
@@ -150,10 +150,10 @@ class Tools:
         if len(self._collections) == 1:
             return self._collections[0], id_
         collection, _, document_id = id_.partition("/")
-        return self._known(collection), document_id
+        return self._check_known(collection), document_id
 
     def _url_of(self, collection: str, document_id: str, metadata: JSON) -> str:
-        """The document's own URL from its metadata, or else the one where the service shows it."""
+        """Return the document's own URL from its metadata, or else its URL at the service."""
         for key in ("url", "source"):
             if str(metadata.get(key, "")).startswith(("http://", "https://")):
                 return str(metadata[key])
@@ -161,7 +161,7 @@ class Tools:
 
 
 def make_server(url: str, collections: Sequence[str]) -> MCPServer[Any]:
-    """A server whose tools ask the service at `url` for these collections, at least one."""
+    """Return a server whose tools query these collections, at least one, of the service at `url`."""
     tools, names = Tools(url, collections), ", ".join(collections)
     server: MCPServer[Any] = MCPServer(
         "nearline",

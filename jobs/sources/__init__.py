@@ -1,7 +1,7 @@
 """How is a file read?
 
-Files and folders in, a stream of documents out, for `nearline ingest PATHS...` and for uploaded PDF and office files.
-Not here: sending the documents (`jobs/ingestion`), or cutting them into passages (`retrieval/documents`).
+Turns files and folders into a stream of documents, for `nearline ingest PATHS...` and for uploaded PDF and office
+files. Not here: sending the documents (`jobs/ingestion`), or cutting them into passages (`retrieval/documents`).
 
 | format      | file names                                  | one document is                                  |
 |-------------|---------------------------------------------|--------------------------------------------------|
@@ -21,7 +21,7 @@ Not here: sending the documents (`jobs/ingestion`), or cutting them into passage
 | mailbox     | .mbox                                       | a message; each attachment                       |
 
 All but Parquet may be gzipped (.gz). Parquet and the formats below code are read in a process of their own
-(`isolated`) and need the extra `files`. Memory is bounded whatever the file size: one document of at most
+(`sandbox`) and need the extra `files`. Memory is bounded whatever the file size: one document of at most
 `SourceOptions.document_bytes_max`, as much again of a table's first rows while column types are inferred, hashes
 of the ids seen so far, and the bounds of that process.
 """
@@ -31,16 +31,23 @@ from __future__ import annotations
 from jobs.sources.columns import ColumnType, parse_types
 from jobs.sources.files import FoundFile, printable
 from jobs.sources.finding import find_files
-from jobs.sources.model import Failure, FirstFailure, SourceDocument, SourceError, SourceOptions, SourceReport
+from jobs.sources.model import (
+    FirstFailure,
+    SourceDocument,
+    SourceError,
+    SourceFailure,
+    SourceOptions,
+    SourceReport,
+)
 from jobs.sources.read import note_repeated, read_documents, read_files, total_bytes
 
 __all__ = [
     "ColumnType",
-    "Failure",
     "FirstFailure",
     "FoundFile",
     "SourceDocument",
     "SourceError",
+    "SourceFailure",
     "SourceOptions",
     "SourceReport",
     "find_files",

@@ -34,12 +34,12 @@ class ColumnType:
     inferred: bool = False
 
     def value(self, cell: str) -> str | int | float | bool | None:
-        """`cell` as a value of this type; None if it does not fit."""
+        """Convert `cell` to this type; return None if it does not fit."""
         if self.kind == "string":
             return cell
         cell = cell.strip()
         if self.kind == "number":
-            return _number(cell) if not self.inferred or _reads_back(cell) else None
+            return _number(cell) if not self.inferred or _round_trips(cell) else None
         if self.kind == "boolean":
             return (_BOOLEANS if self.inferred else _DECLARED_BOOLEANS).get(cell.lower())
         if self.date_format is not None:
@@ -48,7 +48,7 @@ class ColumnType:
 
 
 def infer(cells: Iterable[str]) -> ColumnType:
-    """The type that fits every nonblank cell."""
+    """Return the type that fits every nonblank cell."""
     filled = [cell for cell in cells if cell.strip()]
     kinds: tuple[Kind, ...] = ("number", "boolean", "date")
     for kind in kinds:
@@ -59,7 +59,7 @@ def infer(cells: Iterable[str]) -> ColumnType:
 
 
 def parse_types(declared: str) -> dict[str, ColumnType]:
-    """`zip=string,published=date:%d/%m/%Y` by column. Raises InvalidInput."""
+    """Parse `zip=string,published=date:%d/%m/%Y` to types by column. Raises InvalidInput."""
     types = {}
     for one in re.split(r",(?=[^,=]+=)", declared):  # formats may contain commas
         column, _, written = one.partition("=")
@@ -83,7 +83,7 @@ def _check_format(date_format: str) -> None:
         raise InvalidInput(f"types: the date format {date_format!r}: {error}", param="types") from error
 
 
-def _reads_back(cell: str) -> bool:
+def _round_trips(cell: str) -> bool:
     return bool(_NUMBER.fullmatch(cell)) and sum(map(str.isdigit, cell)) <= DIGITS_MAX
 
 

@@ -26,7 +26,7 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def docstrings(library: Path | None = None) -> Iterator[SourceDocument]:
-    """The docstrings below `library`, by default the running Python's standard library, by path and line.
+    """Yield the docstrings below `library`, by default the running Python's standard library, by path and line.
 
     Yields one document per documented module, class, function and method. Definitions with a leading underscore are
     left out, but not files: half of `datetime`, `decimal` and `concurrent.futures` is in such files. The id is the
@@ -60,14 +60,14 @@ def _file_docstrings(path: Path, relative: Path) -> Iterator[SourceDocument]:
     except (OSError, SyntaxError, ValueError):
         return
     module = ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
-    for name, node in _documented(tree, module):
+    for name, node in _definitions(tree, module):
         text = ast.get_docstring(node)
         if text is not None and len(text) >= CHARS_MIN:
             yield _document(name, node, text, module, relative)
 
 
-def _documented(node: ast.AST, name: str) -> Iterator[tuple[str, Documented]]:
-    """`node` and its public definitions with qualified names, except those inside functions."""
+def _definitions(node: ast.AST, name: str) -> Iterator[tuple[str, Documented]]:
+    """Yield `node` and its public definitions with qualified names, except those inside functions."""
     if isinstance(node, Documented):
         yield name, node
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -75,9 +75,9 @@ def _documented(node: ast.AST, name: str) -> Iterator[tuple[str, Documented]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if _is_public(child.name):
-                yield from _documented(child, f"{name}.{child.name}")
+                yield from _definitions(child, f"{name}.{child.name}")
         elif isinstance(child, ast.If | ast.Try | ast.ExceptHandler | ast.With):
-            yield from _documented(child, name)
+            yield from _definitions(child, name)
 
 
 def _is_public(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Text of PDF and office files that clients upload, extracted as `nearline ingest` does it: in a process of its own."""
+"""Extracts the text of uploaded PDF and office files, in a child process as `nearline ingest` does."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from pathlib import Path, PurePath
 
 from indexes.base.errors import InvalidInput
 from jobs.sources.files import FORMATS, FoundFile, SourceFile
-from jobs.sources.isolated import NEEDS, READERS, Isolated
 from jobs.sources.model import SourceError, SourceOptions, SourceReport
+from jobs.sources.sandbox import NEEDS, READERS, Sandbox
 
-# HTML and mail are text as they come, and Parquet holds rows, not a text.
+# HTML and mail are text already, and Parquet holds rows.
 EXTRACTED = frozenset({"pdf", "docx", "epub", "pptx", "xlsx"}) & READERS.keys()
 SECONDS_MAX = 60
-# CPU grows with what a file unpacks to, and in libraries with its square: a kilobyte may ask for minutes.
+# CPU time grows with the unpacked size, in some libraries quadratically: a kilobyte can cost minutes.
 CPU_S_MIN, CPU_S_PER_MB = 2.0, 20.0
 MEMORY_BYTES_MAX = 4 * 1024**3  # address space; libraries reserve more than they use
 
 
 def extract(content: bytes, filename: str, bytes_max: int) -> FileExtraction | None:
-    """None for a file whose name does not end as those that are extracted here. `bytes_max` bounds the text."""
+    """Return the extraction of a file, or None if its extension is not one of EXTRACTED. `bytes_max` bounds the
+    text."""
     kind = FORMATS.get(PurePath(filename).suffix.lower())
     return FileExtraction(content, filename, kind, bytes_max) if kind in EXTRACTED else None
 
 
 class FileExtraction:
-    """The text of one file, whose bytes reach the child as a temporary file."""
+    """Extracts the text of one file, which is passed to the child as a temporary file."""
 
     def __init__(self, content: bytes, filename: str, kind: str, bytes_max: int) -> None:
         self._content, self._filename, self._kind = content, filename, kind
@@ -39,7 +40,7 @@ class FileExtraction:
             extracting_cpu_s_max=min(SECONDS_MAX, CPU_S_MIN + CPU_S_PER_MB * len(content) / 1e6),
             extracting_memory_bytes_max=MEMORY_BYTES_MAX,
         )
-        self._isolated = Isolated()
+        self._sandbox = Sandbox()
         self._ended = threading.Event()
 
     def run(self) -> str:
@@ -58,11 +59,11 @@ class FileExtraction:
                 path.write_bytes(self._content)
                 found = FoundFile(path, self._filename, self._kind, len(self._content))
                 with contextlib.closing(SourceFile(found)) as file:
-                    texts = [one.text for one in self._isolated.documents(file, self._options, report)]
+                    texts = [one.text for one in self._sandbox.documents(file, self._options, report)]
         except SourceError as error:
             raise self._refusal(error.reason) from error
         finally:
-            self._isolated.close()
+            self._sandbox.close()
         if report.failed:
             raise self._refusal(report.failed[0].reason)
         if not any(text.strip() for text in texts):
@@ -76,7 +77,7 @@ class FileExtraction:
 
     def end(self) -> None:
         self._ended.set()
-        self._isolated.kill()
+        self._sandbox.kill()
 
     def _refusal(self, reason: str) -> InvalidInput:
         return InvalidInput(f"the file {self._filename!r}: {reason}", param="file")

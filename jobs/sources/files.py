@@ -1,4 +1,4 @@
-"""Kinds of files by their names, and one file read with bounded memory: decompressed, decoded, counted."""
+"""Tells formats from file names, and reads a file with bounded memory: decompressed, decoded, with bytes counted."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ BARE_NAMES = re.compile(
     r"|maintainers|news|notice|readme|thanks|todo)(\.debian(\.\w+)?)?"
 )
 READ_AHEAD_BYTES = 256 * 1024
-# Longest first: the mark of UTF-32 begins with that of UTF-16.
+# Longest first: the UTF-32 mark begins with the UTF-16 mark.
 MARKS = {
     codecs.BOM_UTF32_LE: "utf-32-le",
     codecs.BOM_UTF32_BE: "utf-32-be",
@@ -75,22 +75,22 @@ class FoundFile:
     format: str
     size_bytes: int
     named: bool = False
-    """Whether the user named it, and not a folder around it."""
+    """Whether the user named the file itself and not a folder around it."""
     place: str = ""
-    """Where it is for people, if not at its path: an attachment's message and name."""
+    """Its location as shown to people, if not the path: an attachment's message and name."""
 
 
 def format_of(file_name: str) -> str | None:
-    name = unzipped(file_name)
+    name = strip_gz(file_name)
     return FORMATS.get(PurePath(name).suffix) or ("text" if BARE_NAMES.fullmatch(name) else None)
 
 
 def language_of(file_name: str) -> str:
-    """The programming language of a file of the format `code`."""
-    return LANGUAGES[PurePath(unzipped(file_name)).suffix]
+    """Return the programming language of a file of the format `code`."""
+    return LANGUAGES[PurePath(strip_gz(file_name)).suffix]
 
 
-def unzipped(file_name: str) -> str:
+def strip_gz(file_name: str) -> str:
     return file_name.lower().removesuffix(".gz")
 
 
@@ -98,12 +98,12 @@ class SourceFile:
     """One open file, which the caller closes. It raises only `SourceError`, starting with the file's path."""
 
     def __init__(self, found: FoundFile, encoding: str | None = None) -> None:
-        """Open `found`; .gz is decompressed transparently. The encoding of text is that of its byte order mark, else
-        `encoding`, else UTF-8."""
+        """Open `found`; .gz is decompressed transparently. Text is decoded by its byte order mark, else as
+        `encoding`, else as UTF-8."""
         self.found = found
         self.encoding = encoding
         try:
-            found.name.encode()  # or it cannot be a document's id
+            found.name.encode()  # a document's id must be valid Unicode
             self._raw = io.FileIO(found.path)
         except UnicodeEncodeError as error:
             raise self.error("the file's name is not UTF-8") from error
@@ -117,7 +117,7 @@ class SourceFile:
         self._raw.close()
 
     def part(self, name: str) -> SourceFile:
-        """The same open file by the name of a part of it, for documents of that part."""
+        """Return the same open file under the name of one of its parts, for documents of that part."""
         part = copy.copy(self)
         part.found = dataclasses.replace(self.found, name=f"{self.found.name}#{name}")
         return part
@@ -128,23 +128,23 @@ class SourceFile:
         return self._raw.tell()
 
     def error(self, reason: str, line: int | None = None, column: int | None = None) -> SourceError:
-        """An error located in this file, at the line and column if given."""
+        """Return an error located in this file, at the line and column if given."""
         return SourceError(self.place(line, column), reason)
 
     def place(self, line: int | None = None, column: int | None = None) -> str:
-        """`path:line:column`, which editors and terminals turn into links."""
+        """Return `path:line:column`, which editors and terminals turn into links."""
         place = self.found.place or printable(self.found.path)
         return ":".join(str(part) for part in (place, line, column) if part is not None)
 
     def content(self, bytes_max: int) -> bytes:
-        """The whole file, decompressed; an error if longer than `bytes_max`."""
+        """Read the whole file, decompressed. Raises SourceError if it is longer than `bytes_max`."""
         content = self._read(lambda: self._stream.read(bytes_max + 1))
         if len(content) > bytes_max:
             raise self.error(f"larger than the {bytes_max:,} bytes that are read of such a file")
         return content
 
     def text(self, bytes_max: int) -> str:
-        """The whole file as text with `\\n` line endings; an error if longer than `bytes_max`."""
+        """Read the whole file as text with `\\n` line endings. Raises SourceError if it is longer than `bytes_max`."""
         self._read_as_utf8()
         text = self.decode(self.content(bytes_max))
         if "\0" in text:
@@ -154,9 +154,9 @@ class SourceFile:
         return text.replace("\r\n", "\n").replace("\r", "\n")
 
     def lines(self, bytes_max: int) -> Iterator[tuple[int, bytes | SourceError]]:
-        """Lines of text numbered from 1, in UTF-8, with their line endings and without a byte order mark.
+        """Yield the lines, numbered from 1, as UTF-8 with their line endings and without a byte order mark.
 
-        Lines of mailboxes are as they are, since each message has its own encoding.
+        Lines of mailboxes are not decoded, because each message has its own encoding.
         A line longer than `bytes_max` is never held in memory: an error is yielded in its place.
         """
         if self.found.format != "mailbox":
@@ -174,7 +174,7 @@ class SourceFile:
             yield number, self.error(reason, number)
 
     def decode(self, content: bytes, line: int | None = None) -> str:
-        """`content` decoded as UTF-8. Raises SourceError with the position of the first invalid byte."""
+        """Decode `content` as UTF-8. Raises SourceError with the position of the first invalid byte."""
         try:
             return content.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -185,7 +185,7 @@ class SourceFile:
             raise self.error(f"not UTF-8 text ({found}); {ENCODING_HINT}", where, column) from error
 
     def _read_as_utf8(self) -> None:
-        """Make the stream one of UTF-8 without a byte order mark, whatever the file's encoding is."""
+        """Skip the byte order mark, and convert the stream to UTF-8 if it has another encoding."""
         start = self._read(lambda: self._stream.peek(MARK_BYTES_MAX))  # type: ignore[attr-defined]
         mark = next((mark for mark in MARKS if start.startswith(mark)), b"")
         self._read(lambda: self._stream.read(len(mark)))
@@ -208,7 +208,7 @@ class SourceFile:
 
 
 class _Utf8(io.RawIOBase):
-    """A stream of text in another encoding, as UTF-8."""
+    """Converts a stream of text in another encoding to UTF-8."""
 
     def __init__(self, stream: BinaryIO, encoding: str) -> None:
         self._stream = stream
@@ -231,5 +231,5 @@ class _Utf8(io.RawIOBase):
 
 
 def printable(path: Path) -> str:
-    """`path` as valid UTF-8 for terminals and logs, with undecodable bytes escaped."""
+    """Return `path` as valid UTF-8 for terminals and logs, with undecodable bytes escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""Finds the files of the given paths, and says what it leaves out."""
+"""Finds the files below the given paths, and reports what it skips."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path, PurePath
 from pathspec import GitIgnoreSpec
 
 from indexes.base.errors import InvalidInput
-from jobs.sources.files import FORMATS, FoundFile, format_of, printable, unzipped
-from jobs.sources.generated import REPETITION, generated_name, is_site, repeats_siblings
+from jobs.sources.files import FORMATS, FoundFile, format_of, printable, strip_gz
+from jobs.sources.generated import REPETITION, find_generated_name, is_site, repeats_siblings
 from jobs.sources.model import (
     EXCLUDED,
     HIDDEN,
@@ -29,10 +29,10 @@ IGNORE_FILE = ".gitignore"
 
 
 def find_files(paths: Sequence[Path], *, options: SourceOptions, report: SourceReport) -> Iterator[FoundFile]:
-    """The files of `paths`: named files, and files of known kinds in folders, depth first in name order.
+    """Yield the files of `paths`: named files, and files of known kinds in folders, depth first in name order.
 
-    In folders, what is hidden, excluded, ignored by Git, generated or of another kind is skipped and recorded in
-    `report`, as are links to folders or out of the given folder. A named file must be regular and of a known kind.
+    In folders, files that are hidden, excluded, ignored by Git, generated or of another kind are skipped and recorded
+    in `report`, as are links to folders or out of the given folder. A named file must be regular and of a known kind.
     Raises InvalidInput, before the first file, if a path does not exist.
     """
     for path in paths:
@@ -51,7 +51,7 @@ def find_files(paths: Sequence[Path], *, options: SourceOptions, report: SourceR
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """A folder to search; the ignore files that count in it, outermost first; whether it is in a generated site."""
+    """A folder to search, the ignore files that apply to it, outermost first, and whether it is in a generated site."""
 
     path: Path
     ignores: tuple[tuple[Path, GitIgnoreSpec], ...] = ()
@@ -59,7 +59,7 @@ class _Folder:
     site_root: bool = False
 
     def ignored(self, path: Path, *, folder: bool) -> bool:
-        """The innermost ignore file that has a pattern for it decides, as in Git."""
+        """Whether `path` is ignored. The innermost ignore file with a matching pattern decides, as in Git."""
         for base, patterns in reversed(self.ignores):
             name = path.relative_to(base).as_posix() + "/" * folder
             if (found := patterns.check_file(name).include) is not None:
@@ -97,7 +97,7 @@ class _Search:
                 self.report.fail(SourceError(printable(path), f"cannot be read: {error.strerror}"))
 
     def _opened(self, folder: _Folder, names: set[str]) -> _Folder:
-        """The folder with what its own entries say of it."""
+        """Return the folder with its own ignore file, and whether its entries mark it as a site."""
         ignores = folder.ignores
         if IGNORE_FILE in names and not self.options.no_ignore:
             path = folder.path / IGNORE_FILE
@@ -112,7 +112,7 @@ class _Search:
         return _Folder(folder.path, ignores, folder.site or root, root)
 
     def _skip(self, entry: os.DirEntry[str], path: Path, folder: _Folder) -> Skip | None:
-        """Why the entry is left out."""
+        """Return why the entry is skipped, or None."""
         if entry.name.startswith("."):
             return HIDDEN
         below = path.relative_to(self.root).as_posix()
@@ -126,13 +126,13 @@ class _Search:
             return LINK
         if not self.options.include_generated:
             site, root = folder.site, folder.site_root
-            if skip := generated_name(entry.name, folder=is_folder, site=site, site_root=root):
+            if skip := find_generated_name(entry.name, folder=is_folder, site=site, site_root=root):
                 return skip
             if not is_folder and repeats_siblings(path):
                 return REPETITION
         if is_folder or (entry.is_file() and format_of(path.name)):
             return None
-        self.report.other_files[PurePath(unzipped(path.name)).suffix or "without an ending"] += 1
+        self.report.other_files[PurePath(strip_gz(path.name)).suffix or "without an ending"] += 1
         return OTHER_KIND
 
 

@@ -102,7 +102,7 @@ def _members(values: Mapping[Any, object]) -> dict[str, object]:
 
 
 def _plain(value: object) -> object | None:
-    """`value` as JSON has it; None for null and for numbers that JSON lacks."""
+    """Convert `value` to JSON; return None for null and for numbers that JSON lacks."""
     if isinstance(value, Mapping):
         return _members(value)
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""What tools made and no reader asks for: search indexes, minified scripts, lock files, pages that repeat others.
+"""Recognizes generated files: search indexes, minified scripts, lock files, pages that repeat others.
 
-by name      while folders are searched: `generated_name`, `is_site`
-by content   `repeats_siblings` while folders are searched, `generated_code` once a source file is read
+by name      while folders are searched: `find_generated_name`, `is_site`
+by content   `repeats_siblings` while folders are searched, `find_generated_code` once a source file is read
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def is_site(names: Collection[str]) -> bool:
     return marked and any(map(_PAGE.fullmatch, names))
 
 
-def generated_name(name: str, *, folder: bool, site: bool, site_root: bool) -> Skip | None:
-    """Why an entry of this name is left out, in a site and directly in its root."""
+def find_generated_name(name: str, *, folder: bool, site: bool, site_root: bool) -> Skip | None:
+    """Return why an entry of this name is skipped, or None. `site` and `site_root` tell where the entry is."""
     name = name.lower()
     if folder:
         return GENERATED_FOLDER if name in _FOLDERS or (site and name in _SITE_FOLDERS) else None
@@ -83,7 +83,7 @@ def generated_name(name: str, *, folder: bool, site: bool, site_root: bool) -> S
 def repeats_siblings(page: Path) -> bool:
     """Whether a page named like mdBook's `print.html` holds most paragraphs of the pages in its folder and below.
 
-    Paragraphs are compared as they are written, in a sample: generators copy them unchanged.
+    Compares a sample of paragraphs byte by byte, because generators copy them unchanged.
     """
     if not _WHOLE_BOOK.fullmatch(page.name.lower()) or page.stat().st_size > _BOOK_BYTES_MAX:
         return False
@@ -103,8 +103,8 @@ def _siblings(page: Path) -> Iterator[Path]:
                 yield one
 
 
-def generated_code(text: str) -> Skip | None:
-    """Why the text of a source file is left out: it says that it is generated, or its lines are too long for people."""
+def find_generated_code(text: str) -> Skip | None:
+    """Return why a source file is skipped, or None: it is marked as generated, or its lines are too long for people."""
     if _MARK.search(text[:_MARK_WITHIN_CHARS]):
         return GENERATED_CODE
     lines = text.count("\n") + 1

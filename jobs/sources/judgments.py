@@ -18,24 +18,24 @@ from indexes.base.errors import InvalidInput
 QRELS_COLUMNS = (3, 4)
 
 
-class Query(msgspec.Struct, frozen=True):
+class TextQuery(msgspec.Struct, frozen=True):
     id: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgment:
     query: str
     document: str
     grade: int
 
 
-def read_queries(path: Path) -> list[Query]:
-    """Raises InvalidInput naming file and line."""
+def read_queries(path: Path) -> list[TextQuery]:
+    """Read queries. Raises InvalidInput naming file and line."""
     queries = []
     for place, line in lines_of(path):
         try:
-            queries.append(msgspec.json.decode(line, type=Query))
+            queries.append(msgspec.json.decode(line, type=TextQuery))
         except msgspec.DecodeError as error:
             raise InvalidInput(f"{place}: expected a query with id and text: {error}") from None
     if not queries:
@@ -43,24 +43,24 @@ def read_queries(path: Path) -> list[Query]:
     return queries
 
 
-def read_judgements(path: Path) -> list[Judgement]:
-    """Raises InvalidInput naming file and line."""
-    judgements = []
+def read_judgments(path: Path) -> list[Judgment]:
+    """Read judgments. Raises InvalidInput naming file and line."""
+    judgments = []
     for place, line in lines_of(path):
         fields = line.split("\t") if "\t" in line else line.split()
         try:
             if len(fields) not in QRELS_COLUMNS:
                 raise ValueError
-            judgements.append(Judgement(fields[0], fields[-2], int(fields[-1])))
+            judgments.append(Judgment(fields[0], fields[-2], int(fields[-1])))
         except ValueError:
             raise InvalidInput(f"{place}: expected query, document, grade; found {line.strip()!r}") from None
-    if not judgements:
-        raise InvalidInput(f"{path} holds no judgements")
-    return judgements
+    if not judgments:
+        raise InvalidInput(f"{path} holds no judgments")
+    return judgments
 
 
 def lines_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Each nonblank line with its location for error messages."""
+    """Yield each nonblank line with its location for error messages."""
     if not path.is_file():
         raise InvalidInput(f"{path} is not a file")
     opened = gzip.open if path.suffix == ".gz" else open

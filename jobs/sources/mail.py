@@ -1,4 +1,4 @@
-"""Messages: an .eml file is one, a mailbox (.mbox) holds many. Attachments are read as files of their kinds."""
+"""Reads messages from .eml files and mailboxes (.mbox). Attachments are read like files of their kind."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from jobs.sources.extracted import charset_of, page_text
-from jobs.sources.files import FoundFile, SourceFile, format_of, unzipped
+from jobs.sources.document_readers import charset_of, page_text
+from jobs.sources.files import FoundFile, SourceFile, format_of, strip_gz
 from jobs.sources.model import OTHER_KIND, SourceDocument, SourceError, SourceOptions, SourceReport
 from jobs.sources.readers import EXTRA_READERS, TEXT_READERS
 
@@ -27,14 +27,14 @@ READERS = {**TEXT_READERS, **EXTRA_READERS}  # of attachments
 
 
 def read_mail(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """The message as one document, titled by its subject, and the documents of its attachments."""
+    """Read a message as one document, titled by its subject, followed by the documents of its attachments."""
     content = file.content(options.extracted_bytes_max)
     yield from _documents(file, content, None, 1, options, report)
 
 
 def read_mailbox(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """A document for each message, `FILE#MESSAGE-ID`, and those of its attachments; each that cannot be read fails on
-    its own."""
+    """Yield a document for each message, `FILE#MESSAGE-ID`, and those of its attachments. Unreadable ones fail
+    alone."""
     for number, (line, message) in enumerate(_messages(file, options), 1):
         try:
             if isinstance(message, SourceError):
@@ -45,7 +45,8 @@ def read_mailbox(file: SourceFile, options: SourceOptions, report: SourceReport)
 
 
 def _messages(file: SourceFile, options: SourceOptions) -> Iterator[tuple[int, bytes | SourceError]]:
-    """Each message and the line that it starts on. A line `From ...` at the start or below a blank line begins one."""
+    """Yield each message with the line that it starts on. A line `From ...` at the start or below a blank line begins
+    one."""
     begun, lines, size = 0, [b""], 0
     failed: SourceError | None = None
     for number, line in file.lines(options.extracted_bytes_max):
@@ -112,10 +113,10 @@ def _documents(
         name = _name(part, at)
         name = f"{at}-{name}" if name in names else name
         names.add(name)
-        yield from _attached(document, name, part, options, report, depth)
+        yield from _read_attachment(document, name, part, options, report, depth)
 
 
-def _attached(
+def _read_attachment(
     message: SourceDocument,
     name: str,
     part: EmailMessage,
@@ -123,10 +124,10 @@ def _attached(
     report: SourceReport,
     depth: int,
 ) -> Iterator[SourceDocument]:
-    """The documents of an attachment, as its kind of file is read, with the message's metadata."""
+    """Read an attachment by its kind of file; its documents also get the message's metadata."""
     place, kind = f"{message.source}:{name}", format_of(name)
     if kind not in READERS and (kind != "mail" or depth >= DEPTH_MAX):
-        report.other_files[PurePosixPath(unzipped(name)).suffix or "without an ending"] += 1
+        report.other_files[PurePosixPath(strip_gz(name)).suffix or "without an ending"] += 1
         report.skip(place, OTHER_KIND)
         return
     try:
@@ -148,13 +149,13 @@ def _attached(
         report.fail(error)
     except (MemoryError, GeneratorExit):
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a library raises about an attachment is about that alone
+    except Exception as error:  # noqa: BLE001 - any error of a library concerns this attachment only
         report.fail(SourceError(place, f"cannot be read as {kind}: {error}"))
 
 
 def _name(part: EmailMessage, at: int) -> str:
-    """The attachment's file name, with the ending of its content type if it has none that says how to read it; else one
-    by its content type."""
+    """Return the attachment's file name, or its number if it has none. An extension for the content type is added
+    unless the name has one that tells how to read it."""
     named = PurePosixPath((_filename(part) or "").replace("\\", "/").replace("\0", "")).name
     kind = part.get_content_type()
     if named and (format_of(named) or kind == "application/octet-stream"):
@@ -167,7 +168,7 @@ def _name(part: EmailMessage, at: int) -> str:
 def _filename(part: EmailMessage) -> str | None:
     try:
         name = part.get_filename()
-    except Exception:  # noqa: BLE001 - as for the other headers
+    except Exception:  # noqa: BLE001 - as in `_header`
         return None
     return name and name.encode("utf-8", "replace").decode()
 
@@ -181,7 +182,7 @@ def _content(part: EmailMessage) -> bytes:
 
 
 def _body(message: EmailMessage) -> tuple[MIMEPart | None, str]:
-    """The body and its plain text, or that of its page in HTML if there is none or it is blank."""
+    """Return the body and its text: plain text, or the HTML body's if that is missing or blank."""
     if message.get_content_maintype() == "multipart" and not message.is_multipart():  # it names no boundary
         return message, _text_of(message)
     bodies = [body for kind in ("plain", "html") if (body := message.get_body((kind,))) is not None]
@@ -192,7 +193,7 @@ def _body(message: EmailMessage) -> tuple[MIMEPart | None, str]:
 
 
 def _attachments(message: EmailMessage, body: MIMEPart | None) -> list[Any]:
-    """All parts beside the body. The standard library leaves out a second body, too."""
+    """Return all parts except the body. The standard library would also leave out a second body."""
     if message.get_content_type() != "multipart/mixed" or not message.is_multipart():
         return [*message.iter_attachments()]
     return [part for part in message.iter_parts() if all(one is not body for one in part.walk())]
@@ -212,7 +213,7 @@ def _text_of(body: MIMEPart) -> str:
 def _header(message: EmailMessage, name: str) -> str:
     try:
         value = str(message[name] or "")
-    except Exception:  # noqa: BLE001 - a header that the parser chokes on is one that is not there
+    except Exception:  # noqa: BLE001 - treat an unparsable header as absent
         return ""
     return " ".join(value.encode("utf-8", "replace").decode().replace("\0", "").split())[:HEADER_CHARS_MAX]
 

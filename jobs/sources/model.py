@@ -38,7 +38,7 @@ class SourceDocument:
     source: str = ""
     bytes_read: int = 0
     repeats: bool = False
-    """Whether a document before it in this run has the same id. It is not written: the first one is."""
+    """Whether an earlier document of this run has the same id. Then only the earlier one is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +48,9 @@ class SourceOptions:
     exclude: tuple[str, ...] = ()
     """Globs matched against names and against paths below the folder; matches are not read or entered."""
     no_ignore: bool = False
-    """Read also what `.gitignore` files in the folders leave out."""
+    """Also read files that `.gitignore` files in the folders exclude."""
     include_generated: bool = False
-    """Read also what tools made: search indexes, minified scripts, lock files (`generated`)."""
+    """Also read generated files: search indexes, minified scripts, lock files (`generated`)."""
     encoding: str | None = None
     """Encoding of text files without a byte order mark; None means UTF-8, and Windows-1252 for other web pages."""
     id_field: str | None = None
@@ -61,24 +61,24 @@ class SourceOptions:
     """Several are joined as paragraphs; `*` stands for all columns, each a line `column: value`."""
     title_field: str = "title"
     expires_field: str | None = None
-    """Holds when a row's document expires: a date, or milliseconds since 1970."""
+    """The field with the time when a row's document expires: a date, or milliseconds since 1970."""
     language_field: str | None = None
-    """Holds the BCP 47 code of the language of a row's document."""
+    """The field with the BCP 47 code of the language of a row's document."""
     types: Mapping[str, ColumnType] = field(default_factory=dict)
     """Types of table columns by name; the others are inferred."""
     columns: tuple[str, ...] = ()
-    """The columns, fields and front matter keys that become metadata; none are named: all."""
+    """The columns, fields and front matter keys that become metadata; empty means all."""
     skip_columns: tuple[str, ...] = ()
     """Columns, fields and front matter keys that become neither metadata nor text."""
     metadata_keys_max: int = 64
-    """Keys that the service takes in a document's metadata."""
+    """The maximum number of keys in a document's metadata."""
     document_bytes_max: int = 16 * 1024 * 1024
     """Maximum size of a line, row or text file; larger ones are refused before they are held in memory."""
     extracted_bytes_max: int = 64 * 1024 * 1024
     """Maximum size of a file that text is extracted from, decompressed, and of a PDF, book or message."""
     extracting_s_max: int = 60
     extracting_cpu_s_max: float = 60.0
-    """Seconds that extracting one document may take, in a process of its own."""
+    """Seconds that extracting one document may take, in its child process."""
     extracting_memory_bytes_max: int = 4 * 1024 * 1024 * 1024
     """Address space of that process; libraries reserve more than they use."""
 
@@ -93,7 +93,7 @@ class SourceError(InvalidInput):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class SourceFailure:
     """A SourceError without its traceback."""
 
     source: str
@@ -102,7 +102,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Why files or rows are left out, as the summary says it, and the option that reads them all the same."""
+    """Why files or rows are skipped, in the words of the summary, and the option that includes them."""
 
     reason: str
     option: str = ""
@@ -126,23 +126,23 @@ class SourceReport:
 
     files: int = 0
     documents: int = 0
-    failed: list[Failure] = field(default_factory=list)
+    failed: list[SourceFailure] = field(default_factory=list)
     """Folders, files, lines and rows that could not be read, and documents that the service refused."""
     failures: int = 0
-    skipped: list[Failure] = field(default_factory=list)
+    skipped: list[SourceFailure] = field(default_factory=list)
     """Folders, files and rows that were left out on purpose, with the reason."""
     skips: Counter[str] = field(default_factory=Counter)
     """Their number by reason."""
     duplicates: int = 0
-    """Documents that are not written, because one before them has their id."""
+    """Documents not written because an earlier one has the same id."""
     other_files: Counter[str] = field(default_factory=Counter)
     """Skipped files of unknown kinds, by extension."""
     options: dict[str, str] = field(default_factory=dict)
-    """The option that reads what was skipped, by reason."""
+    """The option that includes the skipped files, by reason."""
     columns_found: set[str] = field(default_factory=set)
-    """Which of the `columns` and `skip_columns` of the options were there."""
+    """The `columns` and `skip_columns` of the options that were found."""
     columns_known: set[str] = field(default_factory=set)
-    """If some are named: the columns, fields and keys that were there, the first COLUMNS_KEPT_MAX."""
+    """If the options name some: the first COLUMNS_KEPT_MAX columns, fields and keys found."""
     types: dict[str, list[str]] = field(default_factory=dict)
     """Types of table columns; several if files differ."""
     misfits: Counter[str] = field(default_factory=Counter)
@@ -161,18 +161,18 @@ class SourceReport:
         """Record a failure; reading continues."""
         self.failures += 1
         if len(self.failed) < FAILURES_KEPT_MAX:
-            self.failed.append(Failure(error.place, error.reason))
+            self.failed.append(SourceFailure(error.place, error.reason))
 
     def skip(self, place: str, why: Skip) -> None:
-        """Record what is left out."""
+        """Record a file, folder or row that is skipped."""
         self.skips[why.reason] += 1
         if why.option:
             self.options[why.reason] = why.option
         if len(self.skipped) < FAILURES_KEPT_MAX:
-            self.skipped.append(Failure(place, why.reason))
+            self.skipped.append(SourceFailure(place, why.reason))
 
     def add(self, other: SourceReport) -> None:
-        """Record what reading one file found elsewhere."""
+        """Add the report of a file read in another process."""
         for line in other.notes:
             self.note(line)
         for one in other.skipped:
@@ -189,17 +189,17 @@ class SourceReport:
             self.fail(SourceError(one.source, one.reason))
 
     def check_columns(self, options: SourceOptions) -> None:
-        """Record a failure for each name in `--columns`, `--skip-columns` and `--types` that nothing has. For when all
-        is read."""
+        """Record a failure for each name in `--columns`, `--skip-columns` and `--types` that was not found. Call it
+        after everything is read."""
         if not self.documents:
             return
         for option, names in (("--columns", options.columns), ("--skip-columns", options.skip_columns)):
             for name in sorted({*names} - self.columns_found):
-                self.fail(SourceError(option, _absent(name, self.columns_known)))
+                self.fail(SourceError(option, _explain_absent(name, self.columns_known)))
         for name in sorted(options.types.keys() - self.types.keys()):
-            self.fail(SourceError("--types", _absent(name, self.types)))
+            self.fail(SourceError("--types", _explain_absent(name, self.types)))
 
-    def typed(self, columns: Mapping[str, ColumnType]) -> None:
+    def add_types(self, columns: Mapping[str, ColumnType]) -> None:
         """Record the types of one file's columns."""
         for column, column_type in columns.items():
             kinds = self.types.setdefault(column, [])
@@ -207,7 +207,7 @@ class SourceReport:
                 kinds.append(column_type.kind)
 
     def summary(self) -> list[str]:
-        """Lines saying what was read, the column types, and what was skipped and why."""
+        """Return lines on what was read, the column types, and what was skipped and why."""
         left_out = [
             (self.failures, "failed"),
             (self.skips.total(), "skipped"),
@@ -218,9 +218,9 @@ class SourceReport:
         read = f"read {self.documents:,} documents from {self.files:,} files"
         lines = [f"{read} ({remarks})" if remarks else read]
         if self.types:
-            # Columns with misfits first: they are what a reader must see.
+            # Columns with misfits first: they are the ones to look at.
             columns = sorted(self.types, key=lambda name: (-self.misfits[name], name))
-            lines.append("types: " + named(map(self._column, columns)))
+            lines.append("types: " + shorten_names(map(self._column, columns)))
         return [*lines, *map(self._skipped, self.skips)]
 
     def _skipped(self, reason: str) -> str:
@@ -238,14 +238,14 @@ class SourceReport:
         return f"{name} {' or '.join(self.types[name])}{misfits}"
 
 
-def _absent(name: str, known: Iterable[str]) -> str:
+def _explain_absent(name: str, known: Iterable[str]) -> str:
     similar = get_close_matches(name, known := sorted(known))
-    there = named([*similar, *(one for one in known if one not in similar)]) or "none"
+    there = shorten_names([*similar, *(one for one in known if one not in similar)]) or "none"
     return f"nothing that was read has a column, field or key {name!r} of metadata; there are {there}"
 
 
-def named(names: Iterable[str]) -> str:
-    """The first of `names` for a message, and how many more there are."""
+def shorten_names(names: Iterable[str]) -> str:
+    """Format the first of `names` for a message, with the number of the others."""
     listed = list(names)
     shown = [f"{name[:COLUMN_CHARS_SHOWN]}..." if len(name) > COLUMN_CHARS_SHOWN else name for name in listed]
     more = f" and {len(listed) - COLUMNS_SHOWN:,} more" if len(listed) > COLUMNS_SHOWN else ""
@@ -255,7 +255,7 @@ def named(names: Iterable[str]) -> str:
 def metadata_of(
     fields: Mapping[str, Value], options: SourceOptions, report: SourceReport
 ) -> dict[str, Value]:
-    """The columns, fields or front matter keys that the options choose; all if they name none."""
+    """Return the columns, fields or front matter keys that the options select; all if they name none."""
     if options.columns or options.skip_columns:
         report.columns_found.update(n for n in (*options.columns, *options.skip_columns) if n in fields)
         if len(report.columns_known) < COLUMNS_KEPT_MAX:

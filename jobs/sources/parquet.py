@@ -1,4 +1,4 @@
-"""Parquet: a document for each row, with the columns' own types. Needs the extra `files`."""
+"""Reads Parquet files: a document for each row, with the columns' own types. Needs the extra `files`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from datetime import date, datetime, time
 from decimal import Decimal
 
 from jobs.sources.files import SourceFile
-from jobs.sources.model import SourceDocument, SourceOptions, SourceReport, named
+from jobs.sources.model import SourceDocument, SourceOptions, SourceReport, shorten_names
 from jobs.sources.rows import TEXT_FIELD_HINT, Row, documents_of, has_text
 
 ROWS_AT_ONCE = 256
 
 
 def read_parquet(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """The documents of the file, its rows numbered from 1. Bytes are left out; dates become ISO 8601."""
+    """Yield the documents of the file, its rows numbered from 1. Bytes are dropped; dates become ISO 8601."""
     from pyarrow.parquet import ParquetFile
 
     if file.found.path.suffix.lower() == ".gz":
@@ -24,7 +24,9 @@ def read_parquet(file: SourceFile, options: SourceOptions, report: SourceReport)
         columns = list(table.schema_arrow.names)
         if not has_text(columns, options):
             missing = ", ".join(f"'{field}'" for field in options.text_fields)
-            raise file.error(f"no column {missing}; the columns are {named(columns)}; {TEXT_FIELD_HINT}")
+            raise file.error(
+                f"no column {missing}; the columns are {shorten_names(columns)}; {TEXT_FIELD_HINT}"
+            )
 
         def rows() -> Iterator[Row]:
             number = 0
@@ -40,7 +42,7 @@ def read_parquet(file: SourceFile, options: SourceOptions, report: SourceReport)
 
 
 def _value(cell: object) -> object | None:
-    """`cell` as JSON has it, None for what it cannot hold."""
+    """Convert `cell` to a JSON value; return None if JSON has none for it."""
     if isinstance(cell, datetime | date | time):
         return cell.isoformat()
     if isinstance(cell, Decimal):

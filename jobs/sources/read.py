@@ -9,10 +9,10 @@ from pathlib import Path
 
 from jobs.sources.files import FoundFile, SourceFile
 from jobs.sources.finding import find_files
-from jobs.sources.isolated import READERS as ISOLATED
-from jobs.sources.isolated import Isolated
 from jobs.sources.model import EMPTY, FirstFailure, SourceDocument, SourceError, SourceOptions, SourceReport
 from jobs.sources.readers import TEXT_READERS
+from jobs.sources.sandbox import READERS as SANDBOXED
+from jobs.sources.sandbox import Sandbox
 
 IDS_REMEMBERED_MAX = 5_000_000  # about 100 bytes each
 
@@ -20,12 +20,12 @@ IDS_REMEMBERED_MAX = 5_000_000  # about 100 bytes each
 def read_documents(
     paths: Sequence[Path], *, options: SourceOptions | None = None, report: SourceReport | None = None
 ) -> Iterator[SourceDocument]:
-    """The documents of `paths` in order: paths as given, folders depth first by name, files from the top.
+    """Yield the documents of `paths` in order: paths as given, folders depth first by name, files from the top.
 
-    Lazy: a file is opened when its first document is needed. Whatever cannot be read is skipped and recorded in
-    `report`; without one, the first failure raises SourceError. A path that does not exist always raises InvalidInput,
-    before anything is read. Of documents with the same id the first one is yielded, and a note names the file of the
-    others: whatever came later would replace it, in every run again.
+    Lazy: a file is opened when its first document is needed. Files that cannot be read are skipped and recorded in
+    `report`; without a report, the first failure raises SourceError. A path that does not exist always raises
+    InvalidInput, before anything is read. Of documents with the same id, only the first is yielded, and a note names
+    the file of the others: otherwise they would replace each other in every run.
     """
     options = options or SourceOptions()
     report = report if report is not None else FirstFailure()
@@ -36,17 +36,17 @@ def read_documents(
 def read_files(
     files: Iterable[FoundFile], *, options: SourceOptions, report: SourceReport
 ) -> Iterator[SourceDocument]:
-    """The documents of `files`, each of which is asked for when the one before is read. Those that repeat an id say
-    so."""
+    """Yield the documents of `files`, taking the next file when one is read. `repeats` marks those that repeat an
+    id."""
     seen: set[int] = set()
     bytes_before = 0
-    with contextlib.closing(Isolated()) as isolated:
+    with contextlib.closing(Sandbox()) as sandbox:
         for found in files:
             report.files += 1
-            before, repeated = _accounted(report), report.duplicates
+            before, repeated = _count_outcomes(report), report.duplicates
             try:
                 with contextlib.closing(SourceFile(found, options.encoding)) as file:
-                    read = isolated.documents if found.format in ISOLATED else TEXT_READERS[found.format]
+                    read = sandbox.documents if found.format in SANDBOXED else TEXT_READERS[found.format]
                     for document in read(file, options, report):
                         repeats = _repeats(document, seen, report)
                         if repeats and report.duplicates == repeated:
@@ -55,25 +55,25 @@ def read_files(
                         report.documents += 1
                         bytes_read = bytes_before + document.bytes_read
                         yield dataclasses.replace(document, bytes_read=bytes_read, repeats=repeats)
-                    if _accounted(report) == before:  # a table of its header alone
+                    if _count_outcomes(report) == before:  # a table with only a header
                         report.skip(file.place(), EMPTY)
             except SourceError as error:  # the rest of the file is unreadable
                 report.fail(error)
             bytes_before += found.size_bytes
 
 
-def _accounted(report: SourceReport) -> int:
+def _count_outcomes(report: SourceReport) -> int:
     return report.documents + report.failures + report.skips.total()
 
 
 def total_bytes(paths: Sequence[Path], *, options: SourceOptions | None = None) -> int:
-    """Total on-disk bytes that `read_documents` will read, for progress bars."""
+    """Return the on-disk bytes that `read_documents` will read, for progress bars."""
     files = find_files(paths, options=options or SourceOptions(), report=SourceReport())
     return sum(found.size_bytes for found in files)
 
 
 def _repeats(document: SourceDocument, seen: set[int], report: SourceReport) -> bool:
-    """`seen` holds 64-bit hashes of the ids so far."""
+    """Whether the document's id was seen before. `seen` holds 64-bit hashes of the ids so far."""
     digest = hash(document.id)
     if digest in seen:
         return True

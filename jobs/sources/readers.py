@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from jobs.sources.extracted import read_book, read_html, read_pdf
+from jobs.sources.document_readers import read_book, read_html, read_pdf
 from jobs.sources.files import SourceFile
 from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
 from jobs.sources.parquet import read_parquet
@@ -25,7 +25,7 @@ TEXT_READERS: dict[str, Reader] = {
     "rst": read_rst,
     "code": read_code,
 }
-# Of formats that need the extra `files`.
+# These formats need the extra `files`.
 EXTRA_READERS: dict[str, Reader] = {
     "html": read_html,
     "pdf": read_pdf,

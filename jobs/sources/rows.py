@@ -15,7 +15,7 @@ from jobs.sources.model import (
     SourceOptions,
     SourceReport,
     metadata_of,
-    named,
+    shorten_names,
 )
 from jobs.sources.texts import document_of
 
@@ -30,9 +30,9 @@ KINDS = {
     float: "a number",
     str: "a string",
 }
-ALL = ("*",)  # the text fields of a row that is text as a whole
+ALL = ("*",)  # the text fields option that makes the whole row text
 TEXT_FIELD_HINT = "--text-field says which holds the text, --text-field '*' that all do"
-# Fields that documents have of their own in the API. A table may have such columns for other reasons.
+# Fields of documents in the API. A table may have columns of these names with another meaning.
 UNUSED = {
     "vector": "is not used: ingest embeds the text",
     "expires_at": "becomes metadata; --expires-field expires_at lets documents expire by it",
@@ -42,7 +42,7 @@ _decoder = msgspec.json.Decoder()  # rejects NaN, unlike the standard library
 
 
 def read_jsonl(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """The documents of a JSONL file. Blank lines are skipped."""
+    """Yield the documents of a JSONL file. Blank lines are skipped."""
     rows = (
         (number, content if isinstance(content, SourceError) else _object(file, number, content))
         for number, content in file.lines(options.document_bytes_max)
@@ -52,7 +52,7 @@ def read_jsonl(file: SourceFile, options: SourceOptions, report: SourceReport) -
 
 
 def read_json(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """The objects of a JSON file if they have a text, as rows are read; else the file as one text."""
+    """Read the objects of a JSON file as rows if any has a text, else the whole file as one text."""
     text = file.text(options.document_bytes_max)
     if not text.strip():
         report.skip(file.place(), EMPTY)
@@ -90,10 +90,10 @@ def _object(file: SourceFile, number: int, content: bytes) -> Mapping[str, objec
 def documents_of(
     file: SourceFile, rows: Iterator[Row], options: SourceOptions, report: SourceReport
 ) -> Iterator[SourceDocument]:
-    """The documents of `rows`. Rows without text and title are skipped and counted; each bad row fails on its own.
+    """Yield the documents of `rows`. Rows without text and title are skipped and counted; each bad row fails alone.
 
-    Rows with more keys than the service takes in metadata are one failure of the file, before anything is sent if the
-    first row is one.
+    Rows with more metadata keys than the service accepts are one failure of the file. If the first row is one, it is
+    raised before anything is sent.
     """
     numbered = False
     noted: set[str] = set()
@@ -109,7 +109,7 @@ def documents_of(
         if document is None:
             report.skip(file.place(line), EMPTY)
             continue
-        if (keys := _keys(document.metadata)) > options.metadata_keys_max:
+        if (keys := _count_keys(document.metadata)) > options.metadata_keys_max:
             if not read:
                 raise _too_wide(file, line, keys, fields, options)
             wide = [wide[0] + 1, wide[1] or line, wide[2] or keys]
@@ -133,8 +133,8 @@ def documents_of(
         )
 
 
-def _keys(metadata: Mapping[str, object]) -> int:
-    """The keys that the service counts: those of nested objects, without empty values."""
+def _count_keys(metadata: Mapping[str, object]) -> int:
+    """Count metadata keys as the service does: including those of nested objects, without empty values."""
     count, left = 0, [*metadata.values()]
     while left:
         value = left.pop()
@@ -153,7 +153,7 @@ def _too_wide(
     options: SourceOptions,
     more: str = "",
 ) -> SourceError:
-    columns = f": {named(fields)}" if fields else ""
+    columns = f": {shorten_names(fields)}" if fields else ""
     return file.error(
         f"{keys:,} columns would become metadata, and the service takes {options.metadata_keys_max}{more}; "
         f"--columns names those to keep, --skip-columns those to leave out{columns}",
@@ -162,7 +162,7 @@ def _too_wide(
 
 
 def has_text(fields: Collection[str], options: SourceOptions) -> bool:
-    """Whether a row of these fields has one that holds text."""
+    """Whether a row with these fields has a text field."""
     return options.text_fields == ALL or any(field in fields for field in options.text_fields)
 
 
@@ -177,7 +177,7 @@ def _document(
 
     if not has_text(fields, options):
         missing = ", ".join(f"'{field}'" for field in options.text_fields)
-        found = named(fields) or "none"
+        found = shorten_names(fields) or "none"
         raise file.error(f"no field {missing}; found: {found}; {TEXT_FIELD_HINT}", line)
     if options.text_fields == ALL:
         text = lines_of(
@@ -201,7 +201,7 @@ def _document(
 
 
 def lines_of(fields: Mapping[str, object], options: SourceOptions) -> str:
-    """A row as text, a line `column: value` for each cell that is filled."""
+    """Return a row as text, a line `column: value` for each nonblank cell."""
     written = (
         (key, value if isinstance(value, str) else msgspec.json.encode(value).decode())
         for key, value in fields.items()
@@ -240,7 +240,7 @@ def _expires_at(
 
 
 def id_field_in(fields: Collection[str], options: SourceOptions) -> str | None:
-    """The field that holds the id; None if rows are to be numbered."""
+    """Return the field that holds the id; None means that rows are numbered."""
     # BEIR collections and document stores call it "_id".
     return options.id_field or next((field for field in ("id", "_id") if field in fields), None)
 
@@ -248,7 +248,7 @@ def id_field_in(fields: Collection[str], options: SourceOptions) -> str | None:
 def _metadata(
     fields: Mapping[str, object], options: SourceOptions, report: SourceReport
 ) -> dict[str, object]:
-    """The other fields, updated with those of an object field `metadata`. The service validates the values."""
+    """Return the other fields, updated with those of an object field `metadata`. The service validates the values."""
     taken = {*_roles(fields, options), *options.text_fields}
     others = {key: value for key, value in fields.items() if key not in taken}
     nested = others.get("metadata")
@@ -259,7 +259,6 @@ def _metadata(
 
 
 def _roles(fields: Collection[str], options: SourceOptions) -> set[str | None]:
-    """The fields that are neither text nor metadata. A vector is tied to the model that made it; ingest embeds the
-    text."""
+    """Return the fields that are neither text nor metadata, including vectors: ingest embeds the text instead."""
     own = {options.title_field, options.expires_field, options.language_field, "vector"}
     return {id_field_in(fields, options), *own}

@@ -1,24 +1,24 @@
-"""Excel workbooks (.xlsx): each row reads as `column: value`, or is a document where a column holds the text."""
+"""Reads Excel workbooks (.xlsx): rows become lines `column: value`, or documents if a column holds the text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jobs.sources.extracted import document_from, extracted
+from jobs.sources.document_readers import document_from, extract_markdown
 from jobs.sources.files import SourceFile
-from jobs.sources.hidden import HIDDEN_SHEET, hidden_sheets
-from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport, named
+from jobs.sources.hidden_parts import HIDDEN_SHEET, find_hidden_sheets
+from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport, shorten_names
 from jobs.sources.rows import documents_of, has_text
 from jobs.sources.tables import TypedColumns
 
 
 def read_workbook(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """A document for each row of a sheet whose first row names the text columns, with the ids of a table's rows; one
-    document for all other sheets, each under a heading. Hidden sheets are skipped; hidden rows and columns are read.
-    """
+    """Yield a document for each row of sheets whose first row names the text columns, with the ids of a table's rows,
+    and one document for all other sheets, each under a heading. Hidden sheets are skipped; hidden rows and columns are
+    read."""
     content = file.content(options.extracted_bytes_max)
-    found = extracted(content, "xlsx")
-    hidden = hidden_sheets(content)
+    found = extract_markdown(content, "xlsx")
+    hidden = find_hidden_sheets(content)
     for name in sorted(hidden):
         report.skip(f"{file.place()}:{name}", HIDDEN_SHEET)
     names = found.metadata.get("sheet_names") or []
@@ -49,7 +49,7 @@ def _documents(
     ]
     twice = sorted({name for name in columns if name and columns.count(name) > 1})
     if twice:
-        report.fail(SourceError(file.place(), f"the header names a column twice: {named(twice)}"))
+        report.fail(SourceError(file.place(), f"the header names a column twice: {shorten_names(twice)}"))
         return
     typed = TypedColumns.of(columns, cells, options, report)
     filled = ((number, row) for number, row in enumerate(cells, 2) if any(row))
@@ -59,7 +59,7 @@ def _documents(
 
 
 def sheet_text(rows: Sequence[Sequence[str]], options: SourceOptions) -> str:
-    """A paragraph for each row. The first row of two or more cells names the columns of those below; rows of one cell
+    """Return a paragraph for each row. The first row with two or more cells is the header; rows with one cell above it
     are text."""
     header: Sequence[str] = ()
     named_any = False
@@ -68,14 +68,14 @@ def sheet_text(rows: Sequence[Sequence[str]], options: SourceOptions) -> str:
         if not header and sum(map(bool, row)) > 1:
             header = row
             continue
-        named = [
+        cells = [
             f"{column}: {cell}" if column else cell
             for column, cell in zip(header or [""] * len(row), row)
             if cell and column not in options.skip_columns
         ]
-        if named:
+        if cells:
             named_any = named_any or bool(header)
-            paragraphs.append("\n".join(named))
+            paragraphs.append("\n".join(cells))
     if header and not named_any:
         paragraphs.append("\n".join(filter(None, header)))
     return "\n\n".join(paragraphs)

@@ -1,4 +1,4 @@
-"""CSV and TSV: a header row, then one document per row."""
+"""Reads CSV and TSV files: a header row, then one document per row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from itertools import chain
 
 from jobs.sources.columns import ColumnType, infer
 from jobs.sources.files import ENCODING_HINT, SourceFile
-from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport, metadata_of, named
+from jobs.sources.model import (
+    SourceDocument,
+    SourceError,
+    SourceOptions,
+    SourceReport,
+    metadata_of,
+    shorten_names,
+)
 from jobs.sources.rows import ALL, TEXT_FIELD_HINT, Row, documents_of, id_field_in
 
 DELIMITERS = {"csv": ",;\t|", "tsv": "\t"}
@@ -20,7 +27,7 @@ Cells = tuple[int, "list[str] | SourceError"]
 
 
 def read_table(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """The documents of a CSV or TSV file. Blank lines are skipped; empty cells yield no metadata.
+    """Yield the documents of a CSV or TSV file. Blank lines are skipped; empty cells yield no metadata.
 
     The delimiter is the first of comma, semicolon, tab and bar that makes the header contain the text columns. Guessing
     by character frequency, as csv.Sniffer does, fails on texts full of commas.
@@ -37,7 +44,7 @@ def _rows(file: SourceFile, options: SourceOptions, report: SourceReport) -> Ite
         return
     delimiter, columns = _read_header(file, header, options)
     rows = _cells(file, lines, delimiter, len(columns))
-    first = list(_first(rows, options.document_bytes_max))
+    first = list(_take_sample(rows, options.document_bytes_max))
     typed = TypedColumns.of(columns, (row for _, row in first if isinstance(row, list)), options, report)
     for line, cells in chain(first, rows):
         yield line, cells if isinstance(cells, SourceError) else typed.row(file, line, cells, report)
@@ -71,13 +78,13 @@ class TypedColumns:
             for at, name in enumerate(names)
             if name and name not in strings
         }
-        report.typed(metadata_of(types, options, report))
+        report.add_types(metadata_of(types, options, report))
         return cls(names, types)
 
     def row(
         self, file: SourceFile, line: int, cells: Sequence[str], report: SourceReport
     ) -> dict[str, object]:
-        """The row's fields, without empty cells; those of id, text and title are strings, also where they are empty."""
+        """Return the row's fields without empty cells; id, text and title are kept as strings even if empty."""
         row: dict[str, object] = {}
         for name, cell in zip(self.names, cells):
             if name and name not in self.types:
@@ -91,7 +98,7 @@ class TypedColumns:
 
 
 def _read_header(file: SourceFile, header: str, options: SourceOptions) -> tuple[str, list[str]]:
-    if _undecoded(header):
+    if _has_invalid_utf8(header):
         raise file.error(f"not UTF-8 text; {ENCODING_HINT}", 1)
     try:
         splits = [
@@ -104,7 +111,7 @@ def _read_header(file: SourceFile, header: str, options: SourceOptions) -> tuple
     widest = max(splits, key=lambda split: len(split[1]))
     found = next((split for split in splits if needed <= set(split[1])), None) if needed else widest
     delimiter, columns = found or widest
-    known = f"the columns are {named(filter(None, columns))}"
+    known = f"the columns are {shorten_names(filter(None, columns))}"
     if found is None:
         missing = ", ".join(f"'{name}'" for name in options.text_fields if name not in columns)
         raise file.error(f"no column {missing}; {known}; {TEXT_FIELD_HINT}", 1)
@@ -112,7 +119,7 @@ def _read_header(file: SourceFile, header: str, options: SourceOptions) -> tuple
         raise file.error(f"no column '{options.id_field}'; {known}; --id-field says which holds the id", 1)
     twice = sorted({name for name in columns if name and columns.count(name) > 1})
     if twice:
-        raise file.error(f"the header names a column twice: {named(twice)}", 1)
+        raise file.error(f"the header names a column twice: {shorten_names(twice)}", 1)
     return delimiter, columns
 
 
@@ -131,7 +138,7 @@ def _cells(file: SourceFile, lines: _DecodedLines, delimiter: str, width: int) -
         else:
             if cells is None:
                 return
-            if any(map(_undecoded, cells)):
+            if any(map(_has_invalid_utf8, cells)):
                 yield line, file.error(f"not UTF-8 text; {ENCODING_HINT}", line)
             elif cells and len(cells) != width:
                 yield line, file.error(f"expected {width} cells as in the header, found {len(cells)}", line)
@@ -139,8 +146,8 @@ def _cells(file: SourceFile, lines: _DecodedLines, delimiter: str, width: int) -
                 yield line, cells
 
 
-def _first(rows: Iterator[Cells], chars_max: int) -> Iterator[Cells]:
-    """The leading rows that types are inferred from, up to `chars_max` characters to bound memory."""
+def _take_sample(rows: Iterator[Cells], chars_max: int) -> Iterator[Cells]:
+    """Yield the first rows, from which types are inferred, up to `chars_max` characters to bound memory."""
     number = chars = 0
     while number < ROWS_INFERRED_FROM and chars < chars_max and (row := next(rows, None)):
         yield row
@@ -159,7 +166,7 @@ def _note_misfit(
 
 
 class _DecodedLines:
-    """Lines as text for the csv module, which takes as many as a row needs; `number` is that of the last.
+    """Lines as text for the csv module, which takes as many as a row needs; `number` is the number of the last one.
 
     Invalid UTF-8 passes as lone surrogates, so that the whole row containing it can be refused.
     """
@@ -178,5 +185,5 @@ class _DecodedLines:
         return content.decode("utf-8", "surrogateescape")
 
 
-def _undecoded(cell: str) -> bool:
+def _has_invalid_utf8(cell: str) -> bool:
     return not cell.isascii() and any("\udc80" <= character <= "\udcff" for character in cell)

@@ -1,4 +1,4 @@
-"""Files that are one document each: plain text, source code, reStructuredText, and Markdown with front matter."""
+"""Reads files that are one document each: plain text, source code, reStructuredText, and Markdown with front matter."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 from jobs.sources.files import SourceFile, language_of
 from jobs.sources.front_matter import split_front_matter
-from jobs.sources.generated import generated_code
+from jobs.sources.generated import find_generated_code
 from jobs.sources.model import EMPTY, SourceDocument, SourceOptions, SourceReport, metadata_of
 
 
 def read_text(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """The file as one document titled by its path; none if it is blank."""
+    """Read the file as one document titled by its path; none if it is blank."""
     yield from document_of(file, file.text(options.document_bytes_max), {}, None, report)
 
 
 def read_markdown(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """The file as one document: front matter becomes metadata, the rest is text, headings included.
+    """Read the file as one document: front matter becomes metadata, the rest is text, headings included.
 
     The title is the first of: `title` in the front matter, the first heading, the file's path. A blank file with a
     title in its front matter is a document too.
@@ -33,9 +33,9 @@ def read_markdown(file: SourceFile, options: SourceOptions, report: SourceReport
 
 
 def read_code(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """A source file as it is, titled by its path; metadata has its `programming_language`."""
+    """Read a source file unchanged, titled by its path; metadata has its `programming_language`."""
     text = file.text(options.document_bytes_max)
-    if not (file.found.named or options.include_generated) and (skip := generated_code(text)):
+    if not (file.found.named or options.include_generated) and (skip := find_generated_code(text)):
         report.skip(file.place(), skip)
         return
     yield from document_of(
@@ -44,7 +44,7 @@ def read_code(file: SourceFile, options: SourceOptions, report: SourceReport) ->
 
 
 def read_rst(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """A reStructuredText file whose section titles are made Markdown headings; the title is the first of them."""
+    """Read a reStructuredText file, with its section titles as Markdown headings; the first one is the title."""
     text = rst_headings(file.text(options.document_bytes_max))
     yield from document_of(file, text, {}, first_heading(text), report)
 
@@ -68,11 +68,13 @@ def document_of(
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _MARKED = re.compile(r" {0,3}#{1,6}[ \t]+")
 _UNDERLINE = re.compile(r" {0,3}(?:=+|-{2,})[ \t]*\Z")
-_RUNNING = re.compile(r" {0,3}[^\s\-*+>|#=`~]")  # what can be underlined: no list, quote, table or code
+_RUNNING = re.compile(
+    r" {0,3}[^\s\-*+>|#=`~]"
+)  # text that can be underlined: not a list, quote, table or code
 
 
 def first_heading(text: str) -> str | None:
-    """The first Markdown heading, `# like this` or underlined; headings inside fenced code do not count."""
+    """Return the first Markdown heading, `# like this` or underlined; headings inside fenced code do not count."""
     fence = previous = ""
     for line in text.split("\n"):
         opened = _FENCE.match(line)
@@ -95,7 +97,7 @@ def first_heading(text: str) -> str | None:
     return None
 
 
-# A title of running text, underlined at least as far as it goes, perhaps overlined alike.
+# A title underlined at least over its length, optionally overlined with the same mark.
 _RST_TITLE = re.compile(
     r"^(?:(?P<over>(?P<mark>[!-/:-@\[-`{-~])(?P=mark){2,})[ \t]*\n)?[ ]{0,3}(?P<title>\S[^\n]*)\n"
     r"(?P<under>(?P<line>[!-/:-@\[-`{-~])(?P=line){2,})[ \t]*$",
@@ -105,7 +107,7 @@ _RST_LEVELS_MAX = 6
 
 
 def rst_headings(text: str) -> str:
-    """`text` with `# headings` in place of underlined titles; levels follow the order in which styles first appear."""
+    """Replace underlined titles by `# headings`; levels follow the order in which styles first appear."""
     styles: list[str] = []
 
     def heading(found: re.Match[str]) -> str:

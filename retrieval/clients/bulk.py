@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from retrieval.clients.calling import JSON, TIMEOUT_S, Patience, ServiceConnection, ServiceError, path_of
+from retrieval.clients.transport import JSON, TIMEOUT_S, Patience, ServiceConnection, ServiceError, path_of
 
 if TYPE_CHECKING:
     from retrieval.clients.wire.records import RequestLimits, Written
@@ -51,8 +51,8 @@ class Ingested:
     """What the service has acknowledged.
 
     The first `read` documents of the iterable are all settled: written, unchanged or refused. `last_id` is the id of
-    the last of them. To resume after an interruption, start after them with the same total: `ingest(collection,
-    itertools.islice(documents, done.read, None), total=done)`. `seq` is that of the last operation.
+    the last one. To resume after an interruption, start after them with the same total: `ingest(collection,
+    itertools.islice(documents, done.read, None), total=done)`. `seq` is the sequence number of the last operation.
     """
 
     documents: int = 0
@@ -101,7 +101,7 @@ class Encoded:
     body: bytes
 
 
-def ingesting(
+def plan_ingestion(
     connection: ServiceConnection,
     collection: str,
     documents: Iterable[SentDocument | Mapping[str, Any]],
@@ -137,7 +137,7 @@ def ingesting(
 
 
 def limits_in(collection: Mapping[str, Any]) -> RequestLimits:
-    """Those that a collection tells, as GET shows it."""
+    """Return the limits in a collection's description, with defaults for missing ones."""
     limits: RequestLimits = {**LIMITS, **collection.get("limits", {})}
     return limits
 

@@ -6,16 +6,16 @@ import os
 from types import TracebackType
 from typing import Self, TypedDict, Unpack
 
-from retrieval.clients.calling import RETRY_S, TIMEOUT_S, ServiceConnection
+from retrieval.clients.blocking import Blocking
 from retrieval.clients.endpoints import Endpoints
-from retrieval.clients.running import Blocking
+from retrieval.clients.transport import RETRY_S, TIMEOUT_S, ServiceConnection
 
 URL = "http://127.0.0.1:8080"
 FAILURES_MAX = 5
 OPEN_S = 5.0
 
 
-class Options(TypedDict, total=False):
+class ClientOptions(TypedDict, total=False):
     key: str | None
     timeout_s: float
     retry_s: float
@@ -73,7 +73,7 @@ class Client(Blocking, Endpoints):
     """The client for code without an event loop. Threads may share it. Callbacks run on the client's own thread,
     except those of `ingest` about documents that were not sent."""
 
-    def __init__(self, url: str | None = None, **options: Unpack[Options]) -> None:
+    def __init__(self, url: str | None = None, **options: Unpack[ClientOptions]) -> None:
         """Takes the same options as AsyncClient."""
         super().__init__(lambda: AsyncClient(url, **options))
 

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from retrieval.clients.calling import AWAY, BUSY, Patience, ServiceConnection, ServiceError
+from retrieval.clients.transport import AWAY, BUSY, Patience, ServiceConnection, ServiceError
 
 MISMATCH = "model_mismatch"
 

@@ -13,16 +13,16 @@ from urllib.parse import quote
 
 import msgspec
 
-from retrieval.clients.bulk import REQUESTS_AT_ONCE, Ingested, OnProgress, OnRefused, Steps, ingesting
-from retrieval.clients.calling import (
+from retrieval.clients.blocking import Core, endpoint, steps, stream
+from retrieval.clients.bulk import REQUESTS_AT_ONCE, Ingested, OnProgress, OnRefused, Steps, plan_ingestion
+from retrieval.clients.embedding import Embedded, embed_with_fallback
+from retrieval.clients.transport import (
     JSON,
     Patience,
     ServiceError,
     path_of,
     refusal,
 )
-from retrieval.clients.embedding import Embedded, embed_with_fallback
-from retrieval.clients.running import Core, endpoint, steps, stream
 
 if TYPE_CHECKING:
     from retrieval.clients.wire import answers, records
@@ -167,7 +167,7 @@ class Endpoints(Core):
         service fails, stays unreachable or makes no progress, and any error of reading the documents; what was
         acknowledged remains written, and `Ingested.read` says where to resume.
         """
-        return ingesting(
+        return plan_ingestion(
             self.connection,
             collection,
             documents,

@@ -32,7 +32,7 @@ from retrieval.clients.haystack_operations import (
     update_by_filter,
     write_under_policy,
 )
-from retrieval.clients.stores import Store, remove, remove_matching
+from retrieval.clients.stores import CollectionStore, remove, remove_matching
 
 TOP_K = 10  # Haystack's own default
 KEY = "NEARLINE_KEY"
@@ -60,7 +60,7 @@ class NearlineDocumentStore:
         self.url = url
         self.key = key
         client = Client(url, key=key.resolve_value())
-        self._store = Store(collection, url=None, client=client, create=True)
+        self._store = CollectionStore(collection, url=None, client=client, create=True)
 
     def to_dict(self) -> dict[str, Any]:
         made: dict[str, Any] = default_to_dict(

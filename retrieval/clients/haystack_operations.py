@@ -15,7 +15,6 @@ from haystack.document_stores.errors import DuplicateDocumentError
 from haystack.document_stores.types import DuplicatePolicy
 from haystack.errors import FilterError
 
-from retrieval.clients.calling import ServiceError
 from retrieval.clients.stores import (
     matching,
     plain,
@@ -25,6 +24,7 @@ from retrieval.clients.stores import (
     search_hits,
     write,
 )
+from retrieval.clients.transport import ServiceError
 
 if TYPE_CHECKING:
     from retrieval.clients.endpoints import Endpoints

@@ -22,9 +22,9 @@ from langchain_core.vectorstores import VectorStore
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from retrieval.clients.client import Client
-from retrieval.clients.plain_filters import condition_of
+from retrieval.clients.mongo_filters import condition_of
 from retrieval.clients.stores import (
-    Store,
+    CollectionStore,
     check_options,
     plain,
     provenance,
@@ -69,7 +69,7 @@ class NearlineVectorStore(VectorStore):
         dimensions as the collection's model. Raises TypeError for unknown search options.
         """
         check_options(search)
-        self._store = Store(collection, url=url, client=client, create=True)
+        self._store = CollectionStore(collection, url=url, client=client, create=True)
         self._embedding = embedding
         self._search = search
 
@@ -301,7 +301,7 @@ class NearlineRetriever(BaseRetriever):
     options: dict[str, Any] = Field(default_factory=dict)
 
     # By url. Copies of the retriever share the clients, even if they search another collection.
-    _stores: dict[str | None, Store] = PrivateAttr(default_factory=dict)
+    _stores: dict[str | None, CollectionStore] = PrivateAttr(default_factory=dict)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **search: Any
@@ -317,12 +317,12 @@ class NearlineRetriever(BaseRetriever):
 
     def _planned(
         self, query: str, *, collection: str | None = None, **search: Any
-    ) -> tuple[Store, dict[str, Any]]:
+    ) -> tuple[CollectionStore, dict[str, Any]]:
         """Return where to search and what for, from the current fields."""
         if self.client is None and self.url not in self._stores:
-            self._stores[self.url] = Store(self.collection, url=self.url, client=None, create=False)
+            self._stores[self.url] = CollectionStore(self.collection, url=self.url, client=None, create=False)
         client = self.client or self._stores[self.url].client
-        store = Store(collection or self.collection, url=None, client=client, create=False)
+        store = CollectionStore(collection or self.collection, url=None, client=client, create=False)
         names = ("k", "mode", "filter", "rerank", "min_relevance", "group_by_document")
         fields = without_none({name: getattr(self, name) for name in names})
         return store, with_condition({**fields, **self.options, "query": query, **search})

@@ -31,7 +31,6 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryResult,
 )
 
-from retrieval.clients.calling import ServiceError
 from retrieval.clients.client import Client
 from retrieval.clients.llamaindex_nodes import (
     SOURCE,
@@ -43,7 +42,7 @@ from retrieval.clients.llamaindex_nodes import (
 )
 from retrieval.clients.llamaindex_queries import condition_of, narrow, search_of
 from retrieval.clients.stores import (
-    Store,
+    CollectionStore,
     check_options,
     matching,
     read_documents,
@@ -53,6 +52,7 @@ from retrieval.clients.stores import (
     without_blanks,
     write_with_text,
 )
+from retrieval.clients.transport import ServiceError
 
 if TYPE_CHECKING:
     from retrieval.clients.endpoints import Endpoints
@@ -79,7 +79,7 @@ class NearlineVectorStore(BasePydanticVectorStore):
     url: str | None = None
     own_vectors: bool = Field(default=False, frozen=True)
 
-    _reached: Store = PrivateAttr()
+    _reached: CollectionStore = PrivateAttr()
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class NearlineVectorStore(BasePydanticVectorStore):
         """`derived` takes the other fields of `to_dict`. Raises TypeError for anything else."""
         if unknown := derived.keys() - DERIVED:
             raise TypeError(f"unexpected arguments {', '.join(sorted(unknown))}")
-        store = Store(collection, url=url, client=client, create=True)
+        store = CollectionStore(collection, url=url, client=client, create=True)
         super().__init__(
             collection=collection,
             url=store.client.url,
@@ -103,12 +103,12 @@ class NearlineVectorStore(BasePydanticVectorStore):
         self._reached = store
 
     @property
-    def _store(self) -> Store:
+    def _store(self) -> CollectionStore:
         """Return the store that the fields name now, so that a changed collection takes effect."""
         reached = self._reached
         if (self.collection, self.url) != (reached.collection, reached.client.url):
             client = reached.client if self.url == reached.client.url else None
-            self._reached = Store(self.collection, url=self.url, client=client, create=True)
+            self._reached = CollectionStore(self.collection, url=self.url, client=client, create=True)
         return self._reached
 
     def __getstate__(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class NearlineRetriever(BaseRetriever):
         anything else."""
         super().__init__()
         check_options(search)
-        self._store = Store(collection, url=url, client=client, create=False)
+        self._store = CollectionStore(collection, url=url, client=client, create=False)
         self._search = narrow({"k": k, **search}, condition_of(filters))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:

@@ -16,7 +16,7 @@ from llama_index.core.vector_stores.types import (
 )
 
 from retrieval.clients.llamaindex_nodes import NODE, SOURCE
-from retrieval.clients.plain_filters import all_of
+from retrieval.clients.mongo_filters import all_of
 from retrieval.clients.stores import plain
 
 MMR = 0.5  # LlamaIndex's own default

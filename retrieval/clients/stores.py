@@ -1,6 +1,6 @@
 """Operations that the integrations with other frameworks share, on a collection's documents.
 
-Each operation is one coroutine, which `Store` runs for callers with and without an event loop.
+Each operation is one coroutine, which `CollectionStore` runs for callers with and without an event loop.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
+from retrieval.clients.blocking import Core
 from retrieval.clients.bulk import Refused, RefusedDocument
-from retrieval.clients.calling import ServiceError
 from retrieval.clients.client import Client
 from retrieval.clients.endpoints import Endpoints
-from retrieval.clients.running import Core
+from retrieval.clients.transport import ServiceError
 from retrieval.clients.wire.requests import SearchRequest
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ BLANKS_NAMED = 5
 PROVENANCE = ("document_id", "passage", "start", "end", "title", "heading", "score", "relevance")
 
 
-class Store:
+class CollectionStore:
     """A collection and the client for it. Safe to use from several threads and event loops. Copies share the client.
     A pickled store holds no access key: where it is loaded, a new client reads NEARLINE_KEY."""
 
@@ -53,7 +53,9 @@ class Store:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Store, self.collection, url=self.client.url, client=None, create=self._create), ()
+        return partial(
+            CollectionStore, self.collection, url=self.client.url, client=None, create=self._create
+        ), ()
 
     def run(
         self,

@@ -1,9 +1,10 @@
 """Cohere's dialect: POST /v2/embed. POST /v2/rerank is in `rerank`.
 
-`input_type` picks the model's prefix: `search_query` that for queries, `search_document` that for documents. A model
-without prefixes makes the same vectors for every type, so `classification` and `clustering` are for such models only.
-Vectors come as `float`, `base64` or as bits (`binary`, `ubinary`). `int8` and `uint8` are refused: they need the range
-of each dimension over many texts, which no model here brings along. Unknown fields are ignored, as Cohere does.
+`input_type` picks the model's prefix: `search_query` the one for queries, `search_document` the one for documents. A
+model without prefixes returns the same vectors for every type, so only such models accept `classification` and
+`clustering`. Vectors are returned as `float`, `base64` or bits (`binary`, `ubinary`). `int8` and `uint8` are refused:
+they need the range of each dimension over many texts, which our models do not store. Unknown fields are ignored, as
+Cohere does.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from indexes.base.errors import InvalidInput
 from indexes.base.model import Floats
 from retrieval.dialects.embedding import (
     Dimensions,
+    NonEmptyText,
     VectorJson,
-    Words,
     as_base64,
     as_numbers,
-    bounded,
+    check_texts,
     embed,
+    encode_json,
     open_model,
-    written,
 )
 from retrieval.embedding.embedders import Embedder
 from retrieval.embedding.models import Kind
@@ -39,11 +40,11 @@ InputType = Literal["search_query", "search_document", "classification", "cluste
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 KINDS: dict[str, Kind] = {"search_query": "query", "search_document": "document"}
 Base64Json = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "string"})]
-SIGN = 128  # from an unsigned byte to a signed one of the same order
+SIGN = 128  # turns an unsigned byte into a signed one that sorts alike
 
 
 class CohereText(msgspec.Struct, frozen=True):
-    """Text is the only kind of content that is embedded: an image is refused."""
+    """The only kind of content that can be embedded; images are refused."""
 
     type: Literal["text"]
     text: str
@@ -54,12 +55,12 @@ class CohereInput(msgspec.Struct, frozen=True):
 
 
 class CohereEmbed(msgspec.Struct, frozen=True, kw_only=True):
-    """Either `texts` or `inputs`, of which each is the text of its parts. `max_tokens` may not be less than the model
-    reads: that is where texts are cut."""
+    """Either `texts` or `inputs`; the parts of an input are joined to one text. `max_tokens` may not be less than the
+    model reads, because texts are always cut there."""
 
     model: NonEmpty
     input_type: InputType
-    texts: Annotated[list[Words], msgspec.Meta(extra_json_schema={"minItems": 1})] | None = None
+    texts: Annotated[list[NonEmptyText], msgspec.Meta(extra_json_schema={"minItems": 1})] | None = None
     inputs: list[CohereInput] | None = None
     images: None = None
     embedding_types: list[EmbeddingType] | None = None
@@ -100,10 +101,10 @@ class CohereEmbedded(msgspec.Struct):
 async def embed_texts(request: web.Request) -> web.Response:
     wanted = await body(request, CohereEmbed)
     texts = texts_of(wanted)
-    bounded(texts, request, param="texts")
+    check_texts(texts, request, param="texts")
     embedder = await open_model(request, wanted.model)
     check_max_tokens(wanted, embedder)
-    answered = await embed(
+    result = await embed(
         embedder,
         texts,
         request[ENTRY],
@@ -115,14 +116,14 @@ async def embed_texts(request: web.Request) -> web.Response:
     types = wanted.embedding_types or ["float"]
 
     def build() -> CohereEmbedded:
-        meta = CohereEmbedMeta(CohereEmbedVersion(), CohereTokens(answered.tokens))
-        return CohereEmbedded(str(uuid.uuid4()), encoded(answered.vectors(), types), texts, meta)
+        meta = CohereEmbedMeta(CohereEmbedVersion(), CohereTokens(result.tokens))
+        return CohereEmbedded(str(uuid.uuid4()), encode_vectors(result.vectors(), types), texts, meta)
 
-    return json_answer(await written(answered, build), answered.headers)
+    return json_answer(await encode_json(result, build), result.headers)
 
 
 def texts_of(wanted: CohereEmbed) -> list[str]:
-    """Raises InvalidInput, and EmptyInput for no text or an empty one."""
+    """Return the texts to embed. Raises InvalidInput, and EmptyInput if there is no text or an empty one."""
     if (wanted.texts is None) == (wanted.inputs is None):
         raise InvalidInput("expected either texts or inputs", param="texts")
     if wanted.texts is not None:
@@ -135,7 +136,7 @@ def texts_of(wanted: CohereEmbed) -> list[str]:
 
 
 def kind_of(input_type: InputType, embedder: Embedder) -> Kind:
-    """Which prefix the texts get. Raises InvalidInput for a type that the model has no prefix for."""
+    """Return the kind of prefix for the texts. Raises InvalidInput for a type that the model has no prefix for."""
     manifest = embedder.manifest
     if input_type not in KINDS and (manifest.query_prefix or manifest.document_prefix):
         raise InvalidInput(
@@ -154,8 +155,8 @@ def check_max_tokens(wanted: CohereEmbed, embedder: Embedder) -> None:
         )
 
 
-def encoded(vectors: Floats, types: list[EmbeddingType]) -> CohereVectors:
-    """Each type once, with a vector for each text."""
+def encode_vectors(vectors: Floats, types: list[EmbeddingType]) -> CohereVectors:
+    """Encode the vectors in each requested type."""
     bits = np.packbits(vectors > 0, axis=1)
     return CohereVectors(
         float_=as_numbers(vectors) if "float" in types else None,

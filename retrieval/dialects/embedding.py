@@ -1,4 +1,4 @@
-"""The one way in which all dialects embed: find the model, embed, shorten, report what was cut, write the vectors."""
+"""Embeds for all dialects: finds the model, embeds, shortens, reports which texts were cut, and encodes the vectors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from retrieval.handlers.wire import timing_headers
 T = TypeVar("T")
 NON_EMPTY = {"type": "string", "minLength": 1}
 TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer"}}
-# A text, texts, token ids, or lists of them. None is empty: each dialect refuses that in its own words.
+# A text, texts, token ids, or lists of them. Empty ones are refused by each dialect with its own message.
 LISTED = {"type": "array", "minItems": 1, "items": {"anyOf": [NON_EMPTY, TOKEN_IDS]}}
 Inputs = Annotated[
     str | list[str | int | list[int]],
@@ -34,28 +34,29 @@ Inputs = Annotated[
 ]
 Dimensions = Annotated[int | None, msgspec.Meta(extra_json_schema={"minimum": 1})]
 Direction = Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": ["right", "Right", None]})]
-Texts = Annotated[list[str], msgspec.Meta(extra_json_schema={"minItems": 1})]
-Words = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]
+TextList = Annotated[list[str], msgspec.Meta(extra_json_schema={"minItems": 1})]
+NonEmptyText = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]
 VectorJson = Annotated[
     msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "array", "items": {"type": "number"}})
 ]
 
-INLINE_TEXTS = 8  # vectors that the event loop writes by itself; more are written on a thread
-TRUNCATED_LISTED = 500  # in the header; clients refuse headers of some kilobytes
+INLINE_TEXTS = 8  # vectors encoded on the event loop; more are encoded on a thread
+TRUNCATED_LISTED = 500  # in the header; clients reject headers of several kilobytes
 UTF8_BYTES_MAX = 4  # of one character
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class EmbedResult:
     """What a dialect needs for its answer. Times in seconds."""
 
     embedded: Embedded
     embed_s: float
     dimensions: int
-    shorten: bool  # to length 1
+    shorten: bool  # whether `vectors` normalizes to length 1
 
     def vectors(self) -> Floats:
-        """Float32 [texts, dimensions], computed anew by each call: many are a matter for the thread of `written`."""
+        """Return float32 [texts, dimensions]. Each call computes them again; many belong on the thread of
+        `encode_json`."""
         whole = self.embedded.vectors
         return shorten(whole, self.dimensions) if self.shorten else whole[:, : self.dimensions]
 
@@ -65,7 +66,7 @@ class Answered:
 
     @property
     def truncated(self) -> list[int]:
-        """Which texts were cut."""
+        """The indexes of the texts that were cut."""
         return [index for index, cut in enumerate(self.embedded.truncated) if cut]
 
     @property
@@ -78,19 +79,19 @@ class Answered:
         }
         headers = timing_headers({name: s * 1000 for name, s in stages_s.items()}, self.embed_s * 1000)
         if cut := self.truncated:
-            headers["X-Truncated-Inputs"] = listed(cut)
+            headers["X-Truncated-Inputs"] = format_indexes(cut)
         return headers
 
 
 async def open_model(request: web.Request, name: str) -> Embedder:
-    """The embedder of a model or of an alias of it. Raises ModelNotFound naming what there is."""
+    """Return the embedder of a model, given its name or an alias. Raises ModelNotFound, which lists the known names."""
     app = request.app
     try:
         return await app[EMBEDDERS].get(model_of(app, name))
     except NotFound:
         known = await asyncio.to_thread(known_names, app)
         if name in known:
-            raise  # the model is there, a file of it is not
+            raise  # the model exists, but one of its files is missing
         raise ModelNotFound(name, known) from None
 
 
@@ -103,14 +104,15 @@ async def embed(
     long: Long,
     dimensions: int | None = None,
     dimensions_name: str = "dimensions",
-    normalise: bool = True,
-) -> Answered:
-    """Vectors of length 1, of the first `dimensions` where given. Cancelled with its caller.
-    `entry` is told how far it is.
+    normalize: bool = True,
+) -> EmbedResult:
+    """Embed texts as vectors of length 1, shortened to `dimensions` if given. Cancelling the caller cancels the work;
+    `entry` receives its progress.
 
-    Raises InvalidInput for `dimensions` that the model does not have, or fewer than it has if it was not trained for
-    that; TooLong where `long` is "refuse" and a text is longer than the model reads. Without `normalise` a model that
-    does not normalise is left as it is; one that does cannot be. `dimensions_name` is the dialect's own.
+    Raises InvalidInput for `dimensions` beyond the model's, or fewer if it was not trained for that; TooLong if `long`
+    is "refuse" and a text is longer than the model reads. Without `normalize`, vectors keep
+    the length that the model gives them; a model that normalizes by itself refuses that. `dimensions_name` is the
+    dialect's own name of the parameter.
     """
     whole = embedder.encoder.dimensions
     if dimensions is not None and not 1 <= dimensions <= whole:
@@ -124,7 +126,7 @@ async def embed(
             "meaning when shortened, unless it was trained for that (Matryoshka); name it in models.matryoshka if so",
             param=dimensions_name,
         )
-    if not normalise and embedder.manifest.normalise:
+    if not normalize and embedder.manifest.normalise:
         raise InvalidInput(
             "normalize must be true: vectors of this model have length 1, which its graph gives them",
             param="normalize",
@@ -132,16 +134,16 @@ async def embed(
     started = time.perf_counter()
     try:
         embedded = await embedder.embed(texts, kind=kind, long=long, progress=entry.advance)
-    except TooLarge as error:  # more windows than one request may have, which OpenAI's dialect alone offers
+    except TooLarge as error:  # more windows than one request may have; only OpenAI's dialect offers windows
         error.param = error.param or "input"
         raise
     embed_s = time.perf_counter() - started
-    shorten = normalise and (dimensions not in {None, whole} or not embedder.manifest.normalise)
-    return Answered(embedded, embed_s, dimensions or whole, shorten)
+    shorten = normalize and (dimensions not in {None, whole} or not embedder.manifest.normalise)
+    return EmbedResult(embedded, embed_s, dimensions or whole, shorten)
 
 
-def bounded(texts: Sequence[str], request: web.Request, *, param: str) -> None:
-    """Raises TooLarge for more texts than one request may hold, or for one that is larger than a document may be."""
+def check_texts(texts: Sequence[str], request: web.Request, *, param: str) -> None:
+    """Raise TooLarge if there are more texts than a request may hold, or if one is larger than a document may be."""
     limits = request.app[CONFIG].limits
     if len(texts) > limits.texts_per_request_max:
         raise TooLarge(
@@ -155,29 +157,29 @@ def bounded(texts: Sequence[str], request: web.Request, *, param: str) -> None:
             raise TooLarge(f"text {number} has {size} bytes, at most {most} are allowed", param=param)
 
 
-async def written(answered: Answered, build: Callable[[], T]) -> bytes:
-    """JSON of what `build` makes of the vectors; on a thread when they are many."""
+async def encode_json(result: EmbedResult, build: Callable[[], T]) -> bytes:
+    """Encode what `build` returns as JSON; run both on a thread if there are many vectors."""
 
     def work() -> bytes:
         return msgspec.json.encode(build())
 
-    texts = len(answered.embedded.tokens)
+    texts = len(result.embedded.tokens)
     return work() if texts <= INLINE_TEXTS else await asyncio.to_thread(work)
 
 
 def as_numbers(vectors: Floats) -> list[msgspec.Raw]:
-    """Each vector's JSON by itself: encoding all in one step would hold up every other thread."""
+    """Encode each vector on its own: encoding all in one step would hold the GIL for too long."""
     return [msgspec.Raw(msgspec.json.encode(vector.tolist())) for vector in vectors]
 
 
 def as_base64(vectors: Floats) -> list[msgspec.Raw]:
-    """Each vector as a JSON string of its float32 values, little-endian."""
+    """Encode each vector as a JSON string: base64 of its little-endian float32 values."""
     rows = vectors.astype("<f4", copy=False)
     return [msgspec.Raw(b'"' + base64.b64encode(row.tobytes()) + b'"') for row in rows]
 
 
-def listed(indexes: Sequence[int]) -> str:
-    """`0,3,17`; of very many only the first, and how many more: `0,1,...,499,+1548`."""
+def format_indexes(indexes: Sequence[int]) -> str:
+    """Format indexes as `0,3,17`, or the first of many and the number of the rest: `0,1,...,499,+1548`."""
     shown = [str(index) for index in indexes[:TRUNCATED_LISTED]]
     if len(indexes) > TRUNCATED_LISTED:
         shown.append(f"+{len(indexes) - TRUNCATED_LISTED}")

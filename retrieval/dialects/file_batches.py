@@ -1,8 +1,8 @@
 """Batches of files of OpenAI's vector stores: POST .../file_batches, GET .../file_batches/{batch} and .../files, POST
 .../file_batches/{batch}/cancel.
 
-A batch is done when the request that made it returns. A file that cannot be read or written is counted as `failed`, and
-the others are written. How it went is kept beside the collection, of the latest batches:
+A batch is done when the request that creates it returns. A file that cannot be read or written is counted as `failed`;
+the others are written. The outcomes of the latest batches are stored beside the collection:
 
     data/<collection>/file_batches/<id>.json      not part of backups
 """
@@ -26,7 +26,7 @@ from indexes.collection.collection import Collection
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.gates import AdmittedRequest
 from retrieval.dialects.files import ends, order_of
-from retrieval.dialects.vector_store_files import attach, checked, found_in, require_uploads
+from retrieval.dialects.vector_store_files import attach_upload, check_attributes, find_file, require_uploads
 from retrieval.dialects.vector_store_schemas import (
     OpenAIAttachFile,
     OpenAIAttachFiles,
@@ -42,12 +42,12 @@ from retrieval.handlers.wire import answer, answer_from, body, collection_of, qu
 FOLDER = "file_batches"
 VERSION = 1
 ID = re.compile(r"vsfb_[0-9a-f]{24}")
-KEPT_MAX = 100  # of one collection
+KEPT_MAX = 100  # batches per collection
 LISTED_MAX, LISTED = 100, 20
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """A batch with the ids of its files, in order, and why some of them failed."""
+class FileBatch(msgspec.Struct, frozen=True):
+    """A batch with the ids of its files, in order, and the reasons why some failed."""
 
     version: int
     id: str
@@ -56,13 +56,15 @@ class Kept(msgspec.Struct, frozen=True):
     failed: dict[str, OpenAILastError]
 
 
-async def attached(request: web.Request) -> web.Response:
-    """One file after the other. An error that is no file's own ends the batch, and the files before it stay."""
+async def attach_files(request: web.Request) -> web.Response:
+    """Attach files one after the other. An error that no file caused ends the batch; the files before it stay."""
     wanted = await body(request, OpenAIAttachFiles)
     _, collection = collection_of(request)
     if bool(wanted.file_ids) == bool(wanted.files):
         raise InvalidInput("expected either file_ids or files", param="file_ids")
-    checked(wanted.attributes, "", request.app, {})  # a fault of the request, not of each of its files
+    check_attributes(
+        wanted.attributes, "", request.app, {}
+    )  # these belong to the request, not to one of its files
     files = wanted.files or [
         OpenAIAttachFile(
             file_id=one, attributes=wanted.attributes, chunking_strategy=wanted.chunking_strategy
@@ -71,40 +73,39 @@ async def attached(request: web.Request) -> web.Response:
     ]
     await require_uploads(request.app, [one.file_id for one in files])
     batch = await attach_all(request.app, collection, files, request[ENTRY])
-    await asyncio.to_thread(keep, collection, batch)
+    await asyncio.to_thread(save_batch, collection, batch)
     return answer(batch_body(collection, batch))
 
 
 async def attach_all(
     app: web.Application, collection: Collection, files: Sequence[OpenAIAttachFile], entry: AdmittedRequest
-) -> Kept:
-    """Write each as a document. A file fails alone by what it holds and how it is to be written, not by a full disk or
-    an overload."""
+) -> FileBatch:
+    """Write each file as a document. Bad content or options fail only their file; a full disk or overload raises."""
     failed = {}
     for one in files:
         try:
-            await attach(app, collection, one, entry)
+            await attach_upload(app, collection, one, entry)
         except (InvalidInput, TooLarge, NotFound) as error:
             unreadable = error.param == "file"
             failed[one.file_id] = OpenAILastError(
                 "unsupported_file" if unreadable else "invalid_file", error.message
             )
     ids = list(dict.fromkeys(one.file_id for one in files))
-    return Kept(VERSION, f"vsfb_{secrets.token_hex(12)}", int(time.time()), ids, failed)
+    return FileBatch(VERSION, f"vsfb_{secrets.token_hex(12)}", int(time.time()), ids, failed)
 
 
-async def shown(request: web.Request) -> web.Response:
+async def show_batch(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
-    return await answer_from(lambda: batch_body(collection, batch_of(collection, request)))
+    return await answer_from(lambda: batch_body(collection, read_batch(collection, request)))
 
 
-async def cancelled(request: web.Request) -> web.Response:
-    """Changes nothing: a batch whose id is known is done."""
-    return await shown(request)
+async def cancel_batch(request: web.Request) -> web.Response:
+    """Show the batch. There is nothing to cancel: a batch is done before its id is known."""
+    return await show_batch(request)
 
 
-async def files_listed(request: web.Request) -> web.Response:
-    """In the order of the request, or the reverse. A file that was deleted from the store since is left out."""
+async def list_files(request: web.Request) -> web.Response:
+    """List the files of a batch in the order of the request, or the reverse, without those deleted since."""
     _, collection = collection_of(request)
     limit = query_int(request, "limit", LISTED, least=1, most=LISTED_MAX)
     backwards = order_of(request, default="asc") == "desc"
@@ -112,16 +113,16 @@ async def files_listed(request: web.Request) -> web.Response:
     after, before = request.query.get("after"), request.query.get("before")
 
     def work() -> OpenAIStoreFileList:
-        batch = batch_of(collection, request)
+        batch = read_batch(collection, request)
         ids = [
             one for one in batch.files if status in (None, "failed" if one in batch.failed else "completed")
         ]
         if backwards:
             ids.reverse()
         if after is not None:
-            ids = ids[place_in(ids, after, "after") + 1 :]
+            ids = ids[position_in(ids, after, "after") + 1 :]
         if before is not None:
-            ids = ids[: place_in(ids, before, "before")]
+            ids = ids[: position_in(ids, before, "before")]
         page = ids[-limit:] if before is not None and after is None else ids[:limit]
         files = [one for file_id in page if (one := file_body(collection, batch, file_id))]
         return OpenAIStoreFileList(files, *ends([one.id for one in files]), has_more=len(ids) > len(page))
@@ -129,15 +130,15 @@ async def files_listed(request: web.Request) -> web.Response:
     return await answer_from(work)
 
 
-def place_in(ids: list[str], file_id: str, param: str) -> int:
-    """Raises InvalidInput for a file that is not listed."""
+def position_in(ids: list[str], file_id: str, param: str) -> int:
+    """Return the position of a file. Raises InvalidInput if it is not listed."""
     if file_id not in ids:
         raise InvalidInput(f"{param} names no file of this list: {file_id[:64]!r}", param=param)
     return ids.index(file_id)
 
 
-def file_body(collection: Collection, batch: Kept, file_id: str) -> OpenAIStoreFile | None:
-    """Reads the log: for a thread. None for a file that is not there any more."""
+def file_body(collection: Collection, batch: FileBatch, file_id: str) -> OpenAIStoreFile | None:
+    """Describe a file, or return None if it was deleted. Reads the log: call it on a thread."""
     if (error := batch.failed.get(file_id)) is not None:
         return OpenAIStoreFile(
             id=file_id,
@@ -149,12 +150,12 @@ def file_body(collection: Collection, batch: Kept, file_id: str) -> OpenAIStoreF
             last_error=error,
         )
     try:
-        return found_in(collection, file_id)
+        return find_file(collection, file_id)
     except NotFound:
         return None
 
 
-def batch_body(collection: Collection, batch: Kept) -> OpenAIFileBatch:
+def batch_body(collection: Collection, batch: FileBatch) -> OpenAIFileBatch:
     total, failed = len(batch.files), len(batch.failed)
     return OpenAIFileBatch(
         id=batch.id,
@@ -165,37 +166,38 @@ def batch_body(collection: Collection, batch: Kept) -> OpenAIFileBatch:
     )
 
 
-# --- what is kept -------------------------------------------------------------------------------------------------
+# --- storage ------------------------------------------------------------------------------------------------------
 
 
-def keep(collection: Collection, batch: Kept) -> None:
-    """Durably, in place of the oldest where there are too many."""
+def save_batch(collection: Collection, batch: FileBatch) -> None:
+    """Store a batch durably, and delete the oldest beyond KEPT_MAX."""
     folder = collection.folder / FOLDER
     with disk_errors(folder):
         folder.mkdir(exist_ok=True)
-        others = sorted(folder.glob("vsfb_*.json"), key=written_ns, reverse=True)
+        others = sorted(folder.glob("vsfb_*.json"), key=modified_ns, reverse=True)
     publish(folder / f"{batch.id}.json", msgspec.json.encode(batch))
     for one in others[KEPT_MAX - 1 :]:
         remove_durably(one)
 
 
-def written_ns(path: Path) -> int:
+def modified_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:  # removed by another request
         return 0
 
 
-def batch_of(collection: Collection, request: web.Request) -> Kept:
-    """Reads the disk: for a thread. Raises NotFound, and Forbidden for a caller that sees some documents only."""
+def read_batch(collection: Collection, request: web.Request) -> FileBatch:
+    """Read the batch that a request names; call it on a thread. Raises NotFound, and Forbidden for a caller that sees
+    only some documents."""
     PRINCIPAL.get().require_whole()
     batch_id = request.match_info["batch"]
-    # Nothing but an id may become part of a path.
+    # Only a valid id may become part of a path.
     if ID.fullmatch(batch_id):
         path = collection.folder / FOLDER / f"{batch_id}.json"
         with disk_errors(path):
             try:
-                batch = msgspec.json.decode(path.read_bytes(), type=Kept)
+                batch = msgspec.json.decode(path.read_bytes(), type=FileBatch)
             except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
                 batch = None
         if batch is not None and batch.version == VERSION:

@@ -1,8 +1,8 @@
 """OpenAI's files: POST, GET /v1/files, GET, DELETE /v1/files/{file}, GET /v1/files/{file}/content.
 
-What is uploaded waits here to be attached to vector stores (`documents/uploads.py`). Deleting a file deletes the
-documents made of it, too, in every collection that the caller sees, as OpenAI does. A file belongs to no collection, so
-keys that are bound to some reach none.
+Uploaded files are kept until they are attached to vector stores (`documents/uploads.py`). Deleting a file also deletes
+its documents in every collection that the caller sees, as OpenAI does. Files belong to no collection, so keys that are
+restricted to collections cannot use them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ FIELDS = {field.name for field in msgspec.structs.fields(OpenAIUploadFile)} | EX
 
 
 async def upload(request: web.Request) -> web.Response:
-    """Keeps the file, whatever it holds. One that cannot be read fails where it is attached: with its reason, beside
-    the others of its batch, while an error here would end the client's whole batch."""
+    """Store the file without reading it. A file that cannot be read fails when it is attached, on its own; an error
+    here would end the client's whole batch."""
     PRINCIPAL.get().require_unbound()
     sent = await form(request)
     if unknown := sent.keys() - FIELDS:
@@ -49,12 +49,12 @@ async def upload(request: web.Request) -> web.Response:
         raise InvalidInput(
             "expected a form (multipart/form-data) with a file in the field `file`", param="file"
         )
-    purpose = converted(sent, "purpose", OpenAIUploadFile)
+    purpose = convert_field(sent, "purpose", OpenAIUploadFile)
     expires_s = None
     if EXPIRES & sent.keys():
         if sent.get("expires_after[anchor]") != "created_at":
             raise InvalidInput("expires_after.anchor must be created_at", param="expires_after.anchor")
-        expires_s = seconds(sent.get("expires_after[seconds]"))
+        expires_s = convert_seconds(sent.get("expires_after[seconds]"))
     with file.file:
         content = await asyncio.to_thread(file.file.read)
     most = request.app[CONFIG].limits.document_bytes_max
@@ -65,7 +65,7 @@ async def upload(request: web.Request) -> web.Response:
     return answer(body_of(kept))
 
 
-async def listed(request: web.Request) -> web.Response:
+async def list_files(request: web.Request) -> web.Response:
     PRINCIPAL.get().require_unbound()
     limit = query_int(request, "limit", LISTED_MAX, least=1, most=LISTED_MAX)
     newest_first = order_of(request, default="desc") == "desc"
@@ -83,24 +83,24 @@ async def listed(request: web.Request) -> web.Response:
     return answer(OpenAIFileList(page, *ends([one.id for one in page]), has_more=len(found) > limit))
 
 
-async def shown(request: web.Request) -> web.Response:
+async def show_file(request: web.Request) -> web.Response:
     PRINCIPAL.get().require_unbound()
     found = await asyncio.to_thread(request.app[UPLOADS].find, request.match_info["file"])
     return answer(body_of(found))
 
 
-async def content(request: web.Request) -> web.Response:
+async def show_content(request: web.Request) -> web.Response:
     PRINCIPAL.get().require_unbound()
     found, raw = await asyncio.to_thread(request.app[UPLOADS].read, request.match_info["file"])
     request[HELD].answer(found.bytes)
     return web.Response(body=raw, content_type="application/octet-stream")
 
 
-async def deleted(request: web.Request) -> web.Response:
+async def delete_file(request: web.Request) -> web.Response:
     PRINCIPAL.get().require_unbound()
     app, file_id = request.app, request.match_info["file"]
     gone = await asyncio.to_thread(app[UPLOADS].remove, file_id)
-    # Only what has the id of a file: any other document is not ours to delete from every collection.
+    # Only ids of files: other documents must not be deleted from every collection.
     if ID.fullmatch(file_id):
         gone = await delete_documents(app, file_id) or gone
     if not gone:
@@ -108,11 +108,11 @@ async def deleted(request: web.Request) -> web.Response:
     return answer(OpenAIFileDeleted(file_id))
 
 
-PASSES_MAX = 3  # over the collections, if some are renamed under a deletion
+PASSES_MAX = 3  # over the collections, if some are renamed during a deletion
 
 
 async def delete_documents(app: web.Application, file_id: str) -> bool:
-    """Delete the documents of a file from all collections that the caller sees. Returns whether there was one."""
+    """Delete the documents of a file from all collections that the caller sees. Returns whether there were any."""
     catalog, caller = app[CATALOG], PRINCIPAL.get()
     found = False
     for _ in range(PASSES_MAX):
@@ -122,7 +122,7 @@ async def delete_documents(app: web.Application, file_id: str) -> bool:
             try:
                 if caller.sees(name, aliases) and await asyncio.to_thread(holds, collection, file_id):
                     found = bool((await remove(app, collection, [file_id])).deleted) or found
-            except NotFound:  # deleted, or renamed: then its documents are under the new name
+            except NotFound:  # deleted or renamed; the next pass sees the new name
                 missed = True
         if not missed:
             break
@@ -137,8 +137,8 @@ def body_of(upload: Upload) -> OpenAIFile:
     return msgspec.convert(upload, OpenAIFile, from_attributes=True)
 
 
-def converted(sent: Mapping[str, Any], name: str, kind: type[msgspec.Struct]) -> str:
-    """A text of the form as the wire type says. Raises InvalidInput naming it."""
+def convert_field(sent: Mapping[str, Any], name: str, kind: type[msgspec.Struct]) -> str:
+    """Return a text field of the form, checked against the wire type. Raises InvalidInput naming the field."""
     declared = next(one.type for one in msgspec.structs.fields(kind) if one.name == name)
     try:
         return str(msgspec.convert(sent.get(name), declared))
@@ -146,7 +146,7 @@ def converted(sent: Mapping[str, Any], name: str, kind: type[msgspec.Struct]) ->
         raise InvalidInput(f"{name}: {error}", param=name) from None
 
 
-def seconds(text: object) -> int:
+def convert_seconds(text: object) -> int:
     try:
         return int(msgspec.convert(text, ExpiresSeconds, strict=False))
     except msgspec.ValidationError as error:
@@ -154,7 +154,7 @@ def seconds(text: object) -> int:
 
 
 def name_of(path: str) -> str:
-    """The last part of what the client calls the file. Raises InvalidInput."""
+    """Return the file name from the path that the client sent. Raises InvalidInput."""
     name = unicode_of(PurePosixPath(path.replace("\\", "/")).name)
     if not name or len(name) > NAME_CHARS_MAX or not name.isprintable():
         raise InvalidInput(
@@ -165,7 +165,7 @@ def name_of(path: str) -> str:
 
 
 def unicode_of(text: str) -> str:
-    """Without what stands for bytes that are no UTF-8, which no answer could hold."""
+    """Replace surrogates, which stand for bytes that are not UTF-8 and cannot be encoded in an answer."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -177,5 +177,5 @@ def order_of(request: web.Request, *, default: str) -> str:
 
 
 def ends(ids: list[str]) -> tuple[str | None, str | None]:
-    """The first and the last id of a page."""
+    """Return the first and the last id of a page."""
     return (ids[0], ids[-1]) if ids else (None, None)

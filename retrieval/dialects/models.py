@@ -1,5 +1,5 @@
-"""The models that clients may name: those exported, the aliases that the configuration gives them, and the names under
-which other servers know the same model."""
+"""The models that clients may name: exported models, their configured aliases, and the names that other servers use for
+the same model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retrieval.embedding.models import MANIFEST, Manifest
 from retrieval.handlers.error_shapes import ModelNotFound
 from retrieval.handlers.state import CONFIG, EMBEDDERS
 
-# Ollama's tags of the 22M model (33m and l12-v2 are another one), and its name on Hugging Face.
+# Ollama's tags of the 22M model (33m and l12-v2 are another model), and its name on Hugging Face.
 USUAL_NAMES = dict.fromkeys(
     (
         "all-minilm",
@@ -28,8 +28,8 @@ USUAL_NAMES = dict.fromkeys(
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """A name, the exported model it stands for (itself, where it is no alias), and when that was exported."""
+class NamedModel:
+    """A name, the exported model it refers to (itself if it is not an alias), and when that model was exported."""
 
     name: str
     model: str
@@ -38,40 +38,40 @@ class Listed:
 
 
 def model_of(app: web.Application, name: str) -> str:
-    """What a configured alias stands for, or a usual name that no exported model has; any other name stands for itself.
-    Nothing says that it exists."""
+    """Resolve a configured alias, or a usual name that no exported model has; return any other name unchanged. The
+    model may not exist."""
     if (configured := app[CONFIG].models.aliases.get(name)) is not None:
         return configured
     usual = USUAL_NAMES.get(name)
     return usual if usual is not None and not app[EMBEDDERS].is_exported(name) else name
 
 
-async def list_models(app: web.Application) -> list[Listed]:
-    """Every exported model and every name of one, by name. An alias of what is not there is left out."""
-    return await asyncio.to_thread(lambda: [found(app, name) for name in known_names(app)])
+async def list_models(app: web.Application) -> list[NamedModel]:
+    """List every exported model and alias, sorted by name, without aliases of models that do not exist."""
+    return await asyncio.to_thread(lambda: [read_model(app, name) for name in known_names(app)])
 
 
-async def find_model(app: web.Application, name: str) -> Listed:
-    """What a name stands for. Raises ModelNotFound."""
+async def find_model(app: web.Application, name: str) -> NamedModel:
+    """Find the model with this name or alias. Raises ModelNotFound."""
 
-    def work() -> Listed:
+    def work() -> NamedModel:
         known = known_names(app)
         if name not in known:
             raise ModelNotFound(name, known)
-        return found(app, name)
+        return read_model(app, name)
 
     return await asyncio.to_thread(work)
 
 
 def known_names(app: web.Application) -> list[str]:
-    """Reads the folder of models: call it on a thread."""
+    """Return all names that clients may use, sorted. Reads the models folder: call it on a thread."""
     exported = app[EMBEDDERS].names()
     names = {*exported, *app[CONFIG].models.aliases, *USUAL_NAMES}
     return sorted(name for name in names if model_of(app, name) in exported)
 
 
-def found(app: web.Application, name: str) -> Listed:
+def read_model(app: web.Application, name: str) -> NamedModel:
     model = model_of(app, name)
     path = Path(app[CONFIG].models.folder) / model / MANIFEST
     exported = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-    return Listed(name, model, app[EMBEDDERS].manifest(model), exported)
+    return NamedModel(name, model, app[EMBEDDERS].manifest(model), exported)

@@ -1,8 +1,8 @@
 """Ollama's dialect: POST /api/embed, /api/embeddings and /api/show, GET /api/tags and /api/version.
 
-`m` and `m:latest` name the same model. `keep_alive` and `options` are accepted and do nothing: models stay loaded, and
-a text is cut where the model's window ends, whatever `options.num_ctx` says. Texts get the model's prefix for
-documents. Unknown fields are ignored, as Ollama does. What was cut is listed in `truncated`, which is ours.
+`m` and `m:latest` name the same model. `keep_alive` and `options` are accepted and ignored: models stay loaded, and a
+text is cut where the model's window ends, regardless of `options.num_ctx`. Texts get the model's prefix for documents.
+Unknown fields are ignored, as Ollama does. `truncated`, which is ours, lists the texts that were cut.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from retrieval.base.version import VERSION
 from retrieval.dialects.embedding import (
     VectorJson,
     as_numbers,
-    bounded,
+    check_texts,
     embed,
+    encode_json,
     open_model,
-    written,
 )
-from retrieval.dialects.models import Listed, find_model, list_models
+from retrieval.dialects.models import NamedModel, find_model, list_models
 from retrieval.embedding.models import Manifest
 from retrieval.handlers.state import CONFIG, ENTRY
 from retrieval.handlers.wire import answer, body, json_answer
@@ -65,7 +65,7 @@ class OllamaEmbedding(msgspec.Struct):
 
 class OllamaShow(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
-    name: str = ""  # what older clients call it
+    name: str = ""  # the field of older clients
     verbose: bool | None = None
 
 
@@ -113,51 +113,51 @@ async def embed_texts(request: web.Request) -> web.Response:
     wanted = await body(request, OllamaEmbed)
     given = wanted.input or []
     texts = [given] if isinstance(given, str) else given
-    bounded(texts, request, param="input")
-    embedder = await open_model(request, listed_name(request.app, wanted.model))
+    check_texts(texts, request, param="input")
+    embedder = await open_model(request, resolve_name(request.app, wanted.model))
     load_ns = time.perf_counter_ns() - started
-    if not texts:  # only asks for the model to be loaded
+    if not texts:  # a request without texts only loads the model
         return answer(OllamaEmbedded(wanted.model, []))
-    answered = await embed(
+    result = await embed(
         embedder,
         texts,
         request[ENTRY],
         kind="document",
         long="refuse" if wanted.truncate is False else "cut",
-        dimensions=wanted.dimensions or None,  # Go's clients send 0 for what was not said
+        dimensions=wanted.dimensions or None,  # Go clients send 0 for an unset value
     )
 
     def build() -> OllamaEmbedded:
         return OllamaEmbedded(
             model=wanted.model,
-            embeddings=as_numbers(answered.vectors()),
+            embeddings=as_numbers(result.vectors()),
             total_duration=time.perf_counter_ns() - started,
             load_duration=load_ns,
-            prompt_eval_count=answered.tokens,
-            truncated=answered.truncated,
+            prompt_eval_count=result.tokens,
+            truncated=result.truncated,
         )
 
-    return json_answer(await written(answered, build), answered.headers)
+    return json_answer(await encode_json(result, build), result.headers)
 
 
 async def embed_prompt(request: web.Request) -> web.Response:
-    """The older form: one text, one vector."""
+    """Embed one text, in the older form of the API."""
     wanted = await body(request, OllamaEmbeddings)
-    embedder = await open_model(request, listed_name(request.app, wanted.model))
+    embedder = await open_model(request, resolve_name(request.app, wanted.model))
     if not wanted.prompt:
         return answer(OllamaEmbedding(msgspec.Raw(b"[]")))
-    bounded([wanted.prompt], request, param="prompt")
-    answered = await embed(embedder, [wanted.prompt], request[ENTRY], kind="document", long="cut")
-    return answer(OllamaEmbedding(as_numbers(answered.vectors())[0]), headers=answered.headers)
+    check_texts([wanted.prompt], request, param="prompt")
+    result = await embed(embedder, [wanted.prompt], request[ENTRY], kind="document", long="cut")
+    return answer(OllamaEmbedding(as_numbers(result.vectors())[0]), headers=result.headers)
 
 
-async def tags(request: web.Request) -> web.Response:
+async def list_tags(request: web.Request) -> web.Response:
     return answer(OllamaTags([entry_of(listed) for listed in await list_models(request.app)]))
 
 
-async def show(request: web.Request) -> web.Response:
+async def show_model(request: web.Request) -> web.Response:
     wanted = await body(request, OllamaShow)
-    listed = await find_model(request.app, listed_name(request.app, wanted.model or wanted.name))
+    listed = await find_model(request.app, resolve_name(request.app, wanted.model or wanted.name))
     details = details_of(listed.manifest)
     return answer(
         OllamaShown(
@@ -172,12 +172,13 @@ async def show(request: web.Request) -> web.Response:
     )
 
 
-async def version(request: web.Request) -> web.Response:
+async def show_version(request: web.Request) -> web.Response:
     return answer(OllamaVersion(VERSION))
 
 
-def listed_name(app: web.Application, name: str) -> str:
-    """The alias or exported model that is meant, whether or not `:latest` is said. Raises InvalidInput for none."""
+def resolve_name(app: web.Application, name: str) -> str:
+    """Return the alias or exported model for a name with or without `:latest`. Raises InvalidInput for an empty
+    name."""
     if not name:
         raise InvalidInput("model is required", param="model")
     bare = name.removesuffix(LATEST)
@@ -185,7 +186,7 @@ def listed_name(app: web.Application, name: str) -> str:
     return next((alias for alias in (name, bare, bare + LATEST) if alias in aliases), bare)
 
 
-def entry_of(listed: Listed) -> OllamaModel:
+def entry_of(listed: NamedModel) -> OllamaModel:
     manifest = listed.manifest
     name = listed.name if ":" in listed.name else listed.name + LATEST
     return OllamaModel(
@@ -206,14 +207,14 @@ def details_of(manifest: Manifest) -> OllamaDetails:
         format="onnx",
         family=family,
         families=[family],
-        parameter_size=UNKNOWN,  # manifests do not say
+        parameter_size=UNKNOWN,  # not in the manifest
         quantization_level=manifest.quantisation.partition(":")[0].upper(),
         context_length=manifest.tokens_max,
         embedding_length=manifest.dimensions,
     )
 
 
-def info_of(listed: Listed, family: str) -> dict[str, Any]:
+def info_of(listed: NamedModel, family: str) -> dict[str, Any]:
     manifest = listed.manifest
     return {
         "general.architecture": family,

@@ -1,8 +1,8 @@
 """OpenAI's dialect: POST /v1/embeddings, GET /v1/models, GET /v1/models/{model}.
 
 Two fields are ours: `input_type` picks the model's prefix for queries or for documents, `long_inputs` says what
-happens to a text longer than the model reads. Whatever was cut is listed in the answer's `truncated`. Token ids are
-those of `cl100k_base`, which LangChain sends by default, and are read as the text they stand for.
+happens to a text longer than the model reads. The answer's `truncated` lists the texts that were cut. Token ids are
+those of `cl100k_base`, which LangChain sends by default, and are decoded to text.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from retrieval.dialects.embedding import (
     Inputs,
     as_base64,
     as_numbers,
-    bounded,
+    check_texts,
     embed,
+    encode_json,
     open_model,
-    written,
 )
-from retrieval.dialects.models import Listed, find_model, list_models
+from retrieval.dialects.models import NamedModel, find_model, list_models
 from retrieval.dialects.token_ids import sequences, texts_of_cl100k_ids
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Long
@@ -32,7 +32,7 @@ from retrieval.handlers.state import CONFIG, ENTRY, HELD
 from retrieval.handlers.wire import answer, body, json_answer
 from retrieval.wire.search import NonEmpty, Request
 
-INPUTS_MAX = 2048  # OpenAI's own limit, which clients split their texts by
+INPUTS_MAX = 2048  # OpenAI's own limit; clients split their texts accordingly
 OWNER = "nearline"
 LONG: dict[str, Long] = {"truncate": "cut", "windows": "windows", "error": "refuse"}
 NumbersOrBase64 = Annotated[
@@ -71,8 +71,8 @@ class OpenAIEmbeddingList(msgspec.Struct, tag_field="object", tag="list"):
 
 
 class OpenAIModel(msgspec.Struct, tag_field="object", tag="model"):
-    """`root` is the exported model behind the name, as vLLM reports it. `languages` are BCP 47 codes of those it reads,
-    null if it does not say."""
+    """`root` is the exported model behind the name, as vLLM reports it. `languages` are the BCP 47 codes of the
+    languages it reads, null if unknown."""
 
     id: str
     created: int
@@ -88,7 +88,7 @@ class OpenAIModelList(msgspec.Struct, tag_field="object", tag="list"):
 async def embeddings(request: web.Request) -> web.Response:
     wanted = await body(request, OpenAIEmbeddingRequest)
     texts = await texts_of(request, wanted.input)
-    answered = await embed(
+    result = await embed(
         await open_model(request, wanted.model),
         texts,
         request[ENTRY],
@@ -99,11 +99,11 @@ async def embeddings(request: web.Request) -> web.Response:
     encode = as_base64 if wanted.encoding_format == "base64" else as_numbers
 
     def build() -> OpenAIEmbeddingList:
-        data = [OpenAIEmbedding(index, vector) for index, vector in enumerate(encode(answered.vectors()))]
-        usage = OpenAIUsage(answered.tokens, answered.tokens)
-        return OpenAIEmbeddingList(wanted.model, data, usage, answered.truncated)
+        data = [OpenAIEmbedding(index, vector) for index, vector in enumerate(encode(result.vectors()))]
+        usage = OpenAIUsage(result.tokens, result.tokens)
+        return OpenAIEmbeddingList(wanted.model, data, usage, result.truncated)
 
-    return json_answer(await written(answered, build), answered.headers)
+    return json_answer(await encode_json(result, build), result.headers)
 
 
 async def models(request: web.Request) -> web.Response:
@@ -115,8 +115,8 @@ async def model(request: web.Request) -> web.Response:
 
 
 async def texts_of(request: web.Request, given: Inputs) -> list[str]:
-    """The texts of `input`. Raises InvalidInput for no text, an empty one, an unknown token id or too many texts, and
-    TooLarge."""
+    """Return `input` as texts. Raises InvalidInput for no text, an empty one, an unknown token id or too many texts,
+    and TooLarge."""
     inputs = sequences(given, param="input")
     if not inputs:
         raise InvalidInput("input is empty, expected at least one text", param="input")
@@ -131,14 +131,14 @@ async def texts_of(request: web.Request, given: Inputs) -> list[str]:
     texts = [text for text in inputs if isinstance(text, str)]
     if len(texts) < len(inputs):
         request[HELD].token_ids(sum(len(one) for one in inputs if isinstance(one, list)))
-        bytes_max = request.app[CONFIG].server.body_bytes_max  # as much as could have come as text
+        bytes_max = request.app[CONFIG].server.body_bytes_max  # the same limit as for text
         texts = await run_abandonable(
             lambda on_step: texts_of_cl100k_ids(inputs, bytes_max=bytes_max, on_step=on_step)
         )
-    bounded(texts, request, param="input")
+    check_texts(texts, request, param="input")
     return texts
 
 
-def entry_of(listed: Listed) -> OpenAIModel:
+def entry_of(listed: NamedModel) -> OpenAIModel:
     exported = int(listed.exported.timestamp())
     return OpenAIModel(listed.name, exported, OWNER, listed.model, listed.manifest.languages)

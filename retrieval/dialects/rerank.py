@@ -1,8 +1,9 @@
-"""Rerank as others do: POST /rerank of Text Embeddings Inference, POST /v2/rerank of Cohere, and POST /v1/rerank of
-Jina, whose shape vLLM and Cohere's first version share.
+"""The rerank APIs of other servers: POST /rerank of Text Embeddings Inference, POST /v2/rerank of Cohere, and POST
+/v1/rerank of Jina, whose shape vLLM and Cohere's first version share.
 
-All order texts by what the configured cross-encoder says of them beside a query. Unknown fields are ignored, as
-they do. TEI's request names no model; the others name the configured one or an alias of it, which Jina's may leave out.
+Each ranks texts by the score that the configured cross-encoder gives them for a query. Unknown fields are ignored, as
+those servers do. TEI's requests name no model; Cohere's name the configured one or an alias of it; in Jina's the name
+is optional.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from aiohttp import web
 
 from indexes.base.errors import InvalidInput, TooLarge
 from indexes.base.model import Floats
-from retrieval.dialects.embedding import Direction, Texts, Words, bounded
+from retrieval.dialects.embedding import Direction, NonEmptyText, TextList, check_texts
 from retrieval.handlers.error_shapes import EmptyInput, ModelNotFound, NoReranker
 from retrieval.handlers.state import CONFIG, PIPELINE
 from retrieval.handlers.wire import answer, body
 from retrieval.search.reranking import PairsRead, Reranker, sigmoid
 
-SEARCH_UNIT_TEXTS = 100  # one of Cohere's units of billing is a query with up to so many documents
+SEARCH_UNIT_TEXTS = 100  # Cohere bills one unit for a query with up to this many documents
 
 
 TopN = Annotated[int | None, msgspec.Meta(extra_json_schema={"minimum": 1})]
 
 
 class TeiRerank(msgspec.Struct, frozen=True, kw_only=True):
-    query: Words
-    texts: Texts
+    query: NonEmptyText
+    texts: TextList
     truncate: bool | None = None
     truncation_direction: Direction = None
     raw_scores: bool = False
@@ -38,7 +39,7 @@ class TeiRerank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TeiRank(msgspec.Struct, omit_defaults=True):
-    """`score` is between 0 and 1, or with `raw_scores` what the model says: at 0 the odds are even."""
+    """`score` is between 0 and 1, or with `raw_scores` the model's logit, where 0 means even odds."""
 
     index: int
     score: float
@@ -49,8 +50,8 @@ class CohereRerank(msgspec.Struct, frozen=True, kw_only=True):
     """`max_tokens_per_doc` is ignored: the model's own window is shorter."""
 
     model: str
-    query: Words
-    documents: Texts
+    query: NonEmptyText
+    documents: TextList
     top_n: TopN = None
     max_tokens_per_doc: int | None = None
 
@@ -84,10 +85,10 @@ class JinaText(msgspec.Struct):
 
 
 class JinaRerank(msgspec.Struct, frozen=True, kw_only=True):
-    """A document is a text, or an object that holds one. `max_chunks_per_doc` and `max_tokens_per_doc` are ignored: a
+    """A document is a text or an object with a text. `max_chunks_per_doc` and `max_tokens_per_doc` are ignored: a
     document is cut where the model's window ends."""
 
-    query: Words
+    query: NonEmptyText
     documents: Annotated[list[str | JinaText], msgspec.Meta(extra_json_schema={"minItems": 1})]
     model: str | None = None
     top_n: TopN = None
@@ -108,7 +109,7 @@ class JinaUsage(msgspec.Struct):
 
 
 class JinaReranked(msgspec.Struct, tag_field="object", tag="list"):
-    """`usage` counts the tokens that the model read, the query once for each document."""
+    """`usage` counts the tokens that the model read; the query counts once per document."""
 
     id: str
     model: str
@@ -130,7 +131,7 @@ async def tei_rerank(request: web.Request) -> web.Response:
     shown = scores if wanted.raw_scores else sigmoid(scores)
     ranked = [
         TeiRank(at, float(shown[at]), wanted.texts[at] if wanted.return_text else None)
-        for at in best_first(scores)
+        for at in rank_by_score(scores)
     ]
     return answer(ranked, headers={"x-compute-type": "cpu", "x-model": reranker.manifest.name})
 
@@ -141,12 +142,12 @@ async def cohere_rerank(request: web.Request) -> web.Response:
     check_top_n(wanted.top_n)
     scores, _ = await read_pairs(request, wanted.query, wanted.documents, param="documents")
     shown = sigmoid(scores)
-    results = [CohereResult(at, float(shown[at])) for at in best_first(scores)[: wanted.top_n]]
+    results = [CohereResult(at, float(shown[at])) for at in rank_by_score(scores)[: wanted.top_n]]
     return answer(CohereReranked(str(uuid.uuid4()), results, meta_of(len(scores), "2")))
 
 
 async def jina_rerank(request: web.Request) -> web.Response:
-    """Documents are part of the answer unless `return_documents` is false, as Jina does."""
+    """Rank documents as Jina does: the answer includes them unless `return_documents` is false."""
     wanted = await body(request, JinaRerank)
     reranker = named_reranker(request, wanted.model)
     check_top_n(wanted.top_n)
@@ -156,7 +157,7 @@ async def jina_rerank(request: web.Request) -> web.Response:
     with_texts = wanted.return_documents is not False
     results = [
         JinaResult(at, float(shown[at]), JinaText(texts[at]) if with_texts else None)
-        for at in best_first(scores)[: wanted.top_n]
+        for at in rank_by_score(scores)[: wanted.top_n]
     ]
     return answer(
         JinaReranked(
@@ -170,7 +171,7 @@ async def jina_rerank(request: web.Request) -> web.Response:
 
 
 def named_reranker(request: web.Request, model: str | None) -> Reranker:
-    """The reranker, which a request may also leave unnamed. Raises ModelNotFound for another name."""
+    """Return the reranker of this name, or the configured one for None. Raises ModelNotFound for any other name."""
     reranker = reranker_of(request)
     name = reranker.manifest.name
     if model is not None and request.app[CONFIG].models.aliases.get(model, model) != name:
@@ -188,7 +189,7 @@ def meta_of(texts: int, version: str) -> CohereMeta:
 
 
 def reranker_of(request: web.Request) -> Reranker:
-    """Raises NoReranker where none is configured, Unavailable where it could not be loaded."""
+    """Return the configured reranker. Raises NoReranker if there is none, Unavailable if it could not be loaded."""
     if not request.app[CONFIG].rerank.model:
         raise NoReranker
     return request.app[PIPELINE].reranker
@@ -197,7 +198,7 @@ def reranker_of(request: web.Request) -> Reranker:
 async def read_pairs(
     request: web.Request, query: str, texts: list[str], *, param: str, refuse: bool = False
 ) -> PairsRead:
-    """Have the model read each text beside the query. Raises EmptyInput, TooLarge, and with `refuse` TooLong."""
+    """Score each text for the query. Raises EmptyInput, TooLarge, and with `refuse` TooLong."""
     limits = request.app[CONFIG].limits
     if not texts:
         raise EmptyInput(f"`{param}` cannot be empty", param=param)
@@ -207,11 +208,11 @@ async def read_pairs(
         raise TooLarge(
             f"query has {len(query)} characters, at most {limits.query_chars_max} are allowed", param="query"
         )
-    bounded(texts, request, param=param)
+    check_texts(texts, request, param=param)
     return await request.app[PIPELINE].score_texts(query, texts, refuse=refuse)
 
 
-def best_first(scores: Floats) -> list[int]:
-    """Positions by descending score, ties in the order of the request."""
+def rank_by_score(scores: Floats) -> list[int]:
+    """Return positions by descending score; ties stay in the order of the request."""
     order: list[int] = np.argsort(-scores, kind="stable").tolist()
     return order

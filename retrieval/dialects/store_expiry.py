@@ -1,8 +1,8 @@
-"""Vector stores that expire: one that was not used for the days that its `expires_after` names is deleted.
+"""Deletes vector stores that were not used for the days in their `expires_after`.
 
-Use is any request to the collection but a GET, in OpenAI's dialect or in ours: a search, a listing that follows a
-cursor, a write. It is noted in memory, and kept beside the collection (`Details.used_at`) with each look, so a kill
-loses some minutes of it. Only stores that were given an expiry are ever deleted.
+Every request to the collection except GET counts as use, in OpenAI's dialect or in ours: a search, a scroll, a write.
+Uses are noted in memory and saved at each check (`StoreDetails.used_at`), so a kill loses the last few minutes. Only
+stores with an expiry are ever deleted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiohttp import web
 
 from indexes.base.errors import NearlineError
 from indexes.collection.collection import Collection
-from retrieval.dialects.vector_stores import DAY_S, Details, change_details, details_of, last_written_s
+from retrieval.dialects.vector_stores import DAY_S, StoreDetails, change_details, last_written_s, read_details
 from retrieval.handlers.collections import remove
 from retrieval.handlers.state import CATALOG, USED
 
@@ -25,15 +25,15 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 600.0
 
 
-async def keep_expiring(app: web.Application) -> None:
-    """Every so often, for ever."""
+async def delete_expired_regularly(app: web.Application) -> None:
+    """Delete expired stores every LOOK_EVERY_S until cancelled."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
         await delete_expired(app, time.time())
 
 
 async def delete_expired(app: web.Application, now: float) -> None:
-    """Delete each store whose time has come. One that cannot be deleted now is tried again with the next look."""
+    """Delete each expired store. A store that cannot be deleted is tried again at the next check."""
     noted = app[USED]
     used = noted.copy()
     noted.clear()
@@ -50,12 +50,13 @@ async def delete_expired(app: web.Application, now: float) -> None:
 
 
 def is_due(collection: Collection, used_at: int, now: float) -> bool:
-    """Keeps `used_at`, seconds since 1970, where it is news. Reads and writes the disk: for a thread."""
-    days = details_of(collection).expires_days
+    """Save `used_at`, in seconds since 1970, if newer, and return whether the store has expired. Reads and writes the
+    disk: call it on a thread."""
+    days = read_details(collection).expires_days
     if days is None:
         return False
 
-    def note(details: Details) -> Details:
+    def note(details: StoreDetails) -> StoreDetails:
         return msgspec.structs.replace(details, used_at=used_at) if used_at > details.used_at else details
 
     kept = change_details(collection, note)

@@ -1,11 +1,11 @@
 """The dialect of Text Embeddings Inference: POST /embed and /similarity, GET /info, GET /health; and POST /, to which
 `huggingface_hub.InferenceClient` sends its `feature_extraction`.
 
-A request names no model: the default one answers. `prompt_name` picks the model's prefix; without it texts get the
-prefix for documents. Token ids are the model's own, and read as the text they stand for. Fields nobody knows are
-ignored, as TEI does.
+Requests do not name a model; the default one is used. `prompt_name` picks the model's prefix; without it, texts get the
+prefix for documents. Token ids are those of the model's tokenizer and are decoded to text. Unknown fields are ignored,
+as TEI does.
 
-POST /embed_all is always refused, saying why: the graphs pool inside, and give the vector of a text, not of its tokens.
+POST /embed_all is always refused: the models pool within their graphs, so there are no vectors of single tokens.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from indexes.base.errors import InvalidInput, NotReady, TooLarge
 from retrieval.base.cancellation import run_abandonable
 from retrieval.base.version import VERSION
 from retrieval.dialects.embedding import (
-    Answered,
     Dimensions,
     Direction,
+    EmbedResult,
     Inputs,
-    Words,
+    NonEmptyText,
     as_numbers,
-    bounded,
+    check_texts,
     embed,
+    encode_json,
     open_model,
-    written,
 )
-from retrieval.dialects.models import Listed, list_models, model_of
+from retrieval.dialects.models import NamedModel, list_models, model_of
 from retrieval.dialects.token_ids import sequences, texts_of_ids
 from retrieval.embedding.embedders import Embedder
 from retrieval.embedding.models import Kind
@@ -42,7 +42,7 @@ from retrieval.handlers.wire import answer, body, json_answer
 
 PROMPTS: dict[str, Kind] = {"document": "document", "passage": "document", "query": "query"}
 PromptName = Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": [*PROMPTS, None]})]
-POOLING = {"last": "last_token"}  # TEI's words where ours differ
+POOLING = {"last": "last_token"}  # TEI's terms where ours differ
 
 
 class TeiEmbed(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +55,8 @@ class TeiEmbed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TeiSentences(msgspec.Struct, frozen=True):
-    source_sentence: Words
-    sentences: Annotated[list[Words], msgspec.Meta(extra_json_schema={"minItems": 1})]
+    source_sentence: NonEmptyText
+    sentences: Annotated[list[NonEmptyText], msgspec.Meta(extra_json_schema={"minItems": 1})]
 
 
 class TeiSimilarityParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +79,8 @@ class TeiModelType(msgspec.Struct):
 
 
 class ServedModel(msgspec.Struct):
-    """`languages` are BCP 47 codes of those it reads, null if it does not say. `variant` is the graph that runs,
-    `refused` says why others do not; both are null for a model that is not in use yet."""
+    """`languages` are the BCP 47 codes of the languages it reads, null if unknown. `variant` is the graph in use,
+    `refused` says why others are not; both are null until the model is loaded."""
 
     name: str
     fingerprint: str
@@ -124,21 +124,21 @@ async def embed_inputs(request: web.Request) -> web.Response:
     check_direction(wanted.truncation_direction)
     embedder = await open_model(request, request.app[CONFIG].models.default)
     texts = await texts_of(request, embedder, wanted.inputs)
-    answered = await embed(
+    result = await embed(
         embedder,
         texts,
         request[ENTRY],
         kind=kind,
         long="refuse" if wanted.truncate is False else "cut",
         dimensions=wanted.dimensions,
-        normalise=wanted.normalize is not False,
+        normalize=wanted.normalize is not False,
     )
-    content = await written(answered, lambda: as_numbers(answered.vectors()))
-    return json_answer(content, {**answered.headers, **compute_headers(answered, texts)})
+    content = await encode_json(result, lambda: as_numbers(result.vectors()))
+    return json_answer(content, {**result.headers, **compute_headers(result, texts)})
 
 
 async def similarity(request: web.Request) -> web.Response:
-    """The cosine of the source sentence with each of the others."""
+    """Return the cosine similarity of the source sentence to each of the others."""
     wanted = await body(request, TeiSimilarity)
     options = wanted.parameters or TeiSimilarityParameters()
     kind = kind_of(options.prompt_name)
@@ -147,17 +147,15 @@ async def similarity(request: web.Request) -> web.Response:
         raise EmptyInput("`inputs.sentences` cannot be empty", param="inputs.sentences")
     embedder = await open_model(request, request.app[CONFIG].models.default)
     texts = await texts_of(request, embedder, [wanted.inputs.source_sentence, *wanted.inputs.sentences])
-    answered = await embed(
+    result = await embed(
         embedder, texts, request[ENTRY], kind=kind, long="refuse" if options.truncate is False else "cut"
     )
 
     def build() -> list[float]:
-        source, *others = answered.vectors()
+        source, *others = result.vectors()
         return [float(np.clip(source @ one, -1, 1)) for one in others]
 
-    return json_answer(
-        await written(answered, build), {**answered.headers, **compute_headers(answered, texts)}
-    )
+    return json_answer(await encode_json(result, build), {**result.headers, **compute_headers(result, texts)})
 
 
 async def embed_all(request: web.Request) -> web.Response:
@@ -167,7 +165,8 @@ async def embed_all(request: web.Request) -> web.Response:
 
 
 async def health(request: web.Request) -> web.Response:
-    """200 without a body while texts can be embedded, 503 otherwise. Tries to load nothing: a probe must be cheap."""
+    """Answer 200 without a body while texts can be embedded, 503 otherwise. It never loads a model: a probe must be
+    cheap."""
     app, default = request.app, request.app[CONFIG].models.default
     if not app[READY]["ready"]:
         raise NotReady("unhealthy: the service is opening or closing")
@@ -192,7 +191,7 @@ async def info(request: web.Request) -> web.Response:
             model_dtype=manifest.quantisation.partition(":")[0],
             served_model_name=config.models.default,
             model_type=TeiModelType(TeiEmbeddingModel(POOLING.get(manifest.pooling, manifest.pooling))),
-            # Nearline bounds the tokens that wait, not the requests: so many of full length find room.
+            # Nearline bounds queued tokens, not requests; this many texts of full length fit.
             max_concurrent_requests=max(1, config.embedding.queue_tokens_max // tokens),
             max_input_length=tokens,
             max_batch_tokens=texts * tokens,
@@ -206,7 +205,7 @@ async def info(request: web.Request) -> web.Response:
     )
 
 
-def served_model(listed: Listed, loaded: Embedder | None) -> ServedModel:
+def served_model(listed: NamedModel, loaded: Embedder | None) -> ServedModel:
     manifest, encoder = listed.manifest, loaded.encoder if loaded else None
     return ServedModel(
         name=listed.model,
@@ -220,7 +219,7 @@ def served_model(listed: Listed, loaded: Embedder | None) -> ServedModel:
 
 
 def check_direction(direction: str | None) -> None:
-    """Raises InvalidInput for all but the right."""
+    """Raise InvalidInput unless texts are cut at their right end."""
     if (direction or "right").lower() != "right":
         raise InvalidInput(
             "`truncation_direction` must be `right`: texts are cut at their end", param="truncation_direction"
@@ -239,7 +238,8 @@ def kind_of(prompt: str | None) -> Kind:
 
 
 async def texts_of(request: web.Request, embedder: Embedder, inputs: Inputs) -> list[str]:
-    """The texts of `inputs`: a text, token ids, or a list of either. Raises EmptyInput, TooLarge or InvalidInput."""
+    """Return `inputs` as texts: they are a text, token ids, or a list of either. Raises EmptyInput, TooLarge or
+    InvalidInput."""
     batch = sequences(inputs, param="inputs")
     config = request.app[CONFIG]
     most = config.limits.texts_per_request_max
@@ -251,23 +251,23 @@ async def texts_of(request: web.Request, embedder: Embedder, inputs: Inputs) -> 
     if len(texts) < len(batch):
         request[HELD].token_ids(sum(len(one) for one in batch if isinstance(one, list)))
         texts = await run_abandonable(partial(texts_of_ids, embedder.encoder.tokenizers, batch))
-    bounded(texts, request, param="inputs")
+    check_texts(texts, request, param="inputs")
     return texts
 
 
-def compute_headers(answered: Answered, texts: list[str]) -> dict[str, str]:
-    """What TEI says of its work, in whole milliseconds."""
-    embedded = answered.embedded
+def compute_headers(result: EmbedResult, texts: list[str]) -> dict[str, str]:
+    """Return the headers in which TEI reports its work; times are whole milliseconds."""
+    embedded = result.embedded
     stages = {
-        "x-compute-time": answered.embed_s,
-        "x-total-time": answered.embed_s,
+        "x-compute-time": result.embed_s,
+        "x-total-time": result.embed_s,
         "x-tokenization-time": embedded.tokenize_s,
         "x-queue-time": embedded.queue_s,
         "x-inference-time": embedded.run_s,
     }
     return {
         "x-compute-type": "cpu",
-        "x-compute-tokens": str(answered.tokens),
+        "x-compute-tokens": str(result.tokens),
         "x-compute-characters": str(sum(map(len, texts))),
         **{name: str(round(seconds * 1000)) for name, seconds in stages.items()},
     }

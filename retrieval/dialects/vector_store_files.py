@@ -1,12 +1,12 @@
-"""Files of OpenAI's vector stores, which are documents of the collection, whoever wrote them.
+"""Files of OpenAI's vector stores, which are the documents of the collection, however they were written.
 
 POST, GET /v1/vector_stores/{collection}/files, GET, POST, DELETE .../files/{file}, GET .../files/{file}/content.
 
-A file is attached, embedded and searchable when the request returns, so the status of each is `completed`. A file that
-cannot be attached is an error of its request; those of batches are counted (`file_batches`).
+A file is attached, embedded and searchable when the request returns, so its status is always `completed`. A file that
+cannot be attached fails its request; batches count such files instead (`file_batches`).
 
-`chunking_strategy` bounds passages in tokens of the collection's own model, which reads fewer of them than OpenAI's
-default asks for. So what was asked is the most; the answer says what was used.
+`chunking_strategy` bounds passages in tokens of the collection's own model. That model reads fewer than OpenAI's
+default size, so the requested size is a maximum; the answer has the size used.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ from retrieval.handlers.wire import answer, answer_from, body, collection_of, do
 from retrieval.wire.documents import SentDocument
 
 LISTED_MAX, LISTED = 100, 20
-OVERLAP_SHARE = 4  # passages share at most so large a part of their tokens
+OVERLAP_SHARE = 4  # overlaps are at most a quarter of a passage
 
 
-async def attached(request: web.Request) -> web.Response:
+async def attach_file(request: web.Request) -> web.Response:
     wanted = await body(request, OpenAIAttachFile)
     _, collection = collection_of(request)
-    passages = await attach(request.app, collection, wanted, request[ENTRY])
+    passages = await attach_upload(request.app, collection, wanted, request[ENTRY])
     used = OpenAIStaticChunking(static=OpenAIChunkSizes(passages.tokens_max, passages.overlap_tokens))
 
     def work() -> OpenAIStoreFile:
-        found = found_in(collection, wanted.file_id)
+        found = find_file(collection, wanted.file_id)
         found.chunking_strategy = used
         return found
 
     return await answer_from(work)
 
 
-async def attach(
+async def attach_upload(
     app: web.Application, collection: Collection, wanted: OpenAIAttachFile, entry: AdmittedRequest
 ) -> Passages:
-    """Write an uploaded file as a document: searchable when this returns. Returns how it was cut. Raises NotFound,
-    InvalidInput, and Forbidden for a key that reaches no uploads."""
+    """Write an uploaded file as a document, which is searchable on return, and return the passage settings used. Raises
+    NotFound, InvalidInput, and Forbidden for a key that may not use uploads."""
     PRINCIPAL.get().require_unbound()
     started = time.perf_counter()
     config = app[CONFIG]
@@ -79,7 +79,7 @@ async def attach(
     upload, content = await asyncio.to_thread(app[UPLOADS].read, wanted.file_id)
     text = await app[TEXTS].find(content, upload.filename, config.limits.document_bytes_max)
     stored = await asyncio.to_thread(collection.log.document, upload.id)
-    metadata = checked(wanted.attributes, upload.filename, app, stored.metadata if stored else {})
+    metadata = check_attributes(wanted.attributes, upload.filename, app, stored.metadata if stored else {})
     document = SentDocument(
         id=upload.id, text=text, title=upload.filename, metadata=msgspec.Raw(msgspec.json.encode(metadata))
     )
@@ -87,7 +87,7 @@ async def attach(
     result = await write_documents(collection, app[EMBEDDERS], [document], cut, entry)
     try:
         await asyncio.to_thread(app[UPLOADS].find, upload.id)
-    except NotFound:  # deleted since it was read, and so its documents, of which this one was not there yet
+    except NotFound:  # the upload was deleted, with its documents, before this one was written
         await remove(app, collection, [upload.id])
         raise
     app[TASKS].reindex_if_due(collection.name, collection)
@@ -96,8 +96,7 @@ async def attach(
 
 
 def passages_of(wanted: OpenAIAttachFile, usual: Passages, tokens_max: int) -> Passages:
-    """How a file is cut: as the request says, as far as the model's `tokens_max` go, else as usual. Raises
-    InvalidInput."""
+    """Return how to cut a file: as requested, within the model's `tokens_max`, else as usual. Raises InvalidInput."""
     chunking = wanted.chunking_strategy
     if not isinstance(chunking, OpenAIStaticChunking):
         return usual
@@ -113,7 +112,7 @@ def passages_of(wanted: OpenAIAttachFile, usual: Passages, tokens_max: int) -> P
 
 
 async def require_uploads(app: web.Application, file_ids: Sequence[str]) -> None:
-    """Raises NotFound before anything is written."""
+    """Raise NotFound for a missing upload, before anything is written."""
 
     def work() -> None:
         for one in file_ids:
@@ -122,8 +121,8 @@ async def require_uploads(app: web.Application, file_ids: Sequence[str]) -> None
     await asyncio.to_thread(work)
 
 
-async def listed(request: web.Request) -> web.Response:
-    """In the order in which they were written."""
+async def list_files(request: web.Request) -> web.Response:
+    """List files in the order in which they were written."""
     _, collection = collection_of(request)
     limit = query_int(request, "limit", LISTED, least=1, most=LISTED_MAX)
     if "order" in request.query and order_of(request, default="asc") != "asc":
@@ -136,10 +135,10 @@ async def listed(request: web.Request) -> web.Response:
 
     def work() -> OpenAIStoreFileList:
         page = Page([], None)
-        if status == "completed":  # as all of them are
+        if status == "completed":  # every file is
             position = 0 if after is None else position_of(collection, after)
             page = scrolling.page(collection, position, limit, condition=condition, bytes_max=bytes_max)
-        files = bodies(collection, page.documents)
+        files = file_bodies(collection, page.documents)
         return OpenAIStoreFileList(
             files, *ends([one.id for one in files]), has_more=page.following is not None
         )
@@ -148,36 +147,36 @@ async def listed(request: web.Request) -> web.Response:
 
 
 def position_of(collection: Collection, after: str) -> int:
-    """Where the page after a file begins. One that was deleted, as by a loop that deletes what it lists, has none: the
-    listing begins again, and what was before it is seen twice rather than what is behind it not at all."""
+    """Return the position after a file, or 0 if it was deleted, as by a loop that deletes what it lists: listing some
+    files twice is better than skipping the rest."""
     try:
         return document_of(collection, after).position
     except NotFound:
         return 0
 
 
-async def shown(request: web.Request) -> web.Response:
+async def show_file(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
-    return await answer_from(lambda: found_in(collection, request.match_info["file"]))
+    return await answer_from(lambda: find_file(collection, request.match_info["file"]))
 
 
-async def updated(request: web.Request) -> web.Response:
-    """All attributes are replaced; nothing is embedded again."""
+async def update_file(request: web.Request) -> web.Response:
+    """Replace all attributes of a file, without embedding it again."""
     wanted = await body(request, OpenAISetAttributes)
     _, collection = collection_of(request)
     file_id = request.match_info["file"]
 
     def change(stored: Upsert) -> Upsert:
-        metadata = checked(wanted.attributes, stored.title, request.app, stored.metadata)
+        metadata = check_attributes(wanted.attributes, stored.title, request.app, stored.metadata)
         return stored if metadata == stored.metadata else replace(stored, metadata=metadata)
 
     await asyncio.wrap_future(collection.change(file_id, change))
     request.app[TASKS].reindex_if_due(collection.name, collection)
-    return await answer_from(lambda: found_in(collection, file_id))
+    return await answer_from(lambda: find_file(collection, file_id))
 
 
-async def deleted(request: web.Request) -> web.Response:
-    """From this store; the upload stays, and can be attached again."""
+async def delete_file(request: web.Request) -> web.Response:
+    """Delete a file from this store. Its upload stays and can be attached again."""
     _, collection = collection_of(request)
     file_id = request.match_info["file"]
     if not (await remove(request.app, collection, [file_id])).deleted:
@@ -185,7 +184,7 @@ async def deleted(request: web.Request) -> web.Response:
     return answer(OpenAIStoreFileDeleted(file_id))
 
 
-async def content(request: web.Request) -> web.Response:
+async def show_content(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     file_id, held = request.match_info["file"], request[HELD]
 
@@ -200,12 +199,12 @@ async def content(request: web.Request) -> web.Response:
 # --- documents as files -------------------------------------------------------------------------------------------
 
 
-def found_in(collection: Collection, file_id: str) -> OpenAIStoreFile:
-    """Reads the log: for a thread. Raises NotFound."""
-    return bodies(collection, [document_of(collection, file_id)])[0]
+def find_file(collection: Collection, file_id: str) -> OpenAIStoreFile:
+    """Describe a document as a file. Reads the log: call it on a thread. Raises NotFound."""
+    return file_bodies(collection, [document_of(collection, file_id)])[0]
 
 
-def bodies(collection: Collection, found: Sequence[ScrolledDocument]) -> list[OpenAIStoreFile]:
+def file_bodies(collection: Collection, found: Sequence[ScrolledDocument]) -> list[OpenAIStoreFile]:
     documents = [one.document for one in found]
     written = scrolling.written_ms(collection, [one.seq for one in documents])
     return [
@@ -221,7 +220,8 @@ def bodies(collection: Collection, found: Sequence[ScrolledDocument]) -> list[Op
 
 
 def attributes_of(metadata: Metadata) -> Attributes:
-    """OpenAI knows no lists and no objects: values with one path become a text with commas between them."""
+    """Flatten metadata, because OpenAI has neither lists nor objects: values at the same path are joined with
+    commas."""
     found: dict[str, list[Scalar]] = {}
     for path, value in leaves(metadata):
         found.setdefault(path, []).append(value)
@@ -230,11 +230,11 @@ def attributes_of(metadata: Metadata) -> Attributes:
     }
 
 
-def checked(
+def check_attributes(
     attributes: Mapping[str, object] | None, title: str, app: web.Application, before: Metadata
 ) -> Metadata:
-    """As metadata. Whom the document was for `before`, it stays for, unless the attributes say otherwise: OpenAI knows
-    no lists, and sends one back as text. Raises InvalidInput and TooLarge naming the field."""
+    """Check attributes and return them as metadata. The `acl` of `before` is kept unless the attributes change it:
+    OpenAI has no lists, so its clients send back a list as text. Raises InvalidInput and TooLarge naming the field."""
     metadata = check_metadata(dict(attributes or {}), "attributes")
     if ACL in before and metadata.get(ACL) in (None, attributes_of(before).get(ACL)):
         metadata[ACL] = before[ACL]

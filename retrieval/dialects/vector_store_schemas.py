@@ -1,5 +1,5 @@
-"""The wire types of OpenAI's vector stores and files. Answers have the fields that its own clients read; in requests a
-null is no value, as gateways send all fields that they know."""
+"""The wire types of OpenAI's vector stores and files. Answers have the fields that its clients read; in requests, null
+means absent, because gateways send all fields that they know."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retrieval.wire.search import NonEmpty, Request
 Attributes = dict[str, str | int | float | bool]
 Purpose = Literal["assistants", "user_data"]
 ExpiresSeconds = Annotated[int, Meta(ge=3600, le=2_592_000)]
-# Of up to so many passages one search may ask, as OpenAI allows.
+# The range that OpenAI allows.
 MaxNumResults = Annotated[int, Meta(ge=1, le=50)]
 ChunkTokens = Annotated[int, Meta(ge=100, le=4096)]
 OverlapTokens = Annotated[int, Meta(ge=0, le=2048)]
@@ -22,17 +22,17 @@ Days = Annotated[int, Meta(ge=1, le=365)]
 Threshold = Annotated[float, Meta(ge=0, le=1)]
 StoreName = Annotated[str, Meta(max_length=256)]
 StoreMetadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
-QUERIES_MAX = 8  # of one search, run at the same time
+QUERIES_MAX = 8  # of one search; they run concurrently
 Queries = str | Annotated[list[str], Meta(min_length=1, max_length=QUERIES_MAX)]
 FileIds = Annotated[list[str], Meta(max_length=2000)]
 
 
 class OpenAIAutoChunking(Request, frozen=True, kw_only=True, tag_field="type", tag="auto"):
-    """Passages are cut as the service's settings say."""
+    """Passages are cut according to the service's settings."""
 
 
 class OpenAIChunkSizes(Request, frozen=True):
-    """In tokens of the collection's model. The overlap is at most half of the size."""
+    """Sizes in tokens of the collection's model. The overlap is at most half of the size."""
 
     max_chunk_size_tokens: ChunkTokens
     chunk_overlap_tokens: OverlapTokens
@@ -46,7 +46,7 @@ OpenAIChunking = OpenAIAutoChunking | OpenAIStaticChunking
 
 
 class OpenAIExpiresAfter(Request, frozen=True, kw_only=True):
-    """So many days after the last search or write."""
+    """The number of days after the last search or write."""
 
     anchor: Literal["last_active_at"]
     days: Days
@@ -62,7 +62,7 @@ class OpenAICreateVectorStore(Request, frozen=True, kw_only=True):
 
 
 class OpenAIUpdateVectorStore(Request, frozen=True, kw_only=True):
-    """A null of `expires_after` lets the store stay for good; absent, nothing changes."""
+    """With `expires_after` null, the store no longer expires; absent, nothing changes."""
 
     name: StoreName | None = None
     metadata: StoreMetadata | None = None
@@ -193,8 +193,8 @@ class OpenAILastError(msgspec.Struct, frozen=True):
 
 
 class OpenAIStoreFile(msgspec.Struct, tag_field="object", tag="vector_store.file"):
-    """A document of the collection, or a file of a batch that failed. `created_at` is when it was written last,
-    `chunking_strategy` what was used, in the answer to the request that attaches it."""
+    """A document of the collection, or a file of a batch that failed. `created_at` is when it was last written.
+    Only the answer to the request that attaches it has `chunking_strategy`: the sizes used."""
 
     id: str
     vector_store_id: str

@@ -1,9 +1,9 @@
 """OpenAI's vector stores, which are collections: POST, GET /v1/vector_stores, GET, POST, DELETE
 /v1/vector_stores/{collection}, POST /v1/vector_stores/{collection}/search.
 
-OpenAI gives a store an id and lets it have any name. Here the id is the collection's name: the store's own where that
-may be one, else one made of it. A name that is taken gets a suffix, as two stores may have one name. What a collection
-has no place for is kept beside it:
+OpenAI assigns a store an id and allows any name. Here the id is the collection's name, which is the store's name if
+that is valid, else derived from it. A name already in use gets a suffix, because stores may share a name. Fields that a
+collection lacks are stored beside it:
 
     data/<collection>/vector_store.json      name, description, metadata, expiry; not part of backups
 """
@@ -56,7 +56,7 @@ from retrieval.wire.search import Hit, SearchAnswer, SearchRequest
 
 DETAILS = "vector_store.json"
 VERSION = 1
-ID_CHARS_MAX = 48  # of a name, so that a suffix has room
+ID_CHARS_MAX = 48  # leaves room for a suffix
 LISTED_MAX, LISTED = 100, 20
 RESULTS = 10
 DAY_S = 86_400
@@ -64,8 +64,8 @@ DAY_S = 86_400
 _changing = threading.Lock()
 
 
-class Details(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`used_at` is when a store that expires was last used, to within some minutes."""
+class StoreDetails(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`used_at` is when an expiring store was last used, accurate to a few minutes."""
 
     version: int = VERSION
     name: str | None = None
@@ -85,7 +85,7 @@ async def create(request: web.Request) -> web.Response:
     except Conflict:
         collection = await make(app, CreateCollection(name=f"{name[:ID_CHARS_MAX]}-{secrets.token_hex(4)}"))
     expires = wanted.expires_after.days if wanted.expires_after else None
-    details = Details(
+    details = StoreDetails(
         VERSION,
         wanted.name or None,
         wanted.description or "",
@@ -93,7 +93,7 @@ async def create(request: web.Request) -> web.Response:
         expires,
         int(time.time()),
     )
-    await asyncio.to_thread(keep_details, collection, details)
+    await asyncio.to_thread(save_details, collection, details)
     files = [
         OpenAIAttachFile(file_id=one, chunking_strategy=wanted.chunking_strategy)
         for one in wanted.file_ids or []
@@ -109,8 +109,8 @@ async def create(request: web.Request) -> web.Response:
     return await answer_from(work)
 
 
-async def listed(request: web.Request) -> web.Response:
-    """By their ids, in the order of letters."""
+async def list_stores(request: web.Request) -> web.Response:
+    """List stores in alphabetical order of their ids."""
     limit = query_int(request, "limit", LISTED, least=1, most=LISTED_MAX)
     after, before = request.query.get("after", ""), request.query.get("before", "")
     backwards = order_of(request, default="asc") == "desc"
@@ -133,17 +133,17 @@ async def listed(request: web.Request) -> web.Response:
     return await answer_from(work)
 
 
-async def shown(request: web.Request) -> web.Response:
+async def show_store(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     return await answer_from(lambda: store_body(collection))
 
 
-async def updated(request: web.Request) -> web.Response:
-    """Name, metadata and expiry, where the request has them; the id stays."""
+async def update_store(request: web.Request) -> web.Response:
+    """Set the name, metadata and expiry that the request has; the id stays."""
     wanted = await body(request, OpenAIUpdateVectorStore)
     _, collection = collection_of(request)
 
-    def change(details: Details) -> Details:
+    def change(details: StoreDetails) -> StoreDetails:
         if wanted.name is not None:
             details = msgspec.structs.replace(details, name=wanted.name)
         if wanted.metadata is not None:
@@ -160,15 +160,15 @@ async def updated(request: web.Request) -> web.Response:
     return await answer_from(work)
 
 
-async def deleted(request: web.Request) -> web.Response:
-    """By its own name, as any collection."""
+async def delete_store(request: web.Request) -> web.Response:
+    """Delete a store by the collection's own name, not an alias."""
     name = request.match_info["collection"]
     await remove(request.app, name)
     return answer(OpenAIVectorStoreDeleted(name))
 
 
 def own_name(name: str) -> str:
-    """What a collection for a store of this name is called."""
+    """Return the collection name for a store name."""
     if NAME.fullmatch(name):
         return name
     plain = normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
@@ -176,16 +176,17 @@ def own_name(name: str) -> str:
 
 
 def store_body(collection: Collection) -> OpenAIVectorStore:
-    """Reads the disk: for a thread. Raises Forbidden for a caller that sees some documents only."""
+    """Describe a collection as a store. Reads the disk: call it on a thread. Raises Forbidden for a caller that sees
+    only some documents."""
     PRINCIPAL.get().require_whole()
     own = PRINCIPAL.get().own(collection.name)
-    details = details_of(collection)
+    details = read_details(collection)
     first, last = 1, collection.snapshot.seq
     written = scrolling.written_ms(collection, [first, last])
     with disk_errors(collection.folder):
         made_ms = int(collection.folder.stat().st_mtime * 1000)
         size = (collection.folder / "log.db").stat().st_size
-    created_ms = written.get(first, made_ms)  # nothing is written yet: the folder is as it was made
+    created_ms = written.get(first, made_ms)  # before the first write, the time the folder was created
     documents = collection.documents
     active = max(written.get(last, created_ms) // 1000, details.used_at)
     days = details.expires_days
@@ -205,34 +206,34 @@ def store_body(collection: Collection) -> OpenAIVectorStore:
     )
 
 
-def details_of(collection: Collection) -> Details:
-    """None of its own for a collection that was made otherwise, or whose file is of a later version."""
+def read_details(collection: Collection) -> StoreDetails:
+    """Read a store's details; return defaults if the collection has none, or has those of a later version."""
     path = collection.folder / DETAILS
     with disk_errors(path):
         try:
-            details = msgspec.json.decode(path.read_bytes(), type=Details)
+            details = msgspec.json.decode(path.read_bytes(), type=StoreDetails)
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
-            return Details()
-    return details if details.version == VERSION else Details()
+            return StoreDetails()
+    return details if details.version == VERSION else StoreDetails()
 
 
-def change_details(collection: Collection, change: Callable[[Details], Details]) -> Details:
-    """As they are after the change, which no other thread's comes between."""
+def change_details(collection: Collection, change: Callable[[StoreDetails], StoreDetails]) -> StoreDetails:
+    """Change a store's details atomically among threads, and return the new ones."""
     with _changing:
-        before = details_of(collection)
+        before = read_details(collection)
         after = change(before)
         if after != before:
-            keep_details(collection, after)
+            save_details(collection, after)
     return after
 
 
 def last_written_s(collection: Collection) -> int:
-    """Seconds since 1970; 0 where nothing was ever written. Reads the disk."""
+    """Return the time of the last write in seconds since 1970, or 0 if there was none. Reads the disk."""
     seq = collection.snapshot.seq
     return scrolling.written_ms(collection, [seq]).get(seq, 0) // 1000
 
 
-def keep_details(collection: Collection, details: Details) -> None:
+def save_details(collection: Collection, details: StoreDetails) -> None:
     publish(collection.folder / DETAILS, msgspec.json.encode(details) + b"\n")
 
 
@@ -240,7 +241,7 @@ def keep_details(collection: Collection, details: Details) -> None:
 
 
 async def search(request: web.Request) -> web.Response:
-    """The passages that are the most relevant to any of the queries, each once, by their relevance."""
+    """Return the passages most relevant to any of the queries, each once, by descending relevance."""
     wanted = await body(request, OpenAIStoreSearch)
     name, collection = collection_of(request)
     queries = [wanted.query] if isinstance(wanted.query, str) else wanted.query

@@ -29,7 +29,7 @@ from retrieval.base.config import Config
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors
 from retrieval.cache.semantic import Questions, SemanticCache, SharedQuestions
 from retrieval.context.llm import LanguageModel
-from retrieval.dialects.store_expiry import keep_expiring
+from retrieval.dialects.store_expiry import delete_expired_regularly
 from retrieval.documents.uploads import Uploads
 from retrieval.embedding.embedders import Embedders, runs_of
 from retrieval.handlers.state import (
@@ -276,7 +276,7 @@ async def expiry_ctx(app: web.Application) -> AsyncIterator[None]:
     every_s = app[CONFIG].index.expire_every_s
     async with (
         in_background(keep_deleting(lambda: app[CATALOG].collections, every_s)),
-        in_background(keep_expiring(app)),
+        in_background(delete_expired_regularly(app)),
     ):
         yield
 

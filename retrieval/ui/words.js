@@ -1,4 +1,4 @@
-// What the API's terms are called on the page, and what they mean. The command line has the same: jobs/commands/words.py.
+// What the API's terms are called on the page, and what they mean. The command line has the same: jobs/commands/labels.py.
 
 import { h } from "./dom.js";
 

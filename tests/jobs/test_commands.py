@@ -96,7 +96,7 @@ def test_ingest_search_reindex_evaluate(service: ServerProcess, http: Http, fold
     assert report["below"] == []
 
 
-def test_evaluate_reads_judgements(service: ServerProcess, http: Http, tmp_path: Path) -> None:
+def test_evaluate_reads_judgments(service: ServerProcess, http: Http, tmp_path: Path) -> None:
     """nDCG and MRR for every kind of search; exit code 1 for a floor that is missed, 2 for a file with a bad line."""
     name = http.new_collection()
     http.write(

@@ -28,7 +28,7 @@ from jobs.evaluation.report import Bin, Cohort, CohortKind, Reliability, Report,
 from jobs.evaluation.sections import show
 from jobs.evaluation.survey import Survey
 from jobs.evaluation.verdict import below_floors, find_regressions, keep, load_history, parse_floors
-from jobs.ingestion.pace import Pace
+from jobs.ingestion.rate_limiter import RateLimiter
 from retrieval.upkeep.query_log import Day, LoggedQuery, encode_file
 
 
@@ -123,7 +123,7 @@ def test_pace_spreads_queries() -> None:
         now[0] += seconds
 
     async def run() -> None:
-        pace = Pace(10, clock=lambda: now[0], sleep=sleep)
+        pace = RateLimiter(10, clock=lambda: now[0], sleep=sleep)
         for _ in range(3):
             await pace()
         now[0] = 5.0
@@ -141,7 +141,7 @@ def test_no_pace_is_no_wait() -> None:
         raise AssertionError(seconds)
 
     async def run() -> None:
-        pace = Pace(0, clock=lambda: 0.0, sleep=sleep)
+        pace = RateLimiter(0, clock=lambda: 0.0, sleep=sleep)
         for count in range(3):
             await pace(count)
 

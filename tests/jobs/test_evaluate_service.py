@@ -28,7 +28,7 @@ from jobs.commands.evaluate import command
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.recall import TIE
 from jobs.evaluation.survey import make_filters, survey
-from jobs.ingestion.pace import Pace
+from jobs.ingestion.rate_limiter import RateLimiter
 from jobs.serving.process import ServerProcess, serving
 from jobs.sources.judgments import read_queries
 from nearline import AsyncClient
@@ -195,7 +195,7 @@ def test_every_count_of_a_filter_waits_its_turn(server: ServerProcess) -> None:
         async with AsyncClient(server.url) as client:
             found = await survey(Asker(client, NAME), set(), 0, 0)
             before = await client.metrics()
-            asker = Asker(client, NAME, pace=Pace(10, clock=lambda: 0.0, sleep=sleep))
+            asker = Asker(client, NAME, pace=RateLimiter(10, clock=lambda: 0.0, sleep=sleep))
             assert await make_filters(asker, found, 0.01, 0)
             return counts(await client.metrics()) - counts(before)
 
@@ -211,7 +211,7 @@ def test_every_count_of_a_filter_waits_its_turn(server: ServerProcess) -> None:
     assert len(waits) + 1 == asked > 1
 
 
-def test_judgements_history_and_every_output(place: Place, server: ServerProcess, tmp_path: Path) -> None:
+def test_judgments_history_and_every_output(place: Place, server: ServerProcess, tmp_path: Path) -> None:
     """Documents that were judged and are not there are counted; the second night is compared with the first."""
     pytest.importorskip("matplotlib")
     arguments = [

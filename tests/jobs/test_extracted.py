@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from indexes.base.errors import InvalidInput
-from jobs.sources import SourceOptions, SourceReport, isolated
-from jobs.sources.extracted import charset_of, page_text, unlinked
+from jobs.sources import SourceOptions, SourceReport, sandbox
+from jobs.sources.document_readers import charset_of, page_text, strip_links
 from jobs.sources.extraction import CPU_S_MIN, CPU_S_PER_MB, extract
 from jobs.sources.files import FoundFile, SourceFile
-from jobs.sources.isolated import Isolated
+from jobs.sources.sandbox import Sandbox
 from jobs.sources.texts import rst_headings
 from tests.jobs.test_sources import put, read
 from tests.support.files import docx, eml, epub, hiding, pdf, pptx, xlsx
@@ -126,7 +126,7 @@ def test_pages_of_any_charset(content: bytes) -> None:
 def test_links_leave_their_words() -> None:
     """Also images; not in code, where brackets mean something else."""
     text = 'See [the guide](guide.html "Guide") and ![a lamp](lamp.png).\n\n```\n[x](y)\n```\n[end](e)'
-    assert unlinked(text) == "See the guide and a lamp.\n\n```\n[x](y)\n```\nend"
+    assert strip_links(text) == "See the guide and a lamp.\n\n```\n[x](y)\n```\nend"
 
 
 def test_word_and_epub(tmp_path: Path) -> None:
@@ -559,7 +559,7 @@ def test_what_is_left_in_the_middle_ends_its_process(tmp_path: Path) -> None:
     mailbox = put(tmp_path, "a.mbox", "".join(f"From x\nSubject: {at}\n\nText.\n\n" for at in range(2000)))
     page = put(tmp_path, "b.html", "<p>Fine.")
     options, report = SourceOptions(), SourceReport()
-    with contextlib.closing(Isolated()) as reader:
+    with contextlib.closing(Sandbox()) as reader:
         with contextlib.closing(SourceFile(FoundFile(mailbox, "a", "mailbox", 0))) as file:
             with contextlib.closing(reader.documents(file, options, report)) as documents:
                 next(documents)
@@ -573,7 +573,7 @@ def test_what_is_left_in_the_middle_ends_its_process(tmp_path: Path) -> None:
 
 def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are listed with what to install."""
-    monkeypatch.setattr(isolated, "NEEDS", ("no_such_package",))
+    monkeypatch.setattr(sandbox, "NEEDS", ("no_such_package",))
     put(tmp_path, "a.pdf", pdf("Text."))
     put(tmp_path, "b.txt", "Fine.")
     documents, report = read(tmp_path)

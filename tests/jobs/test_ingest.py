@@ -16,13 +16,13 @@ from typing import Any, cast
 
 import pytest
 
-from jobs.commands.ingested import progress_lines
-from jobs.ingestion.ingesting import Ingested, ingest
+from jobs.commands.ingest_output import progress_lines
+from jobs.ingestion.ingesting import IngestProgress, ingest
 from jobs.serving.process import ServerProcess, serving
 from jobs.sources import SourceDocument, SourceError, SourceReport
 from nearline import AsyncClient, Patience, Refused, ServiceError
 from retrieval.clients.bulk import LIMITS, Encoded, batches
-from retrieval.clients.calling import retry_after_s
+from retrieval.clients.transport import retry_after_s
 from retrieval.clients.wire.records import RequestLimits
 from tests.jobs.test_commands import ROOT, nearline
 from tests.support.doorway import Doorway, Turn
@@ -43,8 +43,8 @@ def some(number: int, text: str = "A note.") -> list[SourceDocument]:
 
 def send(
     url: str, collection: str, documents: Iterable[SourceDocument], report: SourceReport | None = None
-) -> Ingested:
-    async def run() -> Ingested:
+) -> IngestProgress:
+    async def run() -> IngestProgress:
         async with AsyncClient(url) as client:
             return await ingest(client, collection, documents, lambda _: None, report)
 
@@ -446,12 +446,12 @@ def test_a_type_for_no_column_is_a_failure(http: Http, service: ServerProcess, t
 def test_progress_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Lines on stderr tell what is acknowledged, how fast it goes, and how long it will take."""
     on_progress = progress_lines(1000, "bytes_read", "documents", every_s=0)
-    on_progress(Ingested(documents=1200, unchanged=34, tokens=5000, bytes_read=250, seconds=2.0))
+    on_progress(IngestProgress(documents=1200, unchanged=34, tokens=5000, bytes_read=250, seconds=2.0))
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("1,234 documents, 25%, 2,500 tokens/s, ")
     assert line.endswith(" s left")
-    on_progress(Ingested(documents=1, bytes_read=250, waiting_for="book.txt", waiting_s=75.2))
+    on_progress(IngestProgress(documents=1, bytes_read=250, waiting_for="book.txt", waiting_s=75.2))
     assert capsys.readouterr().err.endswith(", 75 s on book.txt\n")
     on_progress = progress_lines(1000, "bytes_read", "documents", every_s=60)
-    on_progress(Ingested(documents=1))
+    on_progress(IngestProgress(documents=1))
     assert capsys.readouterr().err == ""

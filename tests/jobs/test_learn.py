@@ -17,7 +17,7 @@ from indexes.base.errors import InvalidInput
 from jobs.commands.learn import command, learn_and_adopt, show
 from jobs.evaluation.learning import CHOICES, from_feedback, held_out_gains, mean_interval, usable_queries
 from jobs.serving.process import ServerProcess
-from jobs.sources.judgments import Judgement, Query
+from jobs.sources.judgments import Judgment, TextQuery
 from tests.support.http import Http
 
 QUERIES, DECOYS = 26, 3
@@ -170,7 +170,7 @@ class Fake:
         self.client = FakeClient()
         self.explained: list[Any] = []
 
-    async def answers(self, stage: str, queries: list[Query], **search: Any) -> AsyncIterator[Any]:
+    async def answers(self, stage: str, queries: list[TextQuery], **search: Any) -> AsyncIterator[Any]:
         right = search.get("fusion", {}).get("weights", {}).get("dense", 0.0) >= 0.5
         for at, one in enumerate(queries):
             hits = [hit(f"d{one.id}", 0.9)] if right else []
@@ -194,7 +194,7 @@ def hit(document: str, value: float) -> Any:
 @pytest.mark.parametrize(("asked", "judged"), [(60, 30), (30, None)])
 def test_relevance_is_learned_as_it_will_be_judged(asked: int, judged: int | None, tmp_path: Path) -> None:
     """By hybrid search with the ranking that is about to be adopted, from queries that the model reads, if enough."""
-    queries = [Query(str(number), f"query {number}") for number in range(asked)]
+    queries = [TextQuery(str(number), f"query {number}") for number in range(asked)]
     (tmp_path / "queries").write_text(
         "".join(json.dumps({"id": one.id, "text": one.text}) + "\n" for one in queries)
     )
@@ -235,7 +235,7 @@ def test_the_last_grade_counts_and_clicks_are_weighed() -> None:
     def said(text: str, document: str, grade: int | None = None, *passed: str) -> dict[str, Any]:
         return {"query": text, "document_id": document, "grade": grade, "passed": list(passed)}
 
-    queries, judgements = from_feedback(
+    queries, judgments = from_feedback(
         [
             said("a", "d1", 3),
             said("a", "d1", 1),
@@ -247,19 +247,19 @@ def test_the_last_grade_counts_and_clicks_are_weighed() -> None:
             said("c", "d6", 0),
         ]
     )
-    assert queries == [Query("a", "a"), Query("b", "b"), Query("c", "c")]
-    assert {(one.query, one.document): one.grade for one in judgements} == {
+    assert queries == [TextQuery("a", "a"), TextQuery("b", "b"), TextQuery("c", "c")]
+    assert {(one.query, one.document): one.grade for one in judgments} == {
         ("a", "d1"): 1,
         ("b", "d2"): 1,
         ("b", "d3"): 0,
         ("b", "d4"): 1,
         ("c", "d6"): 0,
     }
-    assert {one.id for one in usable_queries(queries, judgements, 10)} == {"a", "b"}
+    assert {one.id for one in usable_queries(queries, judgments, 10)} == {"a", "b"}
     assert (
         len(
             usable_queries(
-                [Query(str(n), "") for n in range(9)], [Judgement(str(n), "d", 1) for n in range(9)], 4
+                [TextQuery(str(n), "") for n in range(9)], [Judgment(str(n), "d", 1) for n in range(9)], 4
             )
         )
         == 4

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.ingestion.pace import Pace
-from jobs.ingestion.reembedding import Copied, Copy, digest, reembed
+from jobs.ingestion.rate_limiter import RateLimiter
+from jobs.ingestion.reembedding import CollectionCopy, Copied, digest, reembed
 from jobs.serving.process import ServerProcess, serving
 from nearline import AsyncClient, ServiceError
 from retrieval.clients.bulk import DOCUMENTS_PER_REQUEST
@@ -55,7 +55,7 @@ def copy(
 ) -> Copied:
     async def run() -> Copied:
         async with AsyncClient(service.url) as client:
-            settings = {"model": NEW, "pace": Pace(0), "progress": lambda *_: None, **options}
+            settings = {"model": NEW, "pace": RateLimiter(0), "progress": lambda *_: None, **options}
             return await reembed(client, source, target, alias=alias, **settings)  # type: ignore[arg-type]
 
     return asyncio.run(run())
@@ -195,7 +195,7 @@ def test_the_last_changes_follow_but_not_over_newer_ones(http: Http, service: Se
 
     async def run() -> Copied:
         async with AsyncClient(service.url) as client:
-            under_way = Copy(client, source, target, Pace(0), "auto")
+            under_way = CollectionCopy(client, source, target, RateLimiter(0), "auto")
             under_way.known = known
             await under_way.catch_up()
             return under_way.copied
@@ -254,7 +254,7 @@ def test_writes_wait_for_their_turn(http: Http, service: ServerProcess) -> None:
         now += seconds
         waits.append((round(seconds, 6), len(contents(http, target))))
 
-    pace = Pace(100, clock=lambda: now, sleep=sleep)
+    pace = RateLimiter(100, clock=lambda: now, sleep=sleep)
     copy(service, source, target, pace=pace)
     http.write(source, *(document(number) for number in range(300, 305)))
     copy(service, source, target, pace=pace)

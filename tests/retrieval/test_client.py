@@ -32,8 +32,8 @@ from nearline import (
     ServiceError,
     Written,
 )
+from retrieval.clients.blocking import endpoint, steps, stream
 from retrieval.clients.endpoints import Endpoints
-from retrieval.clients.running import endpoint, steps, stream
 from tests.support import wire_types
 from tests.support.doorway import Doorway
 from tests.support.http import Http

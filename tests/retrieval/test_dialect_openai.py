@@ -14,7 +14,7 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 from tokenizers import Tokenizer
 
 from jobs.serving.process import ServerProcess
-from retrieval.dialects.embedding import listed
+from retrieval.dialects.embedding import format_indexes
 from retrieval.embedding.models import read_manifest
 from tests.support.http import Http
 
@@ -196,9 +196,9 @@ def test_truncation_is_reported(client: OpenAI) -> None:
 
 def test_the_header_of_truncated_inputs_is_bounded() -> None:
     """It lists 500 and counts the rest, because clients refuse long headers; the body has them all."""
-    assert listed([0, 3, 17]) == "0,3,17"
-    assert listed(range(500)) == ",".join(map(str, range(500)))
-    assert listed(range(2048)) == ",".join([*map(str, range(500)), "+1548"])
+    assert format_indexes([0, 3, 17]) == "0,3,17"
+    assert format_indexes(range(500)) == ",".join(map(str, range(500)))
+    assert format_indexes(range(2048)) == ",".join([*map(str, range(500)), "+1548"])
 
 
 def test_long_inputs_in_windows(client: OpenAI) -> None:

@@ -40,8 +40,8 @@ from llama_index.core.vector_stores.types import (
 from jobs.serving.process import ServerProcess
 from nearline import Client, RefusedDocument, ServiceError
 from nearline.llamaindex import NearlineRetriever, NearlineVectorStore
-from retrieval.clients.calling import ServiceConnection
 from retrieval.clients.llamaindex_queries import condition_of
+from retrieval.clients.transport import ServiceConnection
 
 NAMES = (f"llamaindex-{number}" for number in itertools.count())
 

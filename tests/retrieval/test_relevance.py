@@ -19,7 +19,7 @@ from indexes.base.errors import InvalidInput
 from indexes.base.model import DenseResult, Ranking
 from indexes.parts.query import Candidates
 from jobs.evaluation.relevance import JudgedHits, fit_calibration, reliability
-from jobs.sources.judgments import read_judgements
+from jobs.sources.judgments import read_judgments
 from retrieval.base.settings import Config
 from retrieval.search.plan import make_plan
 from retrieval.search.relevance import (
@@ -303,9 +303,7 @@ def test_relevance_is_calibrated_on_real_questions(http: Http, shared_data: Path
         rows = [json.loads(line) for line in islice(lines, 600)]
     http.write(name, *({"id": row["id"], "text": row["text"]} for row in rows))
     here = {row["id"] for row in rows}
-    answers = {
-        one.query: one.document for one in read_judgements(squad / "qrels.tsv") if one.document in here
-    }
+    answers = {one.query: one.document for one in read_judgments(squad / "qrels.tsv") if one.document in here}
     with gzip.open(squad / "queries.jsonl.gz", "rt") as lines:
         asked = [row for row in map(json.loads, lines) if row["id"] in answers][::4][:200]
     hits = []

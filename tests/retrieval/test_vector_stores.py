@@ -26,8 +26,8 @@ from jobs.serving.process import ServerProcess, serving
 from jobs.sources import extraction
 from retrieval.base.settings import Files
 from retrieval.dialects import file_batches, store_expiry
-from retrieval.dialects.file_batches import Kept
-from retrieval.dialects.vector_stores import Details, keep_details
+from retrieval.dialects.file_batches import FileBatch
+from retrieval.dialects.vector_stores import StoreDetails, save_details
 from retrieval.documents.extracting import AT_ONCE, Texts
 from retrieval.documents.uploads import BLOCK_BYTES, DAY_S, FOLDER, Uploads, text_of
 from retrieval.handlers.state import CATALOG, METRICS, TASKS, USED
@@ -341,9 +341,9 @@ def test_unreadable_files_do_not_end_an_upload_of_many(client: OpenAI) -> None:
 def test_the_latest_batches_are_kept(tmp_path: Path) -> None:
     """The oldest is forgotten for a new one."""
     collection = SimpleNamespace(folder=tmp_path)
-    kept = [Kept(1, f"vsfb_{at:024x}", at, ["a"], {}) for at in range(file_batches.KEPT_MAX + 2)]
+    kept = [FileBatch(1, f"vsfb_{at:024x}", at, ["a"], {}) for at in range(file_batches.KEPT_MAX + 2)]
     for at, one in enumerate(kept):
-        file_batches.keep(collection, one)  # type: ignore[arg-type]
+        file_batches.save_batch(collection, one)  # type: ignore[arg-type]
         os.utime(tmp_path / file_batches.FOLDER / f"{one.id}.json", (at, at))
     left = {path.stem for path in (tmp_path / file_batches.FOLDER).iterdir()}
     assert left == {one.id for one in kept[2:]}
@@ -452,17 +452,17 @@ def test_a_caller_that_leaves_ends_the_extraction() -> None:
         def __call__(self, content: bytes, filename: str, bytes_max: int) -> Any:
             found = extraction.extract(pdf("x"), filename, bytes_max)
             assert found is not None
-            connect = found._isolated._connected
+            connect = found._sandbox._connect
 
             def stopped() -> Any:
                 connection = connect()
-                child = found._isolated._child
+                child = found._sandbox._child
                 assert child is not None
                 os.kill(child.pid, signal.SIGSTOP)
                 self.started.release()
                 return connection
 
-            found._isolated._connected = stopped  # type: ignore[method-assign]
+            found._sandbox._connect = stopped  # type: ignore[method-assign]
             return found
 
     stuck = Stuck()
@@ -494,7 +494,7 @@ def test_only_what_is_not_used_is_deleted(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "data", IndexOptions())
     settings = Settings(dimensions=4, fingerprint="f", model="m", hot_capacity=10)
     for name, days in (("used", 2), ("unused", 2), ("plain", None)):
-        keep_details(catalog.create(name, settings), Details(expires_days=days, used_at=1_000_000))
+        save_details(catalog.create(name, settings), StoreDetails(expires_days=days, used_at=1_000_000))
     app: Any = {CATALOG: catalog, USED: {}, TASKS: Tasks(lambda *_: None), METRICS: Metrics()}
     look = partial(store_expiry.delete_expired, app)
 

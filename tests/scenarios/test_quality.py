@@ -21,7 +21,7 @@ from jobs.evaluation.recall import TIE
 from jobs.ingestion.ingesting import ingest
 from jobs.serving.process import ServerProcess, serving
 from jobs.sources import read_documents
-from jobs.sources.judgments import read_judgements, read_queries
+from jobs.sources.judgments import read_judgments, read_queries
 from nearline import AsyncClient
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model
@@ -63,11 +63,11 @@ def rankings(squad: ServerProcess, shared_data: Path) -> dict[str, dict[str, flo
     async def measure() -> dict[str, float]:
         questions = read_queries(shared_data / "squad-sent" / "queries.jsonl.gz")
         chosen = random.Random(0).sample(questions, QUESTIONS)
-        judgements = read_judgements(shared_data / "squad-sent" / "qrels.tsv")
+        judgments = read_judgments(shared_data / "squad-sent" / "qrels.tsv")
         async with AsyncClient(squad.url) as client:
             asker = Asker(client, "squad")
             values = {
-                name: (await score_queries(asker, name, chosen, judgements, NDCG, k=10, **search))["ndcg@10"]
+                name: (await score_queries(asker, name, chosen, judgments, NDCG, k=10, **search))["ndcg@10"]
                 for name, search in SEARCHES.items()
             }
         return {name: float(np.mean(each)) for name, each in values.items()}

@@ -14,7 +14,7 @@ import msgspec
 
 from indexes.log.reader import searchable_text
 from indexes.base.model import Progress
-from jobs.sources.judgments import read_judgements, read_queries
+from jobs.sources.judgments import read_judgments, read_queries
 from nearline import JSON, AsyncClient
 
 DEPTH = 30  # hits searched for negatives: a little deeper than a reranker reads
@@ -42,7 +42,7 @@ async def mine(
     """Examples in the order of the queries. Documents in `held_out` are neither positives nor negatives, and queries
     they answer are left out. Raises InvalidInput for unreadable files, and ServiceError."""
     answers: dict[str, set[str]] = defaultdict(set)
-    for one in read_judgements(qrels):
+    for one in read_judgments(qrels):
         if one.grade > 0:
             answers[one.query].add(one.document)
     asked = [

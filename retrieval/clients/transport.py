@@ -179,7 +179,7 @@ class ServiceConnection:
             raise ServiceError(f"{url!r} is not the address of a service; expected http://HOST:PORT")
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
-        # Of the models that this service embedded with, by requested name.
+        # Fingerprints of the models that this service embedded with, by requested name.
         self.fingerprints: dict[str | None, str] = {}
         self._options: dict[str, Any] = {
             "key": key,
@@ -188,7 +188,7 @@ class ServiceConnection:
             "failures_max": failures_max,
             "open_s": open_s,
         }
-        # For requests without their own.
+        # The default for requests without their own.
         self.patience: Callable[[], Patience] = partial(Patience, busy_s=retry_s, away_s=retry_s)
         self.chars_per_s: float | None = None  # the recent pace of writing
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}

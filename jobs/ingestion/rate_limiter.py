@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 
-class Pace:
+class RateLimiter:
     """`await pace(n)` before sending n queries or documents. No burst credit; a rate of 0 means no limit."""
 
     def __init__(

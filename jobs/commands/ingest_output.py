@@ -13,7 +13,7 @@ import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from jobs.commands.options import errors, format_count
-from jobs.ingestion.ingesting import Ingested
+from jobs.ingestion.ingesting import IngestProgress
 from jobs.ingestion.ingesting import Progress as OnProgress
 from jobs.sources.files import FORMATS, printable
 from jobs.sources.model import EMPTY, EXCLUDED, LINK, SourceReport
@@ -23,7 +23,7 @@ LINE_EVERY_S = 15.0
 WAITING_SHOWN_S = 10.0
 
 
-def describe_end(done: Ingested, collection: str) -> str:
+def describe_end(done: IngestProgress, collection: str) -> str:
     unchanged = f", {done.unchanged} unchanged" if done.unchanged else ""
     return (
         f"{format_count(done.documents, 'document')} written to {collection}{unchanged}: "
@@ -32,25 +32,25 @@ def describe_end(done: Ingested, collection: str) -> str:
     )
 
 
-def format_rate(done: Ingested) -> str:
+def format_rate(done: IngestProgress) -> str:
     return f", {done.tokens_per_s():,.0f} tokens/s" if done.tokens else ""
 
 
-def describe_wait(done: Ingested) -> str:
+def describe_wait(done: IngestProgress) -> str:
     if not done.waiting_for or done.waiting_s < WAITING_SHOWN_S:
         return ""
     return f", {done.waiting_s:.0f} s on {done.waiting_for}"
 
 
-def describe_stop(done: Ingested, collection: str) -> str:
+def describe_stop(done: IngestProgress, collection: str) -> str:
     return (
         f"stopped: {format_count(done.documents + done.unchanged, 'document')} written to {collection}, perhaps some "
         "more; the same command again writes what is missing"
     )
 
 
-def as_value(done: Ingested, report: SourceReport) -> dict[str, Any]:
-    """The value printed by `--json`."""
+def to_json_value(done: IngestProgress, report: SourceReport) -> dict[str, Any]:
+    """Return the value printed by `--json`."""
     settled = msgspec.to_builtins(done)
     del settled["waiting_for"], settled["waiting_s"]
     return {
@@ -77,8 +77,8 @@ def show_failures(report: SourceReport) -> None:
         click.echo(f"  and {report.failures - FAILURES_SHOWN:,} more; --json names them", err=True)
 
 
-def note_nothing(paths: Sequence[Path], report: SourceReport) -> bool:
-    """Say it on stderr if nothing at all was there to read. Returns whether."""
+def warn_if_nothing(paths: Sequence[Path], report: SourceReport) -> bool:
+    """Warn on stderr if there was nothing at all to read, and return whether that is so."""
     if report.documents or report.failures:
         return False
     where = ", ".join(map(printable, paths))
@@ -126,7 +126,7 @@ def progress_lines(total: int, of: str, label: str, every_s: float = LINE_EVERY_
     begun = shown = moved = time.monotonic()
     share = 0.0
 
-    def note(done: Ingested) -> None:
+    def note(done: IngestProgress) -> None:
         nonlocal shown, moved, share
         now = time.monotonic()
         reached = min(getattr(done, of) / max(total, 1), 1.0)

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from retrieval.clients.calling import ServiceConnection
+from retrieval.clients.transport import ServiceConnection
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Plain words for the API's terms, for the terminal. The page has the same: `retrieval/ui/words.js`."""
+"""Labels for the API's terms, for the terminal. The web page has the same ones: `retrieval/ui/words.js`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STAGES = {
     "hydrate": "reading the hits",
     "total": "total",
 }
-# A tier that is missing here is shown by its API name.
+# Other tiers are shown by their API names.
 TIERS = {"delta": "new", "hot": "recent", "cold": "older"}
 SCORES = {"dense": "meaning", "lexical": "words"}
 

@@ -1,4 +1,4 @@
-"""What the author of an office file has hidden: sheets of a workbook, slides of a presentation. They are not read."""
+"""Finds the hidden sheets of a workbook and removes the hidden slides of a presentation, so that they are not read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ HIDES = re.compile(rb"""\bshow\s*=\s*["'](?:0|false)["']""")
 NO_SLIDE = '<p:sld xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main"><p:cSld><p:spTree/></p:cSld></p:sld>'
 
 
-def hidden_sheets(workbook: bytes) -> set[str]:
-    """The names of the sheets of an XLSX file that are hidden or very hidden."""
+def find_hidden_sheets(workbook: bytes) -> set[str]:
+    """Return the names of the hidden and very hidden sheets of an XLSX file."""
     with ZipFile(io.BytesIO(workbook)) as archive:
         name = next(name for name in archive.namelist() if name.lower() == "xl/workbook.xml")
         book = ET.fromstring(archive.read(name))  # noqa: S314 - in a child of bounded memory and time
@@ -29,8 +29,8 @@ def hidden_sheets(workbook: bytes) -> set[str]:
     }
 
 
-def without_hidden_slides(presentation: bytes) -> tuple[bytes, list[str]]:
-    """A PPTX file whose hidden slides are empty, and the names of these. Nothing else of it is unpacked."""
+def empty_hidden_slides(presentation: bytes) -> tuple[bytes, list[str]]:
+    """Return the PPTX file with its hidden slides emptied, and their names. Nothing else is unpacked."""
     content = io.BytesIO(presentation)
     with ZipFile(content, "a") as archive:
         hidden = []

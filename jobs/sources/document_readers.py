@@ -1,7 +1,7 @@
-"""Text of HTML, PDF, DOCX, EPUB and PPTX files as Markdown, whose headings passages carry. Needs the extra `files`.
+"""Extracts the text of HTML, PDF, DOCX, EPUB and PPTX files as Markdown. Needs the extra `files`.
 
-Kreuzberg reads them all: one package of native code, without a model, a network or other packages. The HTML is cut down
-first to what a reader came for.
+Markdown keeps the headings, which passages carry. Kreuzberg reads all formats: one package of native code, without
+models, network or dependencies. HTML is reduced to its main content first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from jobs.sources.files import ENCODING_HINT, SourceFile
 from jobs.sources.generated import REDIRECTION
-from jobs.sources.hidden import HIDDEN_SLIDE, without_hidden_slides
+from jobs.sources.hidden_parts import HIDDEN_SLIDE, empty_hidden_slides
 from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
 from jobs.sources.texts import document_of, first_heading
 
@@ -28,9 +28,9 @@ MIME_TYPES = {
     "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
 }
 ZIPPED = {"docx", "epub", "pptx", "xlsx"}
-OLDER_OFFICE = b"\xd0\xcf\x11\xe0"  # .doc, .xls, .ppt, and what encrypts the newer ones
-# What stands around the text of a page, by HTML's own names and by those of ARIA and of common generators.
-FURNITURE = (
+OLDER_OFFICE = b"\xd0\xcf\x11\xe0"  # .doc, .xls, .ppt, and encrypted files of the newer formats
+# Boilerplate around the text of a page: HTML elements, ARIA roles, and classes of common generators.
+BOILERPLATE = (
     "script, style, noscript, template, iframe, svg, img, nav, footer, form, button, dialog, menu, "
     "[hidden], [aria-hidden=true], [aria-modal=true], [style*='display:none'], [style*='display: none'], "
     "[role=navigation], [role=banner], [role=contentinfo], [role=search], [role=complementary], [role=dialog], "
@@ -38,25 +38,25 @@ FURNITURE = (
     ".navheader, .navfooter, .docnav, .sphinxsidebar, .related, .headerlink, .toc, "
     ".skip-link, .skip-to-content, .skip-to-main, .sr-only, .visually-hidden, "
     "#mdbook-help-container, #mdbook-help-popup, #searchbox, "
-    # rustdoc, and the marks that lead to a heading
+    # rustdoc, and links beside headings
     ".anchor, .doc-anchor, .hash-link, .heading-anchor, .anchorjs-link, .test-arrow, .hideme, .src.rightside, a:empty"
 )
 MAIN = "main, [role=main]"
 ARTICLE = "article"
 HEADINGS_IN_HEADER = "header h1, header h2"
-# Around the text they are furniture; within it they are the head of an article, or a remark.
-OUTER_FURNITURE = "header, aside"
+# Around the text these are boilerplate; within it they are the head of an article, or a remark.
+OUTER_BOILERPLATE = "header, aside"
 TEXT_PARTS = ("main", "article", "section")
 MAIN_SHARE_MIN = 0.3  # of the page's text: less is a teaser
 CHARSET = re.compile(rb"""<meta[^>]{0,200}charset=["']?\s*([\w.:-]+)""", re.IGNORECASE)
-# A page that leads to another at once; one of a longer time shows something first.
+# A page that redirects at once; with a longer delay it shows something first.
 REFRESH = re.compile(
     rb"""<meta[^>]{0,200}http-equiv=["']?refresh["']?[^>]{0,50}content=["']?\s{0,9}0\s{0,9};""", re.IGNORECASE
 )
 HEAD_BYTES = 4096
 WINDOWS = "cp1252"
 
-# A fenced block, which stays as it is, or a link or image, of which the words stay.
+# A fenced block, which is kept, or a link or image, which is replaced by its text.
 _BLOCK_OR_LINK = re.compile(
     r"^(?P<fence>```+|~~~+).*?(?:^(?P=fence)[^\n]*$|\Z)|!?\[(?P<words>[^\[\]]*)\]\([^()\s]*(?: \"[^\"]*\")?\)",
     re.DOTALL | re.MULTILINE,
@@ -65,7 +65,7 @@ _LEADERS = re.compile(r"(?: ?\.){5,}")  # of tables of contents
 
 
 def read_html(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """The page as one document: its main part, headings included, without menus, scripts and forms."""
+    """Read a page as one document: its main part, headings included, without menus, scripts and forms."""
     content = file.content(options.document_bytes_max)
     charset = charset_of(content, options.encoding)
     try:
@@ -82,21 +82,25 @@ def read_html(file: SourceFile, options: SourceOptions, report: SourceReport) ->
 
 
 def read_book(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """A DOCX, EPUB or PPTX file as one document; the title of each slide is a heading. Hidden slides are skipped."""
+    """Read a DOCX, EPUB or PPTX file as one document; slide titles become headings, hidden slides are skipped."""
     content = file.content(options.extracted_bytes_max)
-    if file.found.format == "pptx" and zipfile.is_zipfile(io.BytesIO(content)):  # else `extracted` says why
-        content, hidden = without_hidden_slides(content)
+    if file.found.format == "pptx" and zipfile.is_zipfile(
+        io.BytesIO(content)
+    ):  # otherwise `extract_markdown` raises the reason
+        content, hidden = empty_hidden_slides(content)
         for name in hidden:
             report.skip(f"{file.place()}:{name}", HIDDEN_SLIDE)
-    found = extracted(content, file.found.format)
-    yield from document_from(file, unlinked(found.content), found.metadata, None, options, report)
+    found = extract_markdown(content, file.found.format)
+    yield from document_from(file, strip_links(found.content), found.metadata, None, options, report)
 
 
 def read_pdf(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """A PDF as one document in which each page stands under the heading `Page 3`; `pages` counts them."""
+    """Read a PDF as one document with each page below a heading such as `Page 3`; `pages` counts them."""
     from kreuzberg import PageConfig
 
-    found = extracted(file.content(options.extracted_bytes_max), "pdf", pages=PageConfig(extract_pages=True))
+    found = extract_markdown(
+        file.content(options.extracted_bytes_max), "pdf", pages=PageConfig(extract_pages=True)
+    )
     pages = [
         (page["page_number"], page["content"].replace("\r\n", "\n").strip()) for page in found.pages or ()
     ]
@@ -107,7 +111,7 @@ def read_pdf(file: SourceFile, options: SourceOptions, report: SourceReport) -> 
 
 
 def page_text(page: str) -> tuple[str | None, str]:
-    """Title and main text of an HTML page, as Markdown without links."""
+    """Return the title and main text of an HTML page, as Markdown without links."""
     from selectolax.lexbor import LexborHTMLParser
 
     tree = LexborHTMLParser(page)
@@ -119,10 +123,10 @@ def page_text(page: str) -> tuple[str | None, str]:
     if not body.css("main h1, [role=main] h1, article h1"):
         for heading in body.css(HEADINGS_IN_HEADER):
             heading.parent.insert_before(heading)
-    for node in body.css(FURNITURE):
+    for node in body.css(BOILERPLATE):
         if node.tag != "body":
             node.decompose()
-    for node in body.css(OUTER_FURNITURE):
+    for node in body.css(OUTER_BOILERPLATE):
         if not is_within(node, TEXT_PARTS):
             node.decompose()
     mains = [node for node in body.css(MAIN) if not node.css(MAIN)[1:] and node.text().strip()]
@@ -134,10 +138,10 @@ def page_text(page: str) -> tuple[str | None, str]:
         main = outer[0] if alone else body
     main.unwrap_tags(["a"])
     for summary in main.css("summary"):
-        if summary.css_first("h1, h2, h3, h4, h5, h6"):  # or the heading would become bold text
+        if summary.css_first("h1, h2, h3, h4, h5, h6"):  # otherwise the heading becomes bold text
             summary.unwrap()
-    text = extracted(f"<html><body>{main.html}</body></html>".encode(), "html").content
-    return title or first_heading(text), unlinked(text)
+    text = extract_markdown(f"<html><body>{main.html}</body></html>".encode(), "html").content
+    return title or first_heading(text), strip_links(text)
 
 
 def is_within(node: Any, tags: Collection[str]) -> bool:
@@ -148,8 +152,8 @@ def is_within(node: Any, tags: Collection[str]) -> bool:
     return False
 
 
-def unlinked(text: str) -> str:
-    """Markdown in which the words of links stand for them, images' too: addresses only dilute what a passage says."""
+def strip_links(text: str) -> str:
+    """Replace links and images in Markdown by their text, because URLs only dilute the content of a passage."""
     return _BLOCK_OR_LINK.sub(lambda found: found[0] if found["fence"] else found["words"], text)
 
 
@@ -171,16 +175,16 @@ def charset_of(content: bytes, fallback: str | None = None) -> str:
     return WINDOWS
 
 
-def extracted(content: bytes, kind: str, **config: Any) -> Any:
+def extract_markdown(content: bytes, kind: str, **config: Any) -> Any:
     from kreuzberg import ExtractionConfig, extract_bytes_sync
 
     if kind in ZIPPED and not zipfile.is_zipfile(io.BytesIO(content)):
-        raise ValueError(_not_zipped(content))
+        raise ValueError(_explain_not_zipped(content))
     wanted = ExtractionConfig(output_format="markdown", use_cache=False, disable_ocr=True, **config)
     return extract_bytes_sync(content, MIME_TYPES[kind], config=wanted)
 
 
-def _not_zipped(content: bytes) -> str:
+def _explain_not_zipped(content: bytes) -> str:
     if content.startswith(OLDER_OFFICE):
         return "it is encrypted, or in the older format without the x in its name"
     return "it is damaged or cut short" if content.startswith(b"PK") else "it is another kind of file"
@@ -206,5 +210,5 @@ def document_from(
     }
     title = title or str(found.get("title") or "") or (None if "pages" in metadata else first_heading(text))
     if not text.strip():
-        title = None  # the title alone says that something is there, not what
+        title = None  # a title without text is no content
     yield from document_of(file, text, metadata, title, report)
