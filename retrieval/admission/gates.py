@@ -158,6 +158,16 @@ class AdmittedRequest:
         """End it. `done` if it was answered, false if it was abandoned."""
         self.gate.leave(self, done=done)
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Hold no place in this block, in which the request only waits. Its body still counts. Afterwards it has its
+        place again, even if all are taken by then."""
+        self.gate.requests.give(self.key)
+        try:
+            yield
+        finally:
+            self.gate.requests.take(self.key)
+
     def expect(self, size: int) -> None:
         """Replace the estimate of the remaining work, at first the size of the body, by the bytes of text to embed."""
         self.task.expect(size)

@@ -19,7 +19,7 @@ from retrieval.cache import REDIS_WAIT, RedisWait
 from retrieval.context.building import build_context, check_context, search_requests
 from retrieval.context.encodings import Encoding, encoding
 from retrieval.embedding.counting import TokenCounter
-from retrieval.handlers.state import CONFIG, EMBEDDERS, HELD, PIPELINE
+from retrieval.handlers.state import CONFIG, EMBEDDERS, ENTRY, HELD, PIPELINE
 from retrieval.handlers.wire import (
     answer,
     answer_from,
@@ -175,7 +175,7 @@ async def await_writes(
     usual, loop = request.app[CONFIG].search.deadline_ms, asyncio.get_running_loop()
     deadline_ms = min(one.deadline_ms or (math.inf if one.exact else usual) for one in searches)
     until = loop.time() + deadline_ms / 1000
-    with contextlib.suppress(DeadlineExceeded):
+    with contextlib.suppress(DeadlineExceeded), request[ENTRY].waiting():
         await wait_for_seq(collection, newest, until)
     budget.seq_until = loop.time()
     if collection.snapshot.seq < newest and loop.time() >= until:
