@@ -20,7 +20,7 @@ from indexes.base.model import Scalar
 from indexes.filters.dates import instant_of_date
 from indexes.filters.grammar import Kind
 from retrieval.documents.metadata import instant_at
-from retrieval.search.fusion import Scores, order_by_score
+from retrieval.search.fusion import Scores
 from retrieval.search.plan import Plan
 from retrieval.search.shard import ValuesQuery
 from retrieval.search.stages import Fused, round_scores
@@ -49,21 +49,23 @@ def values_queries(request: SearchRequest) -> tuple[ValuesQuery, ...]:
 
 def arrange(plan: Plan, fused: Fused, values: Sequence[Values]) -> Fused:
     """Order the candidates by boosts and sort. `values` are those that `values_queries` asks for."""
-    ids, boosts, sorts = fused.candidates.ids, plan.request.boosts or [], plan.request.sort or []
+    boosts, sorts = plan.request.boosts or [], plan.request.sort or []
     for boost, held in zip(boosts, values, strict=False):
         factors = np.array([factor(boost, one) for one in held])
         fused = replace(fused, boosts=factors if fused.boosts is None else fused.boosts * factors)
     if fused.boosts is not None:
         boosted = round_scores(boost_scores(fused.scores, fused.boosts))
-        order = fused.order[order_by_score(ids[fused.order], boosted[fused.order])]
-        fused = replace(fused, order=order, scores=boosted)
+        fused = replace(fused, order=fused.ordered_by(boosted), scores=boosted)
     positions: list[int] = fused.order.tolist()
     for sort, held in reversed(list(zip(sorts, values[len(boosts) :], strict=True))):
         keys = sort_keys(held, last=sort.order == "desc")
         present = [position for position in positions if keys[position] is not None]
         present.sort(key=keys.__getitem__, reverse=sort.order == "desc")
         positions = present + [position for position in positions if keys[position] is None]
-    return replace(fused, order=np.array(positions, np.intp))
+    order = np.array(positions, np.intp)
+    if fused.levels is not None:
+        order = order[np.argsort(fused.levels[order], kind="stable")]
+    return replace(fused, order=order)
 
 
 def boost_scores(scores: Scores, factors: Scores) -> Scores:

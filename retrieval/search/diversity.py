@@ -25,6 +25,8 @@ async def diversify(plan: Plan, fused: Fused, shard: Shard) -> Fused:
     if mmr is None:
         return fused
     first = fused.order[: max(MMR_CANDIDATES, plan.k)]
+    if fused.levels is not None:
+        first = first[fused.levels[first] == 0]
     found = await shard.fetch(fused.candidates.ids[first].tolist(), What(vectors=True))
     assert found.vectors is not None
     moved = marginal_relevance(found.vectors, fused.scores[first], mmr)

@@ -32,7 +32,6 @@ from retrieval.embedding.costs import CostModel
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import Manifest, load_model
 from retrieval.embedding.results import TooLong
-from retrieval.search.fusion import order_by_score
 from retrieval.search.plan import Plan
 from retrieval.search.shard import Shard, What
 from retrieval.search.stages import Fused, Rounds, round_scores
@@ -136,16 +135,19 @@ async def rerank(
             break
     found: Doubles = np.full(len(ids), np.nan)
     found[first] = [known.get(one, math.nan) for one in firsts]
-    combined = round_scores(blend_scores(fused.scores, found, wanted.weight))
-    order = fused.order[order_by_score(ids[fused.order], combined[fused.order])]
-    answer = replace(fused, order=order, scores=combined, reranked=round_scores(found))
+    combined = round_scores(blend_scores(fused.scores, found, wanted.weight, fused.levels))
+    answer = replace(fused, order=fused.ordered_by(combined), scores=combined, reranked=round_scores(found))
     read = sum(one in known for one in firsts)
     return answer, Reranked(reranker.manifest.name, read, len(first) - gone)
 
 
-def blend_scores(fused: Doubles, scores: Doubles, weight: float) -> Doubles:
-    """Blend fused scores with those of the cross-encoder, which are NaN where it did not read, into one from 0 to 1."""
-    least, span = fused.min(initial=np.inf), np.ptp(fused) if len(fused) else 0.0
+def blend_scores(
+    fused: Doubles, scores: Doubles, weight: float, levels: npt.NDArray[np.int64] | None = None
+) -> Doubles:
+    """Blend fused scores with those of the cross-encoder, which are NaN where it did not read, into one that is from 0
+    to 1 for candidates of the first level."""
+    first = fused if levels is None else fused[levels == 0]
+    least, span = first.min(initial=np.inf), np.ptp(first) if len(first) else 0.0
     scaled = (fused - least) / span if span > 0 else np.ones(len(fused))
     return (1 - weight) * scaled + weight * np.nan_to_num(sigmoid(scores))
 

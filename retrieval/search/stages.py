@@ -39,7 +39,8 @@ class Fused:
     """Candidates with their final order: positions into them, best first. The columns hold for each candidate its
     score, its relevance (NaN if unknown) with the features behind it, the cross-encoder's score, and its boost factor.
 
-    In a hybrid search each candidate has both of its scores.
+    In a hybrid search each candidate has both of its scores. `levels` (`levels_of`) keep every order the same, however
+    deep the search went: None if it was never deepened.
     """
 
     candidates: Candidates
@@ -49,14 +50,20 @@ class Fused:
     relevance: Columns
     reranked: NDArray[np.float64] | None = None
     boosts: NDArray[np.float64] | None = None
+    levels: NDArray[np.int64] | None = None
+
+    def ordered_by(self, scores: NDArray[np.float64]) -> Positions:
+        """Return its order by other scores, within each level."""
+        levels = None if self.levels is None else self.levels[self.order]
+        return self.order[order_by_score(self.candidates.ids[self.order], scores[self.order], levels)]
 
 
 def fuse(plan: Plan, candidates: Candidates) -> Fused:
     """Rank the candidates by one score, and compute their relevance."""
+    ranks = [candidates.dense_ranks, candidates.lexical_ranks]
+    # What a deeper ranking adds comes after the candidates of the first page.
+    levels = levels_of(ranks, plan.page_depth) if plan.query.steps else None
     if plan.mode == "hybrid":
-        ranks = [candidates.dense_ranks, candidates.lexical_ranks]
-        # What a deeper ranking adds comes after the candidates of the first page.
-        levels = levels_of(ranks, plan.page_depth) if plan.query.steps else None
         if plan.weight_dense is None:
             fused = reciprocal_rank(
                 ranks if levels is None else clip_to_levels(levels, ranks, plan.page_depth), plan.rrf_k
@@ -70,7 +77,7 @@ def fuse(plan: Plan, candidates: Candidates) -> Fused:
     if plan.examples is not None:
         order = order[~np.isin(candidates.ids[order], plan.examples.passages)]
     features = features_of(candidates, candidates.dense, candidates.lexical, plan.similarity_floor)
-    return Fused(candidates, order, scores, features, relevance_of(features, plan.calibration))
+    return Fused(candidates, order, scores, features, relevance_of(features, plan.calibration), levels=levels)
 
 
 def fuse_scores(plan: Plan, weight: float, found: Candidates, dense: Floats, lexical: Floats) -> Columns:

@@ -152,3 +152,49 @@ def test_the_order_by_level_does_not_depend_on_the_depth(
         found = ids[order_by_score(ids, fused, levels)].tolist()
         assert found[: len(before)] == before
         before = found
+
+
+ARRANGED: list[dict[str, Any]] = [
+    {"sort": [{"key": "n", "order": "desc"}]},
+    {"sort": [{"key": "n"}]},
+    {"boosts": [{"key": "n", "weight": 0.05}]},
+    {"mmr": 0.5},
+]
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
+@pytest.mark.parametrize("options", ARRANGED, ids=str)
+def test_pages_of_arranged_groups_hold_each_document_once(
+    http: Http, mode: str, options: dict[str, Any], long_documents: str
+) -> None:
+    """Pages that need more candidates than the first one continue its order: what they add comes after it."""
+    search = {"query": "a river and a silver bridge", "cache": False, "group_by_document": True, "mode": mode}
+    whole = http.search(long_documents, k=50, **search, **options)["hits"]
+    paged = [
+        hit
+        for at in range(0, 50, 10)
+        for hit in http.search(long_documents, k=10, offset=at, **search, **options)["hits"]
+    ]
+    assert [hit["document_id"] for hit in paged] == [hit["document_id"] for hit in whole]
+    assert len({hit["document_id"] for hit in paged}) == 50
+
+
+@pytest.fixture(scope="module")
+def long_documents(service: ServerProcess) -> str:
+    """60 documents: every third one is many passages, so that 100 candidates are fewer than 50 documents."""
+    http, rng, words = Http(service.url), np.random.default_rng(7), WORDS.split()
+    name = http.new_collection()
+
+    def sentence() -> str:
+        return " ".join(rng.choice(words, 25)) + "."
+
+    documents = [
+        {
+            "id": f"p{at}",
+            "text": " ".join(sentence() for _ in range(40 if at % 3 == 0 else 3)),
+            "metadata": {"n": at},
+        }
+        for at in range(60)
+    ]
+    http.write(name, *documents)
+    return name
