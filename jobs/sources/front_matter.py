@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, time
 from typing import Any
@@ -72,7 +72,8 @@ def split_front_matter(text: str) -> FrontMatter:
 
 class _Loader(yaml.SafeLoader):
     """Reads plain scalars by the rules of tables, not those of YAML 1.1, which turns `no` into False, 0123 into 83, and
-    12:30 into 750. Aliases are refused, since a few lines of them can stand for gigabytes."""
+    12:30 into 750. Aliases are refused, since a few lines of them can stand for gigabytes. Duplicate keys are
+    refused as in TOML, since one of their values would be lost."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - the name and the shape are PyYAML's
         first: [("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)\Z"))]
@@ -83,6 +84,17 @@ class _Loader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases (*name) are not read")
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"duplicate key {key.value}", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
     def construct_text(self, node: yaml.ScalarNode) -> object:
         return node.value if node.style else infer([node.value]).value(node.value)

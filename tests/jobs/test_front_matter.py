@@ -90,6 +90,9 @@ def test_toml_becomes_metadata(tmp_path: Path) -> None:
     [
         ("---\ntitle: Refunds: how long\n---\nText.", "line 2: mapping values are not allowed here"),
         ("---\nkey: !!python/object/apply:os.system [ls]\n---\nText.", "could not determine a constructor"),
+        ("---\ntitle: A\ntitle: B\n---\nText.", "line 3: duplicate key title"),
+        ("---\na:\n  b: 1\n  'b': 2\n---\nText.", "line 4: duplicate key b"),
+        ("+++\na = 1\na = 2\n+++\nText.", "overwrite"),
         ("---\na: &a [x, x]\nb: [*a, *a]\n---\nText.", "aliases"),
         ("---\nkey: " + "[" * 5000 + "\n---\nText.", "nested too deeply"),
         ("---\nkey: " + "x" * BLOCK_CHARS_MAX + "\n---\nText.", "longer than"),
