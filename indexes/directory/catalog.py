@@ -245,6 +245,11 @@ class Catalog:
                 self._renaming = None
             return renamed
 
+    def wait_for_changes(self) -> None:
+        """Wait until a change of the names that is under way has ended: a collection has no usable name until then."""
+        with self._change:
+            pass
+
     def set_alias(self, alias: str, name: str) -> None:
         """Point an alias at a collection, atomically and durably, replacing any previous target."""
         check_name(alias, "alias")

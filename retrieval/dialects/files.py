@@ -126,6 +126,7 @@ async def delete_documents(app: web.Application, file_id: str) -> bool:
                 missed = True
         if not missed:
             break
+        await asyncio.to_thread(catalog.wait_for_changes)
     return found
 
 
