@@ -49,9 +49,9 @@ def require_key(key: str, where: str, parts: Sequence[FilterPart]) -> None:
                 f"{where}: the metadata key {key!r} holds objects; name what is in them by a dotted path: {named}",
                 param=where,
             )
-        known = {one for part in parts for one in part.keys_near(key, KEYS_COMPARED_MAX)} - {EXPIRES}
+        near = {one for part in parts for one in part.keys_near(key, KEYS_COMPARED_MAX)} - {EXPIRES}
         raise InvalidInput(
-            f"{where}: no document has the metadata key {key!r}; {suggestion(key, known)}", param=where
+            f"{where}: no document has the metadata key {key!r}; {suggestion(key, sorted(near))}", param=where
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from indexes.base.errors import InvalidInput, NotFound, TooLarge
+from indexes.base.errors import InvalidInput, NotFound, NotReady, TooLarge
 from indexes.collection.collection import Collection
 from retrieval.access.auth import PRINCIPAL
 from retrieval.dialects.vector_store_schemas import (
@@ -115,14 +115,16 @@ async def delete_documents(app: web.Application, file_id: str) -> bool:
     """Delete the documents of a file from all collections that the caller sees. Returns whether there were any."""
     catalog, caller = app[CATALOG], PRINCIPAL.get()
     found = False
-    for _ in range(PASSES_MAX):
+    for number in range(PASSES_MAX):
         missed = False
         aliases = catalog.aliases
         for name, collection in list(catalog.collections.items()):
             try:
                 if caller.sees(name, aliases) and await asyncio.to_thread(holds, collection, file_id):
                     found = bool((await remove(app, collection, [file_id])).deleted) or found
-            except NotFound:  # deleted or renamed; the next pass sees the new name
+            except (NotFound, NotReady) as error:  # deleted or renamed; the next pass sees the new name
+                if isinstance(error, NotReady) and number == PASSES_MAX - 1:
+                    raise
                 missed = True
         if not missed:
             break

@@ -19,7 +19,7 @@ from tests.support.http import Http
 
 MODEL = "all-MiniLM-L6-v2"
 LONG = "iron " * 200
-SEARCH = "/v1/collections/docs/search"
+SEARCH, EMBED = "/v1/collections/docs/search", "/v1/embeddings"
 BODY = b'{"query":"x"}'
 VARYING = re.compile(r"^(?:X-Request-Id|Date|Retry-After(?:-Ms)?): .*\r\n", re.MULTILINE)
 
@@ -62,12 +62,10 @@ def answer_on(connection: socket.socket) -> str:
 
 
 @contextlib.contextmanager
-def busy(server: ServerProcess, path: str = SEARCH) -> Iterator[None]:
+def busy(server: ServerProcess, path: str) -> Iterator[None]:
     """The one place is taken by a request that takes long. It is free again when its client has gone."""
-    long = {"query": "x", "min_seq": 10**6, "input": [LONG] * 500, "inputs": [LONG] * 500, "model": MODEL}
-    known = (
-        ("query", "min_seq") if path == SEARCH else ("inputs",) if path == "/embed" else ("input", "model")
-    )
+    long = {"input": [LONG] * 500, "inputs": [LONG] * 500, "model": MODEL}
+    known = ("inputs",) if path == "/embed" else ("input", "model")
     with connected(server) as taking:
         taking.sendall(post(path, json.dumps({name: long[name] for name in known}).encode()))
         while not refused(server, path):
@@ -81,7 +79,7 @@ def refused(server: ServerProcess, path: str) -> bool:
     return Http(server.url).call("POST", path, json.loads(BODY)).status in (429, 503)
 
 
-@pytest.mark.parametrize("path", [SEARCH, "/v1/embeddings", "/api/embed", "/embed"])
+@pytest.mark.parametrize("path", [EMBED, "/api/embed", "/embed"])
 def test_a_refusal_is_the_same_wherever_it_is_made(narrow: ServerProcess, path: str) -> None:
     """On the same connection: at the door, and from the middlewares, for a head that came in two pieces."""
     with busy(narrow, path), connected(narrow) as connection:
@@ -106,21 +104,24 @@ def test_a_refusal_is_the_same_wherever_it_is_made(narrow: ServerProcess, path: 
 def test_the_connection_of_a_refused_request_serves_on(narrow: ServerProcess, data: Path) -> None:
     """Refused ten times, then answered; the id of a request comes back; the metrics count them, the log once."""
     with connected(narrow) as connection:
-        with busy(narrow):
-            before = refused_searches(narrow)
+        with busy(narrow, EMBED):
+            before = count_refused(narrow)
             for number in range(10):
-                connection.sendall(post(SEARCH, BODY, f"X-Request-Id: mine-{number}"))
+                connection.sendall(post(EMBED, BODY, f"X-Request-Id: mine-{number}"))
                 assert f"X-Request-Id: mine-{number}\r\n" in answer_on(connection)
-            assert refused_searches(narrow) == before + 10
-        connection.sendall(post(SEARCH, BODY))
+            assert count_refused(narrow) == before + 10
+        connection.sendall(post(EMBED, json.dumps({"input": "x", "model": MODEL}).encode()))
         assert answer_on(connection).startswith("HTTP/1.1 200")
     time.sleep(1.1)
     assert "requests in 1 s were refused with 429" in log_of(data).read_text()
 
 
-def refused_searches(server: ServerProcess) -> float:
-    route = "/v1/collections/{collection}/search"
-    return Http(server.url).metric("nearline_http_requests_total", method="POST", route=route, status="429")
+def count_refused(server: ServerProcess) -> float:
+    http = Http(server.url)
+    return sum(
+        http.metric("nearline_http_requests_total", method="POST", route=EMBED, status=status)
+        for status in ("429", "503")
+    )
 
 
 def test_two_requests_at_once_are_answered_in_order(narrow: ServerProcess) -> None:
