@@ -250,7 +250,7 @@ class Log(LogReader):
 
         SQLite writes a commit to the WAL and then to the index it shares with other programs. If a kill comes in
         between while a backup or a builder reads the log, the commit stays unseen until the last of them has left:
-        only then is the index made anew from the WAL. A commit on top of it takes its place in the WAL.
+        only then does SQLite rebuild the index from the WAL. A commit on top of it takes its place in the WAL.
         """
         db.execute(f"PRAGMA user_version = {self._cycle}")
 

@@ -62,7 +62,7 @@ class OpenAICreateVectorStore(Request, frozen=True, kw_only=True):
 
 
 class OpenAIUpdateVectorStore(Request, frozen=True, kw_only=True):
-    """With `expires_after` null, the store no longer expires; absent, nothing changes."""
+    """If `expires_after` is null, the store no longer expires; if it is absent, nothing changes."""
 
     name: StoreName | None = None
     metadata: StoreMetadata | None = None

@@ -246,11 +246,17 @@ class Pipeline:
             if encoded is not None:
                 settled = not collection.moved_since(snapshot)
                 key = replace(key, content=snapshot.content if settled else b"")
-                put = self._results.put(key, encoded, found.grounds, watch.elapsed_ms - begun)
-                await watch.time_await("cache", put)
-                if scope is not None and plan.query.vector is not None:
-                    self._semantic.keep(scope, plan.request.query or "", plan.query.vector)
+                took_ms = watch.elapsed_ms - begun
+                await watch.time_await("cache", self._keep(key, scope, plan, encoded, found.grounds, took_ms))
         return answer_of(name, collection, snapshot, plan, found.answer, watch, "miss")
+
+    async def _keep(
+        self, key: ResultKey, scope: bytes | None, plan: Plan, encoded: bytes, grounds: bytes, took_ms: float
+    ) -> None:
+        """Cache an answer, and remember its question for similar ones."""
+        await self._results.put(key, encoded, grounds, took_ms)
+        if scope is not None and plan.query.vector is not None:
+            self._semantic.keep(scope, plan.request.query or "", plan.query.vector)
 
     def _encode_lasting(
         self, collection: Collection, snapshot: Snapshot, plan: Plan, found: Found, work: WorkBudget

@@ -523,7 +523,7 @@ def test_half_a_surrogate_pair_matches_itself() -> None:
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_misspelt_key_among_many_costs_little(sealed: bool) -> None:
-    """Of 40,000 keys those around it in the alphabet are compared, and the nearest is named."""
+    """Only the keys around it in the alphabet are compared, and the nearest of 40,000 is named."""
     growing = GrowingFilters()
     for row in range(100):
         growing.add({f"key{row * 400 + at:07d}x": 1 for at in range(400)})

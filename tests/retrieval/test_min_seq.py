@@ -62,7 +62,7 @@ def test_those_who_leave_are_forgotten(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_batch_waits_once(tmp_path: Path, model_folder: Path) -> None:
-    """For all of its searches; those whose write has not come fail, the others are answered. What waits is no load: no
+    """Its searches wait together; those whose write has not come fail, the others are answered. Waiting is no load: no
     search is degraded, and none is refused although there are fewer places than requests that wait."""
     environ = {
         "NEARLINE_MODELS_FOLDER": str(model_folder.parent),

@@ -96,7 +96,7 @@ def test_what_is_asked_for_is_brought_along(shard: LocalShard, collection: Colle
 
 
 def test_a_filter_travels(shard: LocalShard, collection: Collection) -> None:
-    """Of any shape; and one that nothing can satisfy is refused, as are values that no passage has."""
+    """A filter of any shape works. One that nothing can satisfy is refused, as are values that no passage has."""
     condition = parse_filter(
         {
             "type": "or",
