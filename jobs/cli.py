@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from indexes.base.errors import NearlineError
+from indexes.base.errors import NearlineError, message_of
 from nearline import ServiceError
 
 COMMANDS = {
@@ -85,7 +85,7 @@ def main() -> None:
     except click.exceptions.Exit as leaving:
         sys.exit(leaving.exit_code)
     except (NearlineError, ServiceError, OSError) as error:
-        click.echo(f"nearline: {error}", err=True)
+        click.echo(f"nearline: {message_of(error)}", err=True)
         sys.exit(1)
     except UnicodeEncodeError as error:
         click.echo(f"nearline: a text that is not UTF-8: {ascii(error.object)[:80]}", err=True)

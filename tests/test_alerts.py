@@ -88,11 +88,6 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]], str]] = {
         DAY,
     ),
     "NearlineRedisDown": ([value("nearline_redis_up", 0)], [value("nearline_redis_up", 1)], "5m"),
-    "NearlineSemanticCacheOff": (
-        [value("nearline_semantic_cache_switched_off", 1)],
-        [value("nearline_semantic_cache_switched_off", 0)],
-        "5m",
-    ),
     "NearlineLanguageModelDown": (
         [
             http("200", 1, "/v1/collections/{collection}/answer"),

@@ -72,7 +72,6 @@ def scraped(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
         pytest.skip("prometheus is not installed; Debian's package of this name has it")
     folder = tmp_path_factory.mktemp("prometheus")
     environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_SEARCH_STRAINED_FROM": "1"}
-    environ["NEARLINE_SEMANTIC_CACHE_ENABLED"] = "true"
     with contextlib.ExitStack() as stack:
         environ["NEARLINE_REDIS_URL"] = stack.enter_context(redis_server(folder)).url
         service = Http(stack.enter_context(serving(folder / "data", environ)).url)

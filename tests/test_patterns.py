@@ -23,6 +23,7 @@ import regex
 from tests.test_architecture import ABSENT, MODULES, ROOT
 
 METHODS = frozenset({"match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split"})
+CALL = re.compile(rf"\b(\w+)\.({'|'.join(METHODS)})\b")
 REPEATS_FEW = 16  # enough to see exponential time, which nothing could end
 REPEATS = 512  # in the first look at a text
 REPEATS_MORE = 8
@@ -49,22 +50,21 @@ class Used(NamedTuple):
 
 
 def patterns() -> list[Used]:
-    trees = {
-        name: ast.parse((ROOT / name.replace(".", "/")).with_suffix(".py").read_text())
+    texts = {
+        name: (ROOT / name.replace(".", "/")).with_suffix(".py").read_text()
         for name in MODULES
         if name not in ABSENT
     }
     called: dict[str, set[str]] = defaultdict(set)
-    for tree in trees.values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr in METHODS:
-                called[ast.unparse(node.value).rpartition(".")[2]].add(node.attr)
+    for text in texts.values():
+        for name, method in CALL.findall(text):
+            called[name].add(method)
     found = {}
-    for module, tree in trees.items():
+    for module, text in texts.items():
         for name, pattern in compiled_in(importlib.import_module(module)):
             methods = frozenset(called.get(name, {"finditer", "match"}))
             found[module, pattern.pattern] = Used(module, name, pattern, methods)
-        for line, written, method in written_in(tree):
+        for line, written, method in written_in(text):
             found[module, written] = Used(module, f"line {line}", re.compile(written), frozenset({method}))
     return list(found.values())
 
@@ -91,9 +91,11 @@ def flat(value: Any, depth: int = 3) -> Iterator[Any]:
         yield value
 
 
-def written_in(tree: ast.Module) -> Iterator[tuple[int, str | bytes, str]]:
+def written_in(text: str) -> Iterator[tuple[int, str | bytes, str]]:
     """Patterns written as an argument: `re.sub(r"...", ...)`."""
-    for node in ast.walk(tree):
+    if not any(name in {"re", "regex"} for name, _ in CALL.findall(text)):
+        return
+    for node in ast.walk(ast.parse(text)):
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)

@@ -111,7 +111,8 @@ def publish(path: Path, content: bytes, mode: int = 0o666) -> None:
             sync_folder(path.parent)
             failpoints.reach("publish.folder_synced")
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the error that is under way says more
+            draft.unlink(missing_ok=True)
 
 
 def draft_of(path: Path) -> Path:
@@ -151,7 +152,8 @@ def replace_unsynced(path: Path, content: bytes, mode: int = 0o666) -> None:
                 disk.write(file, content)
             disk.replace(draft, path)
         finally:
-            draft.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
 
 
 def replace_synced(draft: Path, path: Path) -> None:

@@ -27,6 +27,13 @@ The service maps each to one HTTP status (`retrieval/wire/errors.py`); a test ke
 from __future__ import annotations
 
 
+def message_of(error: Exception) -> str:
+    """Return what an error says, in one line: of an OSError the path and the system's words, without a number."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+
+
 class NearlineError(Exception):
     """Base of the tree. `message` is one clear line; `param` names the field at fault, if any."""
 

@@ -18,11 +18,26 @@ from indexes.base.errors import InvalidInput
 AUTO = "auto"  # in place of a code: detect it
 UNSURE = "en"  # for texts in Latin script that are too short or unusual to detect: codes, names, titles
 SURE_MIN = 0.5  # probability below which a text in Latin script counts as unsure
+CERTAIN = 0.9  # probability from which a language is told to users
 OTHERWISE = 0.02  # share assumed for a language that no passage has
 LIKELIER = 10
 SHOUTING = 0.8  # share of capitals
 CHARS_READ = 1000  # of a text: reading more does not change the result
-CODE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
+# RFC 5646: language, script, region, variants, extensions, private use. `(?!.{65})` bounds the length.
+CODE = re.compile(
+    r"(?!.{65})[a-z]{2,3}(-[a-z]{3}){0,3}(-[a-z]{4})?(-([a-z]{2}|\d{3}))?"
+    r"(-([a-z\d]{5,8}|\d[a-z\d]{3}))*(-[a-wyz\d](-[a-z\d]{2,8})+)*(-x(-[a-z\d]{1,8})+)?",
+    re.ASCII | re.IGNORECASE,
+)
+# Every language of two letters: ISO 639-1, and codes it had before.
+ISO_639_1 = (
+    "aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en "
+    "eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik in io is it iu iw "
+    "ja ji jv jw ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mo mr ms mt "
+    "my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm "
+    "sn so sq sr ss st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu"
+)
+TWO_LETTERS = frozenset(ISO_639_1.split())
 # BCP 47 has the shortest code of each language, and ISO 639-2's two sets of three letters only for the others.
 SHORTER = {
     three: two
@@ -42,12 +57,13 @@ VARIETIES = {"arz": "ar", "wuu": "zh", "yue": "zh", "azb": "az", "pnb": "ur", "a
 
 def check_language(code: str, param: str) -> str:
     """Return the code unchanged. Raises InvalidInput naming the field unless it is "auto" or has the form of a BCP 47
-    code."""
-    if code != AUTO and not CODE.fullmatch(code):
+    code. Which codes of three letters exist is not checked."""
+    language = primary(code)
+    if code != AUTO and not (CODE.fullmatch(code) and (len(language) > 2 or language in TWO_LETTERS)):
         raise InvalidInput(
             f"{param} {code[:40]!r} is no BCP 47 code such as en, pt-BR or zh-Hant, nor {AUTO!r}", param=param
         )
-    if (shorter := SHORTER.get(primary(code))) is not None:
+    if (shorter := SHORTER.get(language)) is not None:
         raise InvalidInput(f"{param} {code[:40]!r}: BCP 47 writes {shorter} for this language", param=param)
     return code
 
@@ -63,6 +79,12 @@ def language_of(title: str, text: str) -> str:
     found = probabilities(sample)
     best = max(found, key=found.__getitem__, default=UNSURE)
     return best if found.get(best, 0) >= SURE_MIN or not is_latin(sample) else UNSURE
+
+
+def sure_language(text: str) -> str | None:
+    """The language of a text, by the detector alone; None where it is unsure."""
+    found = query_probabilities(text[:CHARS_READ])
+    return next((code for code, chance in found.items() if chance >= CERTAIN), None)
 
 
 def guess_language(query: str, held: Mapping[str, int]) -> str:

@@ -80,7 +80,8 @@ Operation = Upsert | Delete
 class WriteResult:
     """The outcome of one acknowledged write. `seq` is the log position of its last operation.
 
-    `tokens` counts the written passages' tokens; `unchanged` counts documents already in the log and skipped.
+    `tokens` counts the written passages' tokens; `unchanged` counts documents already in the log and skipped;
+    `expired` counts those deleted that were hidden already.
     """
 
     seq: int
@@ -89,6 +90,7 @@ class WriteResult:
     tokens: int
     deleted: int
     unchanged: int = 0
+    expired: int = 0
 
 
 @dataclass(frozen=True, slots=True)

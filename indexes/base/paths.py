@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from indexes.base.model import Metadata, Scalar
+from indexes.base.normalizing import normalize
 
 
 def leaves(metadata: Metadata) -> Iterator[tuple[str, Scalar]]:
@@ -24,8 +25,9 @@ def leaves(metadata: Metadata) -> Iterator[tuple[str, Scalar]]:
 
 
 def values_at(metadata: Metadata, path: str) -> list[Scalar]:
-    """All values under a path."""
-    return [value for found, value in leaves(metadata) if found == path]
+    """All values under a path, as filters see it: in Unicode's composed form."""
+    wanted = normalize("NFC", path)
+    return [value for found, value in leaves(metadata) if normalize("NFC", found) == wanted]
 
 
 def value_at(metadata: Metadata, path: str) -> Scalar | list[Scalar] | None:

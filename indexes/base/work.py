@@ -23,6 +23,13 @@ class WorkBudget:
     searches: int = 0  # counts up: searches that have started
     comparisons: int = 300_000  # of query words that occur nowhere with terms of the dictionary
     prefix_terms: int = 16_384  # that the prefixes expand to
-    phrase_chars: int = 8_000_000  # of candidates, scanned for phrases
+    phrase_chars: int = 6_000_000  # of candidates, scanned for phrases
     highlight_words: int = 10_000  # distinct words of one search's hits, compared with its query
+    highlight_tokens: int = 200_000  # of hits, passed over; a marked word counts as several
+    copies: int = 4096  # of hits, read to find others to show
+    near_words: int = 100_000  # of explained passages, compared with words that these lack
     facet_counts: int = 2_000_000  # documents and values that facets count
+
+    @property
+    def may_highlight(self) -> bool:
+        return self.highlight_words >= 0 and self.highlight_tokens >= 0

@@ -46,7 +46,7 @@ from indexes.log.log import Log
 from indexes.log.writer import Writer
 from indexes.parts.assembly import Assembly, rebuild_reason
 from indexes.parts.generation import Generation
-from indexes.parts.learned import RankingFile
+from indexes.parts.learned import RANKING, SYNONYMS, RankingSettings, SettingsFile, SynonymSettings
 from indexes.parts.memory import give_back
 from indexes.parts.sealing import Sealing
 from indexes.parts.shelf import Shelf
@@ -59,6 +59,7 @@ from indexes.rebuild.hits import Hits
 logger = logging.getLogger(__name__)
 
 DRAFT_PREFIX = ".creating-"
+CHANGED_CHARS_MAX = 8_000_000  # in one commit; a single text may be longer
 T = TypeVar("T")
 
 
@@ -74,7 +75,9 @@ class Collection:
             self.settings, self.uid = self.log.settings, self.log.uid
             self.opening = uuid.uuid4().bytes  # passage ids mean the same as long as it is open
             self.shelf, self._adopting = Shelf(folder), threading.Lock()
-            self.chosen, self.ranking = read_chosen(folder), RankingFile(folder)
+            self.chosen = read_chosen(folder)
+            self.ranking = SettingsFile(folder / RANKING, RankingSettings)
+            self.synonyms = SettingsFile(folder / SYNONYMS, SynonymSettings)
             self._lost_generation: str | None = None  # why the generation named by CURRENT was unusable
             self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
             self.documents = self.log.document_count()
@@ -132,7 +135,7 @@ class Collection:
     def _release(self) -> None:
         """Drop the indexes now: they may be in a reference cycle that was frozen (`gc.freeze`) when serving began."""
         self._assembly.clear()
-        self._snapshot = replace(self._snapshot, parts=(), watch=None)
+        self._snapshot = replace(self._snapshot, parts=(), skipper=None)
 
     # -- reading
 
@@ -206,13 +209,37 @@ class Collection:
             stored = self.log.upsert_of(document_id)
             if stored is None:
                 raise NotFound(f"no document {document_id!r}", param="id")
-            changed = change(stored)
-            if changed is stored:
-                return []
-            check_upsert(changed, self.settings.dimensions)
-            return [changed]
+            return self._changes(stored, change)
 
         return self._writer.write(choose)
+
+    def change_holding(
+        self, passages: Ids, change: Callable[[Upsert], Upsert], chars_max: int = CHANGED_CHARS_MAX
+    ) -> Future[WriteResult]:
+        """Do as `change` with the documents that hold these passages, in one commit.
+
+        It stops when it has texts of `chars_max` characters, so repeat it until it has written nothing. A replaced
+        document has new passage ids, so no document is changed twice, and none that others have replaced.
+        """
+        ids = passages.tolist()
+
+        def choose() -> list[Operation]:
+            chosen, chars = list[Operation](), 0
+            for document_id in self.log.documents_of(ids):
+                if chars < chars_max and (stored := self.log.upsert_of(document_id)) is not None:
+                    changes = self._changes(stored, change)
+                    chosen += changes
+                    chars += len(stored.text) * len(changes)
+            return chosen
+
+        return self._writer.write(choose)
+
+    def _changes(self, stored: Upsert, change: Callable[[Upsert], Upsert]) -> list[Operation]:
+        changed = change(stored)
+        if changed is stored:
+            return []
+        check_upsert(changed, self.settings.dimensions)
+        return [changed]
 
     def on_writer(self, step: Callable[[], T]) -> T:
         """Run a function on the writer thread, between commits, and return its result."""
@@ -359,7 +386,7 @@ class Collection:
         require_generation_room(self.shelf.path(number), self.options)
         generation = Generation.load(self.shelf.path(number), self._assembly.new_files())
         generation.manifest.require_fit(self.settings.fingerprint, self.log.forgotten())
-        generation.watch_cold(self.options.cold)
+        generation.skip_cold(self.options.cold)
         if self.chosen:
             self.chosen.apply(generation)
         return generation

@@ -103,4 +103,4 @@ def search_settings(generation: Generation, *, tuned: bool) -> SearchSettings:
 
 
 def cold_state(snapshot: Snapshot) -> ColdState:
-    return snapshot.watch.state() if snapshot.watch else ColdState("always")
+    return snapshot.skipper.state() if snapshot.skipper else ColdState("always")

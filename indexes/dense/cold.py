@@ -1,10 +1,11 @@
-"""The cold shard (faiss): IVF lists of 4-bit product-quantized codes, about 60 bytes of memory per passage.
+"""The cold index (faiss): IVF lists of 4-bit product-quantized codes, about 60 bytes of memory per passage.
 
 The codes only select candidates. Every candidate is rescored from the stored vectors, so its score is exact and
 comparable with the hot tier's. FastScan codes (Andre et al. 2015) are read with SIMD shuffles, and their codebooks
 train in seconds. Cold rows are ordered by list, so a query's candidates lie close together in the memory-mapped file.
 
-The lists also hold the codes of the hot rows, so one scan answers a query that the hot graph alone does not.
+The lists hold the codes of all rows of a generation, the hot ones too, so one scan answers a query that the hot graph
+alone does not.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def middle(nearest: Any, last: Any) -> Any:
     return (nearest + last) / 2
 
 
-class ColdShard:
+class ColdIndex:
     """Searches all rows of a generation, by their numbers in its vectors. Thread-safe; only `settings` may change."""
 
     def __init__(self, index: Any, vectors: StoredVectors, settings: ColdSettings) -> None:
@@ -78,11 +79,11 @@ class ColdShard:
         self._centroids = self.centroids()
 
     @staticmethod
-    def load(path: Path, vectors: StoredVectors, settings: ColdSettings) -> ColdShard:
+    def load(path: Path, vectors: StoredVectors, settings: ColdSettings) -> ColdIndex:
         """Read a file whose checksum was verified. Raises Damaged if faiss still cannot parse it."""
         faiss.set_deserialization_vector_byte_limit(FILE_BYTES_MAX)
         try:
-            return ColdShard(faiss.read_index(str(path)), vectors, settings)
+            return ColdIndex(faiss.read_index(str(path)), vectors, settings)
         except RuntimeError as error:
             raise Damaged(f"{path}: {error}") from error
 

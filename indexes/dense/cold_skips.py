@@ -65,11 +65,11 @@ class ColdState:
 
 
 class ListBounds:
-    """Centroids of the cold lists, and an upper bound on the score of any member."""
+    """Centroids of the cold lists, and an upper bound on the score of any cold member."""
 
     def __init__(self, centroids: Floats, lowest: Floats) -> None:
         """`centroids` float32 [lists, dimensions], not copied; `lowest` [lists] is the minimum inner product of each
-        unit centroid with its list's members."""
+        unit centroid with the cold members of its list."""
         self._centroids = centroids
         self._lengths = np.maximum(np.linalg.norm(centroids, axis=1), 1e-12).astype(np.float32)
         self._radii = np.arccos(np.clip(lowest, -1, 1))
@@ -91,7 +91,7 @@ class ListBounds:
         return found
 
     def best_possible(self, similarities: Floats) -> float:
-        """Upper bound on the score of any vector in any list."""
+        """Upper bound on the score of any cold vector in any list."""
         angles = np.arccos(np.clip(similarities, -1, 1)) - self._radii
         return math.cos(max(float(angles.min()), 0.0))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from indexes.base.model import Floats, Rows
-from indexes.dense.cold import RANKS, ColdSettings, ColdShard, candidates_of, middle
+from indexes.dense.cold import RANKS, ColdIndex, ColdSettings, candidates_of, middle
 
 # Search costs in nanoseconds, on one thread at 384 dimensions with AVX512; only the ratios matter.
 RANK_A_LIST_NS, PROBE_A_LIST_NS, SCAN_A_CODE_NS, RESCORE_NS = 35, 600, 1.5, 100
@@ -21,7 +21,7 @@ def search_ns(lists: int, probes: float, codes: float, rescored: float = 0.0) ->
 class Forecast:
     """Predicts what any settings would scan and find for a sample of queries."""
 
-    def __init__(self, shard: ColdShard, queries: Floats) -> None:
+    def __init__(self, shard: ColdIndex, queries: Floats) -> None:
         """Runs one exhaustive search per query."""
         similarities = queries @ shard.centroids().T
         order = np.argsort(-similarities, axis=1)

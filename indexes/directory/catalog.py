@@ -29,6 +29,7 @@ from indexes.base.errors import (
     NotReady,
     Quarantined,
     Unavailable,
+    message_of,
 )
 from indexes.base.model import IndexOptions, Progress, Settings
 from indexes.collection.collection import DRAFT_PREFIX, Collection
@@ -99,8 +100,8 @@ class Catalog:
             raise
         except Exception as error:
             failures.require_none()  # a failed sync affects the whole process
-            expected, before = isinstance(error, NearlineError), self._unopened.get(path.name)
-            reason = error.message if isinstance(error, NearlineError) else f"{type(error).__name__}: {error}"
+            expected, before = isinstance(error, (NearlineError, OSError)), self._unopened.get(path.name)
+            reason = message_of(error) if expected else f"{type(error).__name__}: {error}"
             self._unopened[path.name] = reason
             if isinstance(error, Unavailable):
                 self._sound_files.add(path.name)
@@ -135,9 +136,10 @@ class Catalog:
         own_name = self._aliases.get(name, name)
         if self._renaming and own_name in self._renaming:
             raise NotReady(f"collection {name!r} is being renamed", retry_after_s=1, param="collection")
-        return self._sound(own_name)
+        return self._sound(own_name, called=name)
 
-    def _sound(self, name: str) -> Collection:
+    def _sound(self, name: str, *, called: str = "") -> Collection:
+        """`called` is the name that was asked for, if it may be an alias."""
         collection = self._collections.get(name)
         if reason := collection.log.damage if collection else self._unopened.get(name):
             advice = (
@@ -146,10 +148,18 @@ class Catalog:
                 else "`nearline verify` lists what is wrong with it. It serves again once its files read well; if they "
                 "do not, restore it from a backup under another name, then delete this one"
             )
-            raise Quarantined(f"collection {name!r} is quarantined: {reason}; {advice}", param="collection")
+            raise Quarantined(
+                f"collection {called or name!r} is quarantined: {reason}; {advice}", param="collection"
+            )
         if collection is None:
-            raise NotFound(f"no collection {name!r}", param="collection")
+            raise self._absent(name)
         return collection
+
+    def _absent(self, name: str) -> NotFound:
+        if (target := self._aliases.get(name)) is not None:
+            message = f"{name!r} is an alias; the own name of its collection is {target!r}"
+            return NotFound(message, param="collection")
+        return NotFound(f"no collection {name!r}", param="collection")
 
     def retry(self, name: str) -> bool:
         """Reopen a quarantined collection if all of its log can be read now. Returns whether it serves again.
@@ -189,11 +199,12 @@ class Catalog:
             return collection
 
     def delete(self, name: str) -> None:
-        """Delete a collection and its files, quarantined or not. Raises Conflict if an alias names it."""
+        """Delete a collection and its files, quarantined or not. Raises Conflict if an alias names it, and StorageError
+        if its folder cannot be renamed: it is kept then."""
         with self._change:
             collection = self._collections.get(name)
             if collection is None and name not in self._unopened:
-                raise NotFound(f"no collection {name!r}", param="collection")
+                raise self._absent(name)
             if aliases := [alias for alias, target in self._aliases.items() if target == name]:
                 raise Conflict(f"alias {aliases[0]!r} names the collection {name!r}", param="collection")
             self._collections.pop(name, None)
@@ -204,12 +215,19 @@ class Catalog:
             # Rename first, so a crash halfway through leaves no partial collection to open.
             removed = self.folder / f".removed-{name}-{uuid.uuid4().hex}"
             failpoints.reach("delete.closed")
+            try:
+                with disk_errors(path := self.folder / name):
+                    path.rename(removed)
+            except NearlineError:
+                self._open(path)
+                raise
+            failpoints.reach("delete.renamed")
             with disk_errors(removed):
-                (self.folder / name).rename(removed)
-                failpoints.reach("delete.renamed")
                 sync_folder(self.folder)
             failpoints.reach("delete.synced")
             shutil.rmtree(removed, ignore_errors=True)
+            if removed.exists():
+                logger.warning("%s is left of a deleted collection; the next start removes it", removed)
             failpoints.reach("delete.removed")
 
     def rename(self, name: str, new_name: str) -> Collection:
@@ -227,6 +245,8 @@ class Catalog:
                 or (self.folder / new_name).exists()
             ):
                 raise Conflict(f"the name {new_name!r} is taken", param="name")
+            for alias in (alias for alias, to in self._aliases.items() if to == name):
+                require_one_tenant(alias, new_name, "name")
             aliases = {alias: new_name if to == name else to for alias, to in self._aliases.items()}
             failpoints.reach("rename.begin")
             write_aliases(self.folder, aliases, renaming=(name, new_name))
@@ -251,8 +271,9 @@ class Catalog:
             pass
 
     def set_alias(self, alias: str, name: str) -> None:
-        """Point an alias at a collection, atomically and durably, replacing any previous target."""
+        """Point an alias at a collection of its tenant, atomically and durably, replacing any previous target."""
         check_name(alias, "alias")
+        require_one_tenant(alias, name, "alias")
         with self._change:
             if alias in self._collections:
                 raise Conflict(f"{alias!r} is a collection", param="alias")
@@ -270,6 +291,17 @@ class Catalog:
             aliases = {name: target for name, target in self._aliases.items() if name != alias}
             write_aliases(self.folder, aliases)
             self._aliases = aliases
+
+
+def tenant_of(name: str) -> str:
+    """Return the tenant of a collection or alias, "" for none."""
+    return name.partition("@")[2]
+
+
+def require_one_tenant(alias: str, name: str, param: str) -> None:
+    """Raise Conflict for an alias that would tell one tenant of another, and that neither could use."""
+    if tenant_of(alias) != tenant_of(name):
+        raise Conflict(f"alias {alias!r} and collection {name!r} are not of one tenant", param=param)
 
 
 def check_name(name: str, param: str = "name") -> None:

@@ -51,6 +51,7 @@ PIECES = (
         "hits.msgpack",
         "search.json",
         "ranking.json",
+        "synonyms.json",
     ),
     *("evaluation.json", "feedback.jsonl", "queries.jsonl"),
 )
@@ -72,9 +73,15 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def collection_folders(data: Path) -> list[Path]:
-    """The folders of collections, by name, including those that lost some of their files."""
-    named = [path for path in sorted(data.iterdir()) if NAME.fullmatch(path.name)]
-    return [path for path in named if any((path / piece).exists() for piece in PIECES)]
+    """The folders of collections, by name, including those that lost some of their files or may not be read."""
+    return [path for path in sorted(data.iterdir()) if NAME.fullmatch(path.name) and is_collection(path)]
+
+
+def is_collection(folder: Path) -> bool:
+    try:
+        return any((folder / piece).exists() for piece in PIECES)
+    except PermissionError:  # nothing else of that name is in a data directory
+        return True
 
 
 def is_data_directory(folder: Path) -> bool:
@@ -126,11 +133,16 @@ def write_aliases(folder: Path, aliases: dict[str, str], *, renaming: tuple[str,
 def change_marker(folder: Path, change: Callable[[Marker], Marker]) -> Marker:
     """Replace the marker by the result of `change`, durably, and return it."""
     with changing(folder):
-        marker = change(read_marker(folder))
-        if decode_marker(folder / MARKER) is None and (content := read(folder / MARKER)):
-            replace_unsynced(folder / DAMAGED, content, mode=0o600)
-        write(folder, marker)
-        return marker
+        return change_held_marker(folder, change)
+
+
+def change_held_marker(folder: Path, change: Callable[[Marker], Marker]) -> Marker:
+    """The same within a block of `changing`."""
+    marker = change(read_marker(folder))
+    if decode_marker(folder / MARKER) is None and (content := read(folder / MARKER)):
+        replace_unsynced(folder / DAMAGED, content, mode=0o600)
+    write(folder, marker)
+    return marker
 
 
 def read_marker(folder: Path) -> Marker:
@@ -168,6 +180,7 @@ def has_keys(data: Path) -> bool:
 
 @contextlib.contextmanager
 def changing(folder: Path) -> Iterator[None]:
+    """Hold the lock on the folder that every change of the marker, and of the access keys, requires."""
     with disk_errors(folder):
         held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

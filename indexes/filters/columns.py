@@ -34,6 +34,7 @@ from pyroaring import BitMap
 
 from indexes.base.arrays import changes, ends_of, ranges
 from indexes.base.model import Rows, Scalar
+from indexes.base.normalizing import normalize
 from indexes.base.residency import Files
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import KINDS, Column, FilterPart, Name
@@ -163,7 +164,7 @@ class SealedFilters(FilterPart):
         return self._own_bytes + sum(column.dates_bytes for column in self._columns.values())
 
     def column(self, kind: Kind, key: str) -> _SealedColumn | None:
-        return self._columns.get((kind, key))
+        return self._columns.get((kind, normalize("NFC", key)))
 
     @staticmethod
     def merged(parts: Sequence[tuple[SealedFilters, NDArray[np.bool_]]]) -> SealedFilters:
@@ -245,18 +246,24 @@ class _SealedColumn(Column):
             counts[value] = self._bitmap(at).intersection_cardinality(flagged)
         return self.values, counts
 
-    def held_by(self, rows: Rows) -> list[tuple[int, Scalar]]:
+    def held_by(self, rows: Rows) -> tuple[Rows, Positions]:
         wanted = np.zeros(self._size, bool)
         wanted[rows] = True
         starts, listed = self._listed()
         at = np.flatnonzero(wanted[listed])
-        positions = np.searchsorted(starts, at, side="right") - 1
-        pairs = list(zip(listed[at].tolist(), positions.tolist()))
+        held, positions = [listed[at]], [np.searchsorted(starts, at, side="right") - 1]
         some = BitMap(rows.tolist())
-        for at_ in self._wide():
-            value = int(self._arrays["wide"][at_]) - self._first
-            pairs += [(row, value) for row in self._bitmap(at_) & some]
-        return [(row, self.values.value_at(value)) for row, value in pairs]
+        for number in self._wide():
+            found = np.frombuffer((self._bitmap(number) & some).to_array(), np.uint32)
+            held.append(found)
+            positions.append(np.full(len(found), int(self._arrays["wide"][number]) - self._first))
+        return np.concatenate(held).astype(np.int64), np.concatenate(positions)
+
+    def value_at(self, position: int) -> Scalar:
+        return self.values.value_at(position)
+
+    def ranks(self, positions: Positions) -> Positions:
+        return positions
 
     def within(self, low: float | None, high: float | None) -> BitMap:
         begin = 0 if low is None else self.values.slice_of("gte", low)[0]
@@ -274,6 +281,13 @@ class _SealedColumn(Column):
             assert isinstance(self.values, Texts)
             self._instants = self.values.instants()
         return self._instants
+
+    def ordered_years(self, ordering: str, bound: str) -> NDArray[np.bool_]:
+        assert isinstance(self.values, Texts)
+        low, high = self.values.slice_of(ordering, bound)
+        flags = np.zeros(len(self.values), bool)
+        flags[low:high] = self.values.begin_with_years(low, high)
+        return flags
 
     def chosen(self, flags: NDArray[np.bool_]) -> BitMap:
         # Dates in the same notation sort like their instants, and then this is a single slice.

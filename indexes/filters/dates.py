@@ -17,6 +17,8 @@ MICROSECOND = timedelta(microseconds=1)
 _DATE_ALIKE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}", re.ASCII)
 # `fromisoformat` accepts more, such as 20260105 and 2026-W02-1, which are more often numbers and names than dates.
 _PERIOD = re.compile(r"(?P<year>\d{4})(-(?P<month>\d\d))?", re.ASCII)
+YEAR = re.compile(r"\d{4}", re.ASCII)  # begins 2026, 2026-Q1 and 20260105
+YEAR_CHARS = len("2026")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)
 _DAY_CHARS = len("2026-01-05")
 

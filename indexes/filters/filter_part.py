@@ -1,7 +1,8 @@
 """The interface of the filter index of one part, and how the conditions of a filter combine.
 
 An index is a set of columns: a key and a kind of value (string, number, boolean), because values of different kinds
-never match. It answers for rows 0 to size-1. Which of them live is decided elsewhere, so deletions need no work here.
+never match. Keys and strings are stored in Unicode's composed form (NFC). An index answers for rows 0 to size-1. Which
+of them live is decided elsewhere, so deletions need no work here.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from indexes.base.arrays import changes
 from indexes.base.model import Rows, Scalar
 from indexes.base.normalizing import normalize
+from indexes.base.work import OnStep, do_nothing
 from indexes.filters.dates import NO_DATE, Span, instant_of, is_month_or_year, span_of
 from indexes.filters.grammar import (
     ORDERINGS,
@@ -28,11 +31,13 @@ from indexes.filters.grammar import (
     Kind,
     Not,
     Unchecked,
+    canonical,
     kind_of,
 )
 from indexes.filters.values import Instants, Positions, Values
 
 AFTER_DOT = chr(ord(".") + 1)
+FEW = 4  # values a row, on average, up to which none are left out
 
 KINDS: tuple[Kind, ...] = ("string", "number", "boolean")
 Name = tuple[Kind, str]
@@ -68,8 +73,38 @@ class Column(ABC):
         each. Values that no flagged row has may be left out."""
 
     @abstractmethod
-    def held_by(self, rows: Rows) -> list[tuple[int, Scalar]]:
-        """Each of these rows with each value that it has; booleans perhaps as numbers."""
+    def held_by(self, rows: Rows) -> tuple[Rows, Positions]:
+        """Each of these rows, once for each value that it has, with the value's position in the column."""
+
+    @abstractmethod
+    def value_at(self, position: int) -> Scalar:
+        """A value by its position; booleans perhaps as numbers."""
+
+    @abstractmethod
+    def ranks(self, positions: Positions) -> Positions:
+        """Numbers that order the values at these positions."""
+
+    def deciding(self, rows: Rows) -> Iterator[tuple[int, Scalar]]:
+        """Each of these rows with those of its values that decide how it compares with others: the first and the last,
+        for strings also by date, and a string that is no date if it has one. Booleans perhaps as numbers."""
+        held, positions = self.held_by(rows)
+        if len(held) > FEW * len(rows):
+            order = np.argsort(held, kind="stable")
+            held, positions = held[order], positions[order]
+            begins = np.flatnonzero(changes(held))
+            lengths = np.diff(begins, append=len(held))
+            keys = [self.ranks(positions)]
+            if isinstance(self.example(), str):
+                keys.append(self.instants()[positions])  # a string that is no date is before all dates
+            chosen = []
+            for key in keys:
+                for first in (np.minimum, np.maximum):
+                    equal = np.flatnonzero(key == np.repeat(first.reduceat(key, begins), lengths))
+                    chosen.append(equal[changes(held[equal])])
+            at = np.concatenate(chosen)
+            held, positions = held[at], positions[at]
+        for row, position in zip(held.tolist(), positions.tolist()):
+            yield row, self.value_at(position)
 
     @abstractmethod
     def within(self, low: float | None, high: float | None) -> BitMap:
@@ -82,11 +117,16 @@ class Column(ABC):
 
     @abstractmethod
     def instants(self) -> Instants:
-        """The instants of a column of strings; NO_DATE for a string that is not a date."""
+        """The instants of the values of a column of strings; NO_DATE for a string that is not a date."""
+
+    @abstractmethod
+    def ordered_years(self, ordering: str, bound: str) -> NDArray[np.bool_]:
+        """Which strings begin with a year, four digits, and compare so with the bound; one flag for each of
+        `instants()`."""
 
     @abstractmethod
     def chosen(self, flags: NDArray[np.bool_]) -> BitMap:
-        """Rows of the chosen strings; one flag for each of `instants()`."""
+        """Rows of the chosen strings, one flag for each."""
 
     def between(self, low: Scalar | None, high: Scalar | None) -> BitMap:
         """Rows with a value from `low` and below `high`, numbers or dates, not both None; None is open.
@@ -114,10 +154,10 @@ class Column(ABC):
         holds, bound = {"gte": ("gte", begin), "lt": ("lt", begin), "gt": ("gte", end), "lte": ("lt", end)}[
             ordering
         ]
-        found = self.chosen(dates & ORDERINGS[holds](instants, bound))
-        if is_month_or_year(text):
-            found |= self.ordered(ordering, text) - self.chosen(dates)
-        return found
+        flags = dates & ORDERINGS[holds](instants, bound)
+        if is_month_or_year(text) and not dates.all():
+            flags |= ~dates & self.ordered_years(ordering, text)
+        return self.chosen(flags)
 
     def inside(self, spans: Sequence[Span]) -> BitMap:
         """Rows of a column of strings that have a date inside one of these spans. They may overlap."""
@@ -126,13 +166,6 @@ class Column(ABC):
         # A date is inside as many spans as have begun and not ended; NO_DATE is before all of them.
         begun = np.searchsorted(begins, instants, "right")
         return self.chosen(begun > np.searchsorted(ends, instants, "right"))
-
-
-def _spellings(value: Scalar) -> Iterable[Scalar]:
-    """Return a value as it is written and, of a string, composed and decomposed: "é" is one character or two."""
-    if not isinstance(value, str) or value.isascii():
-        return (value,)
-    return {value, normalize("NFC", value), normalize("NFD", value)}
 
 
 class FilterPart(ABC):
@@ -160,6 +193,7 @@ class FilterPart(ABC):
 
     def keys_below(self, key: str) -> list[str]:
         """The dotted keys of what objects under this key hold, ascending."""
+        key = normalize("NFC", key)
         first, end = bisect_left(self.names, f"{key}."), bisect_left(self.names, f"{key}{AFTER_DOT}")
         return [one for one in self.names[first:end] if self.columns(one)]
 
@@ -174,6 +208,11 @@ class FilterPart(ABC):
         strings = self.column("string", key)
         return strings is not None and bool((strings.instants() != NO_DATE).any())
 
+    def has_years(self, key: str) -> bool:
+        """Whether some string under the key is a date or begins with a year."""
+        strings = self.column("string", key)
+        return self.has_dates(key) or (strings is not None and bool(strings.ordered_years("gte", "").any()))
+
     def has_other_strings(self, key: str) -> bool:
         """Whether some string under the key is not a date. An example usually decides without parsing all of them."""
         strings = self.column("string", key)
@@ -181,36 +220,40 @@ class FilterPart(ABC):
             return False
         return instant_of(str(strings.example())) == NO_DATE or bool((strings.instants() == NO_DATE).any())
 
-    def match(self, condition: Filter) -> BitMap:
-        """Rows that satisfy the filter; an unknown key matches nothing. The caller may change the bitmap."""
+    def match(self, condition: Filter, on_step: OnStep = do_nothing) -> BitMap:
+        """Rows that satisfy the filter; an unknown key matches nothing. The caller may change the bitmap. `on_step` is
+        called before each condition."""
         match condition:
             case Compound(type, filters):
-                return reduce(operator.iand if type == "and" else operator.ior, map(self.match, filters))
+                found = (self.match(one, on_step) for one in filters)
+                return reduce(operator.iand if type == "and" else operator.ior, found)
             case Not(inner):
-                return self.match(inner).flip(0, self.size)
+                return self.match(inner, on_step).flip(0, self.size)
             case Unchecked(inner):
-                return self.match(inner)
+                return self.match(inner, on_step)
             case Exists(key, wanted):
-                found = BitMap()
+                present = BitMap()
                 for name in (key, *self.keys_below(key)):
+                    on_step()
                     for column in self.columns(name).values():
-                        found |= column.present()
-                return found if wanted else found.flip(0, self.size)
+                        present |= column.present()
+                return present if wanted else present.flip(0, self.size)
             case _:
+                on_step()
                 return self._compare(condition)
 
     def _compare(self, asked: Comparison) -> BitMap:
         if asked.type in ORDERINGS or asked.type == "prefix":
-            assert not isinstance(asked.value, list)
-            column = self.column(kind_of(asked.value), asked.key)
+            (bound,) = map(canonical, asked.values)
+            column = self.column(kind_of(bound), asked.key)
             if column is None:
                 return BitMap()
-            if isinstance(asked.value, str) and asked.type != "prefix":
-                return column.compare(asked.type, asked.value)
-            return column.ordered(asked.type, asked.value)
+            if isinstance(bound, str) and asked.type != "prefix":
+                return column.compare(asked.type, bound)
+            return column.ordered(asked.type, bound)
         wanted: dict[Kind, list[Scalar]] = {}
-        for value in asked.values:
-            wanted.setdefault(kind_of(value), []).extend(_spellings(value))
+        for value in map(canonical, asked.values):
+            wanted.setdefault(kind_of(value), []).append(value)
         rows = BitMap()
         for kind, values in wanted.items():
             if column := self.column(kind, asked.key):

@@ -9,9 +9,11 @@ Meaning: a value compares with values of its own kind (string, number, boolean).
 is not a number; integers and floats compare exactly, also beyond 2**53. A string in a filter that is an ISO date means
 an instant; a day, a month (2024-06) or a year means all of it (`dates`). Strings that are dates compare with that span:
 eq and in hold inside it, gt after its end, lte up to its end. Other strings are equal only to themselves and sort by
-code points; with an ISO date as bound they do not match.
+code points; with an ISO date as bound they do not match, but for those that begin with a year where it is a month or a
+year: 2026, 2026-Q1 and 20260105 are gte 2026.
 A key is a path of keys joined with dots into objects and lists (`base.paths`); it matches a comparison if one of its
-values does, and an empty list is no value. `ne` and `nin` are the complement of `eq` and `in`: documents without the
+values does, and an empty list or object is no value. Keys and strings compare in Unicode's composed form (NFC), so "é"
+is one string, however it is encoded. `ne` and `nin` are the complement of `eq` and `in`: documents without the
 key match them. A key or kind of value that no passage has is an error (`satisfiable`).
 
 `filter_part` finds the rows that satisfy a filter. Encoded, each part of a filter names its class as its `node`.
@@ -28,6 +30,7 @@ import msgspec
 
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Scalar
+from indexes.base.normalizing import normalize
 from indexes.base.suggestions import suggestion
 from indexes.filters import hints
 
@@ -185,6 +188,11 @@ def conditions(condition: Filter, where: str = "filter") -> Iterator[tuple[str, 
             return
         case _:
             yield where, condition
+
+
+def canonical(value: Scalar) -> Scalar:
+    """The value as it is indexed and compared: a string in Unicode's composed form."""
+    return normalize("NFC", value) if isinstance(value, str) else value
 
 
 def kind_of(value: Scalar) -> Kind:

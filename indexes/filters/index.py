@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -15,17 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from indexes.base.arrays import ends_of
+from indexes.base.arrays import changes, ends_of
 from indexes.base.model import Ids, Metadata, Rows, Scalar
+from indexes.base.normalizing import normalize
 from indexes.base.paths import leaves
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.columns import ColumnData, RowNumbers, SealedFilters
-from indexes.filters.dates import instant_of
+from indexes.filters.dates import YEAR, instant_of
 from indexes.filters.filter_part import Column, FilterPart, Name
-from indexes.filters.grammar import ORDERINGS, Kind, kind_of
+from indexes.filters.grammar import ORDERINGS, Kind, canonical, kind_of
 from indexes.filters.values import Instants, Numbers, Positions, Texts, Values, rank_values
 
 REMEMBERED_MAX = 65_536  # distinct values a builder holds as Python objects: about 10 MB
+KEPT_FROM = 4096  # values in all: preparing a column of fewer takes a few microseconds
 VALUE_BYTES = 150  # per value besides its text, approximately: its object, its code and its dictionary entry
 
 
@@ -45,7 +48,8 @@ class GrowingFilters:
         """Index this metadata as the next row; returns the row."""
         row = self._rows
         if metadata is not self._last:  # the passages of a document share its metadata
-            self._last, self._last_codes = metadata, [*self._coded(metadata)]
+            # A list may repeat a value.
+            self._last, self._last_codes = metadata, list(dict.fromkeys(self._coded(metadata)))
         for column, code in self._last_codes:
             # Codes first: a reader that sees a row must also find its code.
             column.held.append(code)
@@ -59,7 +63,7 @@ class GrowingFilters:
         for path, value in leaves(metadata):
             if value != value:  # noqa: PLR0124 - NaN equals nothing and cannot be ordered
                 continue
-            name = kind_of(value), path
+            name, value = (kind_of(value), normalize("NFC", path)), canonical(value)  # noqa: PLW2901
             column = self.columns.get(name)
             if column is None:
                 column = self.columns[name] = _Pairs()
@@ -109,6 +113,7 @@ class GrowingFiltersView(FilterPart):
     def __init__(self, growing: GrowingFilters, size: int) -> None:
         self.size = size
         self._growing = growing
+        self._columns: dict[Name, _GrowingColumn] = {}  # large ones that were asked for
 
     @property
     def names(self) -> Sequence[str]:
@@ -119,9 +124,16 @@ class GrowingFiltersView(FilterPart):
         return self._growing.bytes
 
     def column(self, kind: Kind, key: str) -> _GrowingColumn | None:
-        pairs = self._growing.columns.get((kind, key))
-        column = pairs and _GrowingColumn(pairs, self.size)
-        return column if column and len(column.rows) else None
+        name = kind, normalize("NFC", key)
+        pairs = self._growing.columns.get(name)
+        if pairs is None:
+            return None
+        column = self._columns.get(name)
+        if column is None:
+            column = _GrowingColumn(pairs, self.size)
+            if len(column.rows) >= KEPT_FROM:  # or as many as there are keys would be kept
+                self._columns[name] = column
+        return column if len(column.rows) else None
 
 
 class _GrowingColumn(Column):
@@ -131,7 +143,10 @@ class _GrowingColumn(Column):
         # tobytes copies under the GIL; a buffer view would prevent the writer from growing the array.
         rows = np.frombuffer(pairs.rows.tobytes(), np.uint32)
         self.rows: RowNumbers = rows[: np.searchsorted(rows, size)]
-        self._codes = np.frombuffer(pairs.held.tobytes(), np.uint32)[: len(self.rows)]
+        self._codes = np.frombuffer(pairs.held.tobytes(), np.uint32)[: len(self.rows)].astype(np.intp)
+        self._begins = np.flatnonzero(changes(self.rows))  # where the values of each row begin
+        # Codes are given in order of arrival, so the values of these rows are the first ones.
+        self._distinct = int(self._codes.max(initial=-1)) + 1
         self._pairs = pairs
         self._size = size
 
@@ -139,50 +154,65 @@ class _GrowingColumn(Column):
         return next(iter(self._pairs.codes))
 
     def present(self) -> BitMap:
-        return bitmap_of(self.rows, self._size)
+        return bitmap_of(self.rows[self._begins], self._size)
 
     def equal(self, values: Sequence[Scalar]) -> BitMap:
-        codes = [code for value in values if (code := self._pairs.codes.get(value)) is not None]
-        if not codes:
-            return BitMap()
-        return self.chosen(self._codes == codes[0] if len(codes) == 1 else np.isin(self._codes, codes))
+        codes = [self._pairs.codes.get(value, self._distinct) for value in values]
+        flags = np.zeros(self._distinct, bool)
+        flags[[code for code in codes if code < self._distinct]] = True
+        return self.chosen(flags) if flags.any() else BitMap()
 
     def ordered(self, ordering: str, bound: Scalar) -> BitMap:
         holds: Callable[[Any, Any], Any] = str.startswith if ordering == "prefix" else ORDERINGS[ordering]
         if isinstance(bound, str):
-            texts = list(self._pairs.codes)  # one atomic step, because the writer may be adding
-            flags = np.fromiter((holds(text, bound) for text in texts), np.bool_, len(texts))
+            flags = np.fromiter((holds(text, bound) for text in self._values), np.bool_, self._distinct)
         else:  # rounding to floats keeps order, so only equal floats need the exact numbers
             keys = self._converted(float)
             flags = holds(keys, float(bound))
             tied = np.flatnonzero(keys == float(bound))
-            numbers = list(self._pairs.codes) if len(tied) else []
-            flags[tied] = [holds(numbers[at], bound) for at in tied]
-        return self.chosen(flags[self._codes])
+            flags[tied] = [holds(self._values[at], bound) for at in tied]
+        return self.chosen(flags)
+
+    def ordered_years(self, ordering: str, bound: str) -> NDArray[np.bool_]:
+        holds = ORDERINGS[ordering]
+        flags = (holds(text, bound) and YEAR.match(text) is not None for text in self._values)
+        return np.fromiter(flags, np.bool_, self._distinct)
 
     @property
     def distinct(self) -> int:
-        return len(self._pairs.codes)
+        return self._distinct
 
     def counted(self, flags: NDArray[np.bool_]) -> tuple[Values, Positions]:
-        held = flags[self.rows]
-        pairs = self._codes[held].astype(np.uint64) << np.uint64(32) | self.rows[held]
-        counts = np.bincount(
-            (np.unique(pairs) >> np.uint64(32)).astype(np.int64)
-        )  # a list may repeat a value
-        found, values = np.flatnonzero(counts), list(self._pairs.codes)
+        counts = np.bincount(self._codes[flags[self.rows]])
+        found, values = np.flatnonzero(counts), self._values
         kind: type[Texts | Numbers] = Texts if isinstance(values[0], str) else Numbers
         return kind.of([values[at] for at in found.tolist()]), counts[found]
 
-    def held_by(self, rows: Rows) -> list[tuple[int, Scalar]]:
-        held = np.isin(self.rows, rows)
-        values = list(self._pairs.codes)
-        return [
-            (row, values[code]) for row, code in zip(self.rows[held].tolist(), self._codes[held].tolist())
-        ]
+    def held_by(self, rows: Rows) -> tuple[Rows, Positions]:
+        wanted = np.zeros(self._size, bool)
+        wanted[rows] = True
+        at = np.flatnonzero(wanted[self.rows])
+        return self.rows[at].astype(np.int64), self._codes[at]
+
+    @cached_property
+    def _values(self) -> list[Any]:
+        return list(self._pairs.codes)[: self._distinct]  # one atomic step, because the writer may be adding
+
+    def value_at(self, position: int) -> Scalar:
+        value: Scalar = self._values[position]
+        return value
+
+    def ranks(self, positions: Positions) -> Positions:
+        return self._ranks[positions]
+
+    @cached_property
+    def _ranks(self) -> Positions:
+        ranks = np.empty(self._distinct, np.int64)
+        ranks[sorted(range(self._distinct), key=self._values.__getitem__)] = np.arange(self._distinct)
+        return ranks
 
     def within(self, low: float | None, high: float | None) -> BitMap:
-        keys = self._converted(float)[self._codes]
+        keys = self._converted(float)
         return self.chosen(
             (keys >= (-np.inf if low is None else low)) & (keys < (np.inf if high is None else high))
         )
@@ -193,7 +223,7 @@ class _GrowingColumn(Column):
         return float(before.max(initial=-np.inf)), float(after.min(initial=np.inf))
 
     def instants(self) -> Instants:
-        return self._converted(instant_of)[self._codes]
+        return self._converted(instant_of)
 
     def _converted(self, convert: Callable[[Any], float]) -> NDArray[Any]:
         """Each value as a number, always by the same function. Two readers may convert the same new values."""
@@ -201,10 +231,11 @@ class _GrowingColumn(Column):
         if len(known) < len(self._pairs.codes):
             new = list(self._pairs.codes)[len(known) :]
             known = self._pairs.converted = np.append(known, np.array([convert(value) for value in new]))
-        return known
+        return known[: self._distinct]
 
     def chosen(self, flags: NDArray[np.bool_]) -> BitMap:
-        return bitmap_of(self.rows[flags], self._size)
+        held = np.logical_or.reduceat(flags[self._codes], self._begins)
+        return bitmap_of(self.rows[self._begins[held]], self._size)
 
     def sealed(self, name: Name, size: int) -> ColumnData:
         distinct = list(self._pairs.codes)

@@ -76,10 +76,9 @@ def _require_kind(
                     f"{where}: {asked.key!r} holds dates, and {_shorten(text)!r} is not one; write {FORMS}",
                     param=where,
                 )
-        dated = asked.type in ORDERINGS and any(
-            span_of(text) and not is_month_or_year(text) for text in texts
-        )
-        if not dated or any(part.has_dates(asked.key) for part in parts):
+        dates = [text for text in texts if span_of(text)] if asked.type in ORDERINGS else []
+        held_by = FilterPart.has_years if any(map(is_month_or_year, dates)) else FilterPart.has_dates
+        if not dates or any(held_by(part, asked.key) for part in parts):
             return
         missing = f"date ({DATES})"
     raise _without(missing, asked.key, where, held)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from indexes.base.arrays import changes, ends_of, ranges
 from indexes.base.model import Scalar
-from indexes.filters.dates import NO_DATE, instant_of
+from indexes.filters.dates import NO_DATE, YEAR_CHARS, instant_of
 
 Positions = NDArray[np.int64]
 Instants = NDArray[np.int64]
@@ -119,6 +119,14 @@ class Texts:
             np.concatenate([np.empty(0, np.uint8), *blocks]),
             narrow(ends_of(np.concatenate([np.empty(0, np.int64), *lengths]))),
         )
+
+    def begin_with_years(self, low: int, high: int) -> NDArray[np.bool_]:
+        """Which of the texts from `low` and before `high` begin with a year, four digits."""
+        long = low + np.flatnonzero(np.diff(self.offsets[low : high + 1].astype(np.int64)) >= YEAR_CHARS)
+        heads = self.block[self.offsets[long].astype(np.int64)[:, None] + np.arange(YEAR_CHARS)]
+        found = np.zeros(high - low, bool)
+        found[long - low] = ((heads >= ord("0")) & (heads <= ord("9"))).all(axis=1)
+        return found
 
     def instants(self) -> Instants:
         """The instant of each text, or NO_DATE. Only texts with hyphens in the right places are parsed in Python."""

@@ -10,7 +10,7 @@ Stopwords are indexed, and left out of queries that have other words.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain
 from math import inf
@@ -23,7 +23,7 @@ from indexes.base.normalizing import normalize
 from indexes.lexical.stopwords import STOPWORDS
 from indexes.lexical.words import CLITIC, fold, words
 
-ANALYSIS_VERSION = "unicode-1"  # recorded in every generation: other rules produce other terms
+ANALYSIS_VERSION = "unicode-2"  # recorded in every generation: other rules produce other terms
 
 SNOWBALL = {
     "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek", "en": "english",
@@ -61,8 +61,9 @@ def query_terms(text: str, language: str = "en", others: Mapping[str, float] = N
     """The terms of a query in this language, each with its number of occurrences as its weight.
 
     The forms of its words in `others`, languages of the passages with their shares, are added, weighted by the share.
-    Stopwords are left out unless there is nothing else. In a query that is not all capitals, a word of two or more
-    capitals is not a stopword ("WHO guidelines"), nor is a single capital except "I" after other words ("vitamin A").
+    Stopwords are left out unless no other token has a term ("the ?"). In a query that is not all capitals, a word of
+    two or more capitals is not a stopword ("WHO guidelines"), nor is a single capital except "I" after other words
+    ("vitamin A").
     """
     return query_terms_and_own(text, language, others)[0]
 
@@ -78,16 +79,19 @@ def query_terms_and_own(
         for at, token in enumerate(tokens)
         if not _stops(token, stopwords, capitals_min=inf if shouting else 2 - (at > 0))
     ]
+    found = _look_up_all(kept, own, codes) or _look_up_all(tokens, own, codes)
     weights: dict[str, float] = {}
-    own_terms: set[str] = set()
-    for token in kept or tokens:
+    for term, code in found:
+        weights[term] = weights.get(term, 0.0) + (1.0 if code == own else others[code])
+    return weights, {term for term, code in found if code == own}
+
+
+def _look_up_all(tokens: Iterable[str], own: str, others: tuple[str, ...]) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for token in tokens:
         cached = len(token) <= TOKEN_CACHED_CHARS_MAX
-        look_up = _look_up if cached else _look_up.__wrapped__
-        for term, code in look_up(token, own, codes):
-            weights[term] = weights.get(term, 0.0) + (1.0 if code == own else others[code])
-            if code == own:
-                own_terms.add(term)
-    return weights, own_terms
+        found += (_look_up if cached else _look_up.__wrapped__)(token, own, others)
+    return found
 
 
 def _stops(token: str, stopwords: frozenset[str], *, capitals_min: float) -> bool:

@@ -31,12 +31,13 @@ from indexes.base.masks import Bits, bits_at
 from indexes.base.model import Bm25, Floats, Ids, Rows
 from indexes.lexical.analysis import NONE, query_terms_and_own
 from indexes.lexical.prefixed import NO_GROUPS, Groups, Lists, Postings, postings_of
+from indexes.lexical.synonyms import NOTHING, Expansion, Synonyms, expand
 
 NO_CORRECTIONS: Mapping[str, str] = {}
 NO_ROWS: Rows = np.empty(0, np.int64)
 NO_POSTINGS: Postings = (np.empty(0, np.uint32), np.empty(0, np.uint16))
 
-COUNT_BITS = 4  # rounds by 6 percent at most, which changes an idf by .06
+COUNT_BITS = 4  # rounds by 6 percent at most, which changes an idf by 0.06
 MEAN_BITS = 6
 PRUNED_POSTINGS_MIN = 16_384  # scoring fewer is faster than pruning
 STEPS = 255
@@ -45,6 +46,19 @@ ROUNDING = 1e-4  # relative; far above the float32 error of summing a thousand t
 SMALLEST = 1e-30  # positive in float32, below any score
 
 _local = threading.local()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """The terms of a long passage, the tag of its language among them, with their frequencies, and how many words it
+    has."""
+
+    names: Sequence[str]
+    frequencies: Sequence[int]
+    length: int
+
+
+NO_TERMS = Terms((), (), 0)
 
 
 class LexicalPart(Lists, Protocol):
@@ -76,23 +90,37 @@ class LexicalPart(Lists, Protocol):
         """Upper bounds of `saturate` per posting of the term, at a mean length within `DRIFT_MAX` of this one."""
         ...
 
+    def named(self, keys: range) -> NDArray[np.uint32]:
+        """The rows under these keys of `names`."""
+        ...
+
     def frequencies_of(self, rows: Rows) -> dict[str, int]:
         """Document frequency of each term within these rows. Reads all postings: for adoption, not for queries."""
         ...
 
+    def terms_of(self, row: int, chars: int) -> Terms | None:
+        """The terms under which a row with a text of so many characters is found; None if analyzing the text takes less
+        time."""
+        ...
+
 
 class Impacts(NamedTuple):
-    """Upper bounds of `saturate`, uint8 [postings], in steps of (k1 + 1) / STEPS: each less than one step too high."""
+    """Upper bounds of `saturate`, uint8 [postings], in steps of (k1 + 1) / STEPS: each less than one step too high; and
+    how many of them are at least STEPS, STEPS - 1 and so on to 0, ascending."""
 
     steps: NDArray[np.uint8]
-    largest: int
+    reaching: NDArray[np.int64]
     mean_length: float
 
     @staticmethod
     def of(gains: Floats, bm25: Bm25, mean_length: float) -> Impacts:
         steps = np.ceil(gains * np.float32(STEPS / (bm25.k1 + 1)))
         steps = np.minimum(steps, STEPS).astype(np.uint8)  # float32 may round past the limit k1 + 1
-        return Impacts(steps, int(steps.max(initial=0)), mean_length)
+        return Impacts(steps, np.bincount(steps, minlength=STEPS + 1)[::-1].cumsum(), mean_length)
+
+    def best(self, rank: int) -> int:
+        """The bound at a rank from 1, 0 if there are fewer."""
+        return max(STEPS - int(self.reaching.searchsorted(rank)), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +161,7 @@ class WeightedQuery:
     bound: float
     complete: bool = True
     groups: Groups = field(default_factory=dict)
+    synonyms: Expansion = NOTHING
     met: tuple[tuple[LexicalPart, tuple[Postings, ...]], ...] = field(default=(), compare=False, repr=False)
 
     def postings_in(self, part: LexicalPart) -> Sequence[Postings]:
@@ -163,9 +192,11 @@ def weigh(
     others: Mapping[str, float] = NONE,
     corrected: Mapping[str, str] = NO_CORRECTIONS,
     groups: Groups = NO_GROUPS,
+    synonyms: Synonyms | None = None,
 ) -> WeightedQuery:
     """Compute each query term's document frequency over all parts, and its weight. `language` and `others` as for
-    `query_terms`; `corrected` has other terms for some, `groups` names for terms that count as one word.
+    `query_terms`; `corrected` has other terms for some, `groups` names for terms that count as one word. What only
+    `synonyms` add to the query is not in its bound: a passage needs no more than the query's own words.
 
     Document frequency is at least 1, even if only dead passages hold the term. The bound counts such a term as one that
     no passage holds, as it would be after a rebuild.
@@ -173,7 +204,11 @@ def weigh(
     counts, own = query_terms_and_own(text, language, others)
     if corrected:
         counts, own = _correct(counts, corrected), {corrected.get(term, term) for term in own}
-    counts = {**counts, **dict.fromkeys(groups, 1.0)} if groups else counts
+    more = expand(own, synonyms, language)
+    if groups or more.counts:
+        kept = {term: count for term, count in counts.items() if term not in more.replaced}
+        counts = {**more.counts, **kept, **dict.fromkeys(groups, 1.0)}
+        groups = {**groups, **more.groups}
     met = [[postings_of(part, term, groups) for term in counts] for part in parts]
     weights = {}
     mass, complete = 0.0, True
@@ -182,7 +217,7 @@ def weigh(
         live = statistics.live(term, held)
         if live or term in own or term in groups:  # a missing form in another language is not a missing word
             mass += count * idf(live, statistics.passages)
-        complete &= held > 0 or term not in own
+        complete &= held > 0 or live > 0 or term not in own
         if held:
             weights[at] = (term, count * idf(max(live, 1), statistics.passages))
     return WeightedQuery(
@@ -192,6 +227,7 @@ def weigh(
         mass * (bm25.k1 + 1),
         complete,
         groups,
+        more,
         tuple((part, tuple(found[at] for at in weights)) for part, found in zip(parts, met, strict=True)),
     )
 
@@ -312,6 +348,34 @@ def saturate(
     return tf
 
 
+class BoundedTerm(NamedTuple):
+    """The rows of a term, the bounds of its gains in steps, and the most that a step may stand for."""
+
+    rows: NDArray[np.uint32]
+    impacts: Impacts
+    unit: float
+
+
+def bounded_terms(
+    part: LexicalPart, query: WeightedQuery, found: Sequence[Postings]
+) -> tuple[list[BoundedTerm], float]:
+    """The terms that have postings, rarest first, and the factor that makes a lower bound of a sum of their bounds.
+
+    Impacts may have been computed at another mean length. If it has since grown by a factor r, one term of the
+    formula's denominator is divided by r, so `saturate` changes by a factor between 1 and r.
+    """
+    impacts = query.impacts_in(part, found)
+    drifts = [query.mean_length / one.mean_length for one in impacts if one is not None] or [1.0]
+    step = (query.bm25.k1 + 1) / STEPS * max(1.0, *drifts)
+    terms = [
+        BoundedTerm(rows, one, weight * step)
+        for (rows, _), one, (_, weight) in zip(found, impacts, query.weights, strict=True)
+        if one is not None
+    ]
+    terms.sort(key=lambda term: len(term.rows))
+    return terms, min(1.0, *drifts) / max(1.0, *drifts) * (1 - ROUNDING)
+
+
 def find_promising(
     part: LexicalPart,
     query: WeightedQuery,
@@ -326,23 +390,13 @@ def find_promising(
     cannot lift a row above the `depth`-th best score so far, they add no new candidates: they only update candidates
     that can still reach that score. All sums are upper bounds.
     """
-    mean = query.mean_length
-    impacts = query.impacts_in(part, found)
-    # Impacts may have been computed at another mean length. If it has since grown by a factor r, one term of the
-    # formula's denominator is divided by r, so `saturate` changes by a factor between 1 and r.
-    drifts = [mean / one.mean_length for one in impacts if one is not None] or [1.0]
-    step = (query.bm25.k1 + 1) / STEPS * max(1.0, *drifts)
-    shrunk = min(1.0, *drifts) / max(1.0, *drifts) * (1 - ROUNDING)
-    terms = [
-        (rows, one, weight * step)
-        for (rows, _), one, (_, weight) in zip(found, impacts, query.weights, strict=True)
-        if one is not None
-    ]
-    terms.sort(key=lambda term: len(term[0]))
+    terms, shrunk = bounded_terms(part, query, found)
     # rest[i]: upper bound on what terms i and later can add.
-    rest = list(accumulate((one.largest * unit for _, one, unit in reversed(terms)), initial=0.0))[::-1]
+    rest = list(accumulate((one.best(1) * unit for _, one, unit in reversed(terms)), initial=0.0))[::-1]
     rounded_up = sum(unit for _, _, unit in terms)
-    least = floor * (1 - ROUNDING)
+    # What `depth` rows reach by one term alone, if all of them may be returned.
+    alone = [(one.best(depth) - 1) * unit * shrunk for _, one, unit in terms] if allowed is None else []
+    least = max(floor * (1 - ROUNDING), *alone, 0.0)
 
     def reached(sums: Floats) -> float:
         """A score that at least `depth` rows reach: a lower bound derived from the upper bounds of some rows."""
@@ -361,6 +415,12 @@ def find_promising(
                 if allowed is not None:
                     permitted = bits_at(allowed, rows)
                     rows, steps = rows[permitted], steps[permitted]
+                elif (enough := math.ceil((least - rest[at + 1]) / unit)) > 0:
+                    reach = steps >= enough
+                    if at:
+                        reach |= sums.take(rows) > 0
+                    hits = np.flatnonzero(reach)
+                    rows, steps = rows.take(hits), steps.take(hits)
                 met.append(rows)
             bounds = steps * np.float32(unit)
             bounds += sums.take(rows)

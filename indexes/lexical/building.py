@@ -27,6 +27,7 @@ from indexes.base.durable import disk_errors
 from indexes.base.errors import InvalidInput
 from indexes.base.work import OnStep, do_nothing
 from indexes.lexical.analysis import index_terms
+from indexes.lexical.names import NO_KEYS, sort_names
 from indexes.lexical.postings import TERMS_AT_ONCE, TF_MAX, SealedLexical
 from indexes.lexical.runs import Runs
 from indexes.lexical.scratch import new_array, save_array
@@ -37,9 +38,9 @@ MergedNames = tuple[NDArray[np.uint8], NDArray[np.int64], list[NDArray[np.uint32
 class LexicalBuilder:
     """Takes the texts of one index in any order, then writes it. Single-threaded, single use.
 
-    Memory: buffer_bytes + 4 bytes per row + about 200 bytes per distinct term + the terms of the longest text. Disk: 6
-    bytes per posting under `scratch` until `close`, in unnamed temporary files, which also vanish with the process.
-    Disk errors raise DiskFull or StorageError.
+    Memory: buffer_bytes + 4 bytes per row + 12 per name + about 200 bytes per distinct term + the terms of the longest
+    text. Disk: 6 bytes per posting under `scratch` until `close`, in unnamed temporary files, which also vanish with
+    the process. Disk errors raise DiskFull or StorageError.
     """
 
     def __init__(self, scratch: Path, size: int, *, buffer_bytes: int = 64 << 20) -> None:
@@ -51,17 +52,25 @@ class LexicalBuilder:
         self._names: list[str] = []  # sorted; excludes terms first seen since the last run
         self._rows = array("I")  # rows of the buffered texts
         self._occurrences = array("I")  # their term numbers, concatenated
+        self._name_keys, self._name_rows = array("Q"), array("I")
 
     def add(
-        self, rows: NDArray[np.int64], texts: Sequence[str], languages: Iterable[str] = repeat("en")
+        self,
+        rows: NDArray[np.int64],
+        texts: Sequence[str],
+        languages: Iterable[str] = repeat("en"),
+        names: Iterable[Sequence[int]] = repeat(()),
     ) -> None:
-        """Index each text, in its language, under its row. A row without a text has no terms.
+        """Index each text, in its language, under its row, and that row under the keys of its names. A row without a
+        text has no terms.
 
         Raises InvalidInput for a row outside the index, and for one that already has a text.
         """
         if len(rows) and (rows.min() < 0 or rows.max() >= len(self._lengths)):
             raise InvalidInput(f"rows must be 0 to {len(self._lengths) - 1}", param="rows")
-        for row, text, language in zip(rows.tolist(), texts, languages, strict=False):
+        for row, text, language, keys in zip(rows.tolist(), texts, languages, names, strict=False):
+            self._name_keys.extend(keys)
+            self._name_rows.extend(repeat(row, len(keys)))
             found = index_terms(text, language)
             if not found:
                 continue
@@ -77,6 +86,9 @@ class LexicalBuilder:
         """Write the files of a SealedLexical into an existing folder. Not synced: the publisher does that."""
         self._spill()
         _, ranks = self._sort_terms()
+        name_keys, name_rows = sort_names(
+            np.frombuffer(self._name_keys, np.uint64), np.frombuffer(self._name_rows, np.uint32)
+        )
         letters = np.fromiter((len(name.encode()) for name in self._names), np.int64, len(self._names))
         with disk_errors(folder):
             starts = ends_of(self._runs.sizes(ranks))
@@ -84,6 +96,8 @@ class LexicalBuilder:
             save_array(folder / "offsets.npy", ends_of(letters))
             save_array(folder / "starts.npy", starts)
             save_array(folder / "lengths.npy", self._lengths)
+            save_array(folder / "name_keys.npy", name_keys)
+            save_array(folder / "name_rows.npy", name_rows)
             with (
                 new_array(folder / "rows.npy", np.uint32, int(starts[-1])) as all_rows,
                 new_array(folder / "frequencies.npy", np.uint16, int(starts[-1])) as all_frequencies,
@@ -160,7 +174,7 @@ def merge_sealed(
     starts = ends_of(sizes)
     rows, frequencies = np.empty(starts[-1], np.uint32), np.empty(starts[-1], np.uint16)
     free = starts[:-1].copy()  # where the next posting of each term goes
-    lengths = [np.empty(0, np.uint32)]
+    lengths, name_keys, name_rows = [np.empty(0, np.uint32)], [NO_KEYS], [np.empty(0, np.uint32)]
     for (part, kept), own, count in zip(parts, ranks, counts, strict=True):
         places = np.zeros(len(count), np.int64)
         places[count > 0] = free[own]
@@ -173,6 +187,10 @@ def merge_sealed(
             rows[to] = renumbered[part.rows[alive]]
             frequencies[to] = part.frequencies[alive]
         lengths.append(part.lengths[kept])
+        named = kept[part.name_rows]
+        name_keys.append(part.name_keys[named])
+        name_rows.append(renumbered[part.name_rows[named]])
+    keys, named_rows = sort_names(np.concatenate(name_keys), np.concatenate(name_rows))
     return SealedLexical(
         {
             "terms": letters,
@@ -181,6 +199,8 @@ def merge_sealed(
             "rows": rows,
             "frequencies": frequencies,
             "lengths": np.concatenate(lengths),
+            "name_keys": keys,
+            "name_rows": named_rows,
         }
     )
 

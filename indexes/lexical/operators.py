@@ -9,7 +9,9 @@ every word of a phrase, or a word that may start with a prefix; the text of each
 from __future__ import annotations
 
 import string
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -30,20 +32,28 @@ ASCII_WORDS = str.maketrans(
     | {letter: letter.lower() for letter in string.ascii_uppercase}
 )
 UNSPACED = {"han", "unspaced"}
+WORD_CACHED_CHARS_MAX = 32
 
 Alternatives = frozenset[str]  # terms of which a row must have one
 
 
-def plain_words(text: str) -> str:
+def plain_words(text: str, chars_max: int = sys.maxsize) -> str:
     """The words of a text in order, folded, with a space before and after each. Scripts without spaces become single
-    letters."""
+    letters. Of a text with more than `chars_max` characters, those that end within the first ones."""
+    if len(text) > chars_max:
+        found = plain_words(text[:chars_max])
+        return found[: found.rstrip().rfind(" ") + 1]  # the last one may go on
     if text.isascii():
         return f" {' '.join(text.translate(ASCII_WORDS).split())} "
     words: list[str] = []
     for match in WORD.finditer(normalize("NFKC", text)):
-        word = fold(match.group())
+        found = match.group()
+        word = _fold(found) if len(found) <= WORD_CACHED_CHARS_MAX else fold(found)
         words += word if match.lastgroup in UNSPACED else [word]
     return f" {' '.join(words)} "
+
+
+_fold = lru_cache(16_384)(fold)
 
 
 def phrase_terms(phrase: str, language: str, others: Mapping[str, float]) -> list[Alternatives]:

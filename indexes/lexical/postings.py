@@ -10,7 +10,7 @@ import bisect
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -25,7 +25,8 @@ from indexes.base.model import Bm25, Rows
 from indexes.base.residency import Files
 from indexes.base.work import OnStep, do_nothing
 from indexes.lexical.analysis import TAG, index_terms
-from indexes.lexical.bm25 import DRIFT_MAX, NO_POSTINGS, Impacts, saturate
+from indexes.lexical.bm25 import DRIFT_MAX, NO_POSTINGS, NO_ROWS, NO_TERMS, Impacts, Terms, saturate
+from indexes.lexical.names import NO_KEYS, Keys, NameRows, sort_names
 from indexes.lexical.prefixed import Postings
 
 TF_MAX = np.iinfo(np.uint16).max
@@ -34,6 +35,8 @@ TERMS_AT_ONCE = 64  # between calls of `on_step`
 SORTED_TERMS = 1024  # per sort, to bound how long it holds the GIL
 SLICE_POSTINGS = 1 << 18  # a numpy call over this many takes about a millisecond
 TERMS_CACHED_MAX = 4096  # per sealed index, about 3 MiB: a few words make up most queries
+LONG_CHARS = 20_000  # of a text that takes milliseconds to analyze: once analyzed, its terms are used again
+POSTINGS_PER_CHAR = 100  # that are read in less time than a character is analyzed
 
 
 class GrowingLexical:
@@ -45,23 +48,58 @@ class GrowingLexical:
         self._lengths: array[int] = array("I")
         self._tags: list[str] = []  # of the languages met
         self._by_first: dict[str, list[str]] = {}  # terms by their first letter, in the order they came
+        self._named: dict[int, array[int]] = {}  # rows by key
+        self._long: dict[int, Terms] = {}  # of the rows with long texts
+        self._places: dict[Terms, tuple[int, int]] = {}  # their row in the postings, and the newest row
+        self._moved = NO_ROWS, NO_ROWS  # where these differ: rows in the postings, and what they became
 
-    def add(self, text: str, language: str = "en") -> int:
-        """Index a passage as the next row; returns its number of terms."""
-        row = len(self._lengths)
-        found = index_terms(text, language)
-        if found and found[-1] not in self._tags:
-            self._tags.append(found[-1])
-        counts = Counter(found)
-        for term, count in counts.items():
-            if term not in self._rows:
-                self._by_first.setdefault(term[0], []).append(term)
-            # Append frequencies first: a reader that sees a row must also find its frequency.
-            self._frequencies.setdefault(term, array("H")).append(min(count, TF_MAX))
-            self._rows.setdefault(term, array("I")).append(row)
+    def add(self, text: str, language: str = "en", names: Iterable[int] = ()) -> int:
+        """Index a passage as the next row, under the keys of its names too; returns its number of terms."""
+        counts = Counter(index_terms(text, language))
         length = max(counts.total() - 1, 0)  # the tag is no word
-        self._lengths.append(length)
+        if len(text) < LONG_CHARS:
+            self._add_names(names)
+            self._append(counts.items(), length)
+        else:
+            self.add_terms(Terms(list(counts), array("I", counts.values()), length), names)
         return length
+
+    def add_terms(self, terms: Terms, names: Iterable[int] = ()) -> None:
+        """Index a long passage by its terms as the next row. If another row has the same terms, as `terms_of` returned
+        them, its postings become those of the new one, in no time: hide that row before the new one is searched."""
+        self._add_names(names)
+        row = len(self._lengths)
+        posted, before = self._places.get(terms, (row, row))
+        self._places[terms], self._long[row] = (posted, row), terms
+        if before == row:
+            self._append(zip(terms.names, terms.frequencies, strict=True), terms.length)
+            return
+        self._long[before] = NO_TERMS
+        self._moved = np.append(self._moved[0], posted), np.append(self._moved[1], row)
+        self._lengths.append(terms.length)
+
+    def _add_names(self, names: Iterable[int]) -> None:
+        for key in names:
+            self._named.setdefault(key, array("I")).append(len(self._lengths))
+
+    def _append(self, counts: Iterable[tuple[str, int]], length: int) -> None:
+        row = len(self._lengths)
+        for term, count in counts:
+            frequency = min(count, TF_MAX)
+            # Frequencies first: a reader that sees a row must also find its frequency.
+            if (rows := self._rows.get(term)) is not None:
+                self._frequencies[term].append(frequency)
+                rows.append(row)
+                continue
+            self._by_first.setdefault(term[0], []).append(term)
+            if term.startswith(TAG):
+                self._tags.append(term)
+            self._frequencies[term] = array("H", (frequency,))
+            self._rows[term] = array("I", (row,))
+        self._lengths.append(length)
+
+    def terms_of(self, row: int) -> Terms | None:
+        return self._long.get(row)
 
     def view(self, size: int) -> GrowingView:
         """The first `size` rows, frozen: rows added later are not visible."""
@@ -75,7 +113,25 @@ class GrowingLexical:
         # tobytes copies under the GIL; a buffer view would prevent the writer from growing the array.
         rows = np.frombuffer(stored.tobytes(), np.uint32)
         rows = rows[: np.searchsorted(rows, size)]
-        return rows, np.frombuffer(self._frequencies[term].tobytes(), np.uint16)[: len(rows)]
+        frequencies = np.frombuffer(self._frequencies[term].tobytes(), np.uint16)[: len(rows)]
+        posted, now = self._moved
+        if len(posted):
+            held = np.isin(posted, rows) & (now < size)
+            rows = rows.copy()
+            rows[np.searchsorted(rows, posted[held])] = now[held]  # the last of several stays
+            order = np.argsort(rows)
+            rows, frequencies = rows[order], frequencies[order]
+        return rows, frequencies
+
+    def named(self, keys: range, size: int) -> NameRows:
+        stored = b"".join(self._named[key].tobytes() for key in keys if key in self._named)
+        rows = np.frombuffer(stored, np.uint32)
+        return rows[rows < size]
+
+    def _sealed_names(self, size: int) -> tuple[Keys, NameRows]:
+        held = [(key, self.named(range(key, key + 1), size)) for key in list(self._named)]
+        keys = np.array([key for key, _ in held], np.uint64).repeat([len(rows) for _, rows in held])
+        return sort_names(keys, np.concatenate([NO_POSTINGS[0], *(rows for _, rows in held)]))
 
     def starting(self, prefix: str) -> list[str]:
         found = self._by_first.get(prefix[0], [])[:]
@@ -93,22 +149,26 @@ class GrowingLexical:
         """The first `size` rows as an immutable in-memory index. `on_step` is called periodically, and may raise."""
         names, sizes = [], array("q")
         rows, frequencies = array("I"), array("H")
+        moved = set(self._moved[0].tolist())
         for at, name in enumerate(self._sorted_terms(on_step)):
             if at % TERMS_AT_ONCE == 0:
                 on_step()
-            stored = self._rows[name]
+            stored, counts = self._rows[name], self._frequencies[name]
+            if moved and not moved.isdisjoint(stored):
+                stored, counts = (array(one.dtype.char, one.tobytes()) for one in self.read(name, size))
             count = bisect.bisect_left(stored, size)
             if count:
                 names.append(name)
                 sizes.append(count)
                 rows.extend(stored[:count])
-                frequencies.extend(self._frequencies[name][:count])
+                frequencies.extend(counts[:count])
         return SealedLexical.from_arrays(
             names,
             np.frombuffer(sizes, np.int64),
             np.frombuffer(rows, np.uint32),
             np.frombuffer(frequencies, np.uint16),
             self.view(size).lengths,
+            self._sealed_names(size),
         )
 
     def _sorted_terms(self, on_step: OnStep) -> Iterator[str]:
@@ -137,6 +197,9 @@ class GrowingView:
     def postings_starting(self, prefix: str) -> Postings:
         return self.index.read_starting(prefix, self.size)
 
+    def named(self, keys: range) -> NameRows:
+        return self.index.named(keys, self.size)
+
     @property
     def languages(self) -> Mapping[str, int]:
         return self.index.languages(self.size)
@@ -155,6 +218,9 @@ class GrowingView:
     def frequencies_of(self, rows: Rows) -> dict[str, int]:
         return self.index.seal(self.size).frequencies_of(rows) if len(rows) else {}
 
+    def terms_of(self, row: int, chars: int) -> Terms | None:
+        return self.index.terms_of(row)
+
 
 class SealedLexical:
     """An immutable inverted index: sorted terms, and the concatenated rows and frequencies of their postings.
@@ -165,11 +231,13 @@ class SealedLexical:
         rows.npy       uint32  [postings]   ascending within a term
         frequencies.npy uint16 [postings]
         lengths.npy    uint32  [rows]
+        name_keys.npy  uint64  [names]      ascending
+        name_rows.npy  uint32  [names]      ascending within a key
 
     When loaded from a folder, the arrays are copies or memory maps, depending on the budget in `residency`.
     """
 
-    FILES = ("terms", "offsets", "starts", "rows", "frequencies", "lengths")
+    FILES = ("terms", "offsets", "starts", "rows", "frequencies", "lengths", "name_keys", "name_rows")
 
     def __init__(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         self._arrays = arrays
@@ -178,6 +246,8 @@ class SealedLexical:
         self.rows: NDArray[np.uint32] = arrays["rows"]  # type: ignore[assignment]
         self.frequencies: NDArray[np.uint16] = arrays["frequencies"]  # type: ignore[assignment]
         self.lengths: NDArray[np.uint32] = arrays["lengths"]  # type: ignore[assignment]
+        self.name_keys: Keys = arrays["name_keys"]  # type: ignore[assignment]
+        self.name_rows: NameRows = arrays["name_rows"]  # type: ignore[assignment]
         self.length = int(self.lengths.sum(dtype=np.int64))
         self._found: dict[str, Postings] = {}
         self._impacts: dict[tuple[str, Bm25], Impacts] = {}
@@ -189,8 +259,9 @@ class SealedLexical:
         rows: NDArray[np.uint32],
         frequencies: NDArray[np.uint16],
         lengths: NDArray[np.uint32],
+        named: tuple[Keys, NameRows] = (NO_KEYS, NO_POSTINGS[0]),
     ) -> SealedLexical:
-        """From sorted terms, the number of postings of each, and the concatenated postings."""
+        """From sorted terms, the number of postings of each, the concatenated postings, and sorted names."""
         encoded = [name.encode() for name in names]
         offsets = ends_of(np.array([len(name) for name in encoded], np.int64))
         return SealedLexical(
@@ -201,6 +272,8 @@ class SealedLexical:
                 "rows": rows.astype(np.uint32, copy=False),
                 "frequencies": frequencies.astype(np.uint16, copy=False),
                 "lengths": lengths.astype(np.uint32, copy=False),
+                "name_keys": named[0],
+                "name_rows": named[1],
             }
         )
 
@@ -231,6 +304,10 @@ class SealedLexical:
                 found = self.rows[start:end], self.frequencies[start:end]
             _cache(self._found, term, found)
         return found
+
+    def named(self, keys: range) -> NameRows:
+        low, high = self.name_keys.searchsorted(np.array([keys.start, keys.stop], np.uint64)).tolist()
+        return self.name_rows[low:high]
 
     def starting(self, prefix: str, bytes_min: int = 0, bytes_max: int = 1 << 32) -> list[str]:
         return self.names.starting(prefix.encode(), bytes_min, bytes_max)
@@ -263,6 +340,15 @@ class SealedLexical:
         chosen[rows] = True
         counts = self.count(chosen)
         return {self.names[at].decode(): int(counts[at]) for at in np.flatnonzero(counts).tolist()}
+
+    def terms_of(self, row: int, chars: int) -> Terms | None:
+        if chars < max(LONG_CHARS, len(self.rows) // POSTINGS_PER_CHAR):
+            return None
+        found = [np.flatnonzero(self.rows[some] == row) + some.start for _, some in self.slices()]
+        at = np.concatenate([NO_ROWS, *found])
+        terms = np.searchsorted(self.starts, at, side="right") - 1
+        names = [self.names[term].decode() for term in terms.tolist()]
+        return Terms(names, self.frequencies[at].tolist(), int(self.lengths[row]))
 
     def count(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Document frequency of each term within the chosen rows (bool [size]), int64 [terms]. Reads all postings."""

@@ -1,4 +1,4 @@
-"""Prefixes in a query: all terms with a prefix count as one word."""
+"""Terms that count as one word: all with a prefix of a query, or synonyms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Lists(Protocol):
 
 
 class Prefixed(NamedTuple):
-    """`terms` that count as one word: all with a prefix, and some `others` without it."""
+    """`terms` that count as one word: all with a prefix, if it is not empty, and some `others` without it."""
 
     prefix: str
     terms: frozenset[str]
@@ -48,4 +48,5 @@ def postings_of(part: Lists, term: str, groups: Groups) -> Postings:
 
 
 def lists_of(part: Lists, group: Prefixed) -> list[Postings]:
-    return [part.postings_starting(group.prefix), *map(part.postings, group.others)]
+    begins = [part.postings_starting(group.prefix)] if group.prefix else []
+    return [*begins, *map(part.postings, group.others)]

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
 import regex
@@ -14,6 +14,7 @@ from icu4py.breakers import WordBreaker
 
 from indexes.base.languages import primary
 from indexes.base.normalizing import normalize
+from indexes.base.work import WorkBudget
 from indexes.lexical.analysis import forms, terms
 from indexes.lexical.words import (
     CLITIC,
@@ -32,43 +33,47 @@ from indexes.lexical.words import (
 CLUSTER = regex.compile(r"\X")
 TOKEN = regex.compile(r"\S+")  # no word goes beyond white space, and the terms of most tokens are known
 LONG_TOKEN_CHARS, WORD_CHARS = 32, 8
+MARK_TOKENS = 4  # a marked word costs as much as passing over so many tokens
 Span = tuple[int, int]
 
 
 class Marks:
     """Finds the words of texts that are indexed under one of the `wanted` terms. Each distinct token between white
-    space is analyzed once; `read` counts these, a long one as the words of eight characters that it would make."""
+    space is analyzed once, and charged as one word, a long one as the words of eight characters that it would make."""
 
     def __init__(self, wanted: Collection[str]) -> None:
         self._wanted = frozenset(wanted)
-        self._known: dict[tuple[str, str], list[Span]] = {}
-        self.read = 0
+        self._known: defaultdict[str, dict[str, list[Span]]] = defaultdict(dict)  # by language and token
 
-    def of(self, text: str, language: str, read_max: int = sys.maxsize) -> list[Span] | None:
+    def of(self, text: str, language: str, work: WorkBudget) -> Iterator[Span]:
         """The spans in a passage in this language: ascending [start, end) in characters, merged if they touch or
-        overlap. None if this text and those before would need more than `read_max` tokens."""
+        overlap. They end where `work` may highlight no more."""
         code = primary(language)
-        found: list[Span] = []
+        known = self._known[code]
         for token in TOKEN.finditer(text):
-            known = self._known.get((token.group(), code))
-            if known is None:
-                self.read += words_in(token.group())
-                if self.read > read_max:
-                    return None
-                known = self._known[token.group(), code] = self._read(token.group(), code)
-            if known:
+            word = token.group()
+            held = known.get(word)
+            if held is None:
+                work.highlight_words -= words_in(word)
+                if work.highlight_words < 0:
+                    return
+                held = known[word] = self._read(word, code)
+            work.highlight_tokens -= 1 + MARK_TOKENS * len(held)
+            if work.highlight_tokens < 0:
+                return
+            if held:
                 first = token.start()
-                found += [(first + start, first + end) for start, end in known]
-        return join_spans(found)
+                for start, end in held:
+                    yield first + start, first + end
 
     def _read(self, token: str, code: str) -> list[Span]:
         if self._wanted.isdisjoint(terms(token, code)):
             return []
-        return [
+        return join_spans(
             (start, end)
             for start, end, word in spans(token)
             if not self._wanted.isdisjoint(forms(word, code))
-        ]
+        )
 
 
 def words_in(token: str) -> int:
@@ -77,12 +82,7 @@ def words_in(token: str) -> int:
     return 1 if len(token) <= LONG_TOKEN_CHARS else len(normalize("NFKC", token)) // WORD_CHARS
 
 
-def mark_spans(text: str, wanted: Collection[str], language: str) -> list[Span]:
-    """The spans of the wanted terms in a single text."""
-    return Marks(wanted).of(text, language) or []
-
-
-def join_spans(found: list[Span]) -> list[Span]:
+def join_spans(found: Iterable[Span]) -> list[Span]:
     """Sort spans, and merge those that touch or overlap."""
     merged: list[Span] = []
     for start, end in sorted(found):

@@ -9,6 +9,7 @@ with digits, or in a script without spaces, is a name or a code and stays.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import groupby, islice
 from typing import Any
 
@@ -40,7 +41,8 @@ class Corrections:
 
     `whole` is False if some words were not tried, because there are more than TERMS_MAX or `work` has no comparisons
     left. `compared`: some were compared at all. `visible` is a mask of the rows of each part, or None for all rows;
-    other passages do not count.
+    other passages do not count. `known` are terms that need no correction, because other shards have them, or synonyms
+    stand for them.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Corrections:
         on_step: OnStep = do_nothing,
         work: WorkBudget | None = None,
         visible: Sequence[Bits | None] = (),
+        known: AbstractSet[str] = frozenset(),
     ) -> None:
         self.found: dict[str, tuple[frozenset[str], str]] = {}
         self.whole = True
@@ -56,6 +59,7 @@ class Corrections:
         self._parts, self._on_step = parts, on_step
         self._work = work or WorkBudget()
         self._visible = visible or [None] * len(parts)
+        self._known = known
 
     def look_up(self, text: str, language: str, others: Mapping[str, float]) -> None:
         words = list(dict.fromkeys(text.split()))
@@ -130,7 +134,7 @@ class Corrections:
         )
 
     def _is_held(self, term: str) -> bool:
-        return any(
+        return term in self._known or any(
             len(rows) > 0
             if seen is None
             else bits_at(seen, rows[:FIRST_ROWS]).any() or bits_at(seen, rows).any()

@@ -8,7 +8,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from indexes.base.expiry import with_expiry
+from indexes.base.expiry import EXPIRES, take_expiry, with_expiry
 from indexes.base.model import Operation, Upsert, now_ms
 from indexes.log.content import ContentHash
 from indexes.log.reader import searchable_text
@@ -28,9 +28,11 @@ INSERT_OPERATION = (
 )
 REMOVED_DOCUMENT = (
     "SELECT pk, first_passage, passages, digest, title, language, text,"
-    " octet_length(id) + octet_length(title) + octet_length(metadata) + octet_length(text)"
+    " octet_length(id) + octet_length(title) + octet_length(metadata) + octet_length(text),"
+    " CASE WHEN instr(metadata, ?) THEN metadata END"
     " FROM documents WHERE id = ?"
 )
+STORED_EXPIRES = msgspec.json.encode(EXPIRES).decode()
 REMOVED_PASSAGES = (
     "SELECT start, end, octet_length(heading) + coalesce(octet_length(text), 0)"
     " FROM passages WHERE id >= ? AND id < ? ORDER BY id"
@@ -43,7 +45,8 @@ class Applied:
     """One committed operation, as the indexes need it: passages added, passages removed, and the removed texts
     with their language.
 
-    `dead_bytes` is the size in the log of the removed passages and their document.
+    `dead_bytes` is the size in the log of the removed passages and their document, which expires at
+    `dead_expires_ms`.
     """
 
     seq: int
@@ -53,6 +56,7 @@ class Applied:
     dead_texts: tuple[str, ...]
     dead_language: str
     dead_bytes: int
+    dead_expires_ms: int | None
 
 
 def apply(db: apsw.Connection, operation: Operation, content: ContentHash) -> Applied | None:
@@ -60,7 +64,7 @@ def apply(db: apsw.Connection, operation: Operation, content: ContentHash) -> Ap
 
     Returns None for the deletion of a missing document, which records nothing.
     """
-    dead, dead_texts, dead_language, dead_bytes = remove(db, operation.id, content)
+    dead, dead_texts, dead_language, dead_bytes, dead_expires_ms = remove(db, operation.id, content)
     upsert = operation if isinstance(operation, Upsert) else None
     if not dead and upsert is None:
         return None
@@ -71,18 +75,18 @@ def apply(db: apsw.Connection, operation: Operation, content: ContentHash) -> Ap
     if upsert:
         db.execute("UPDATE documents SET seq = ? WHERE id = ?", (seq, operation.id))
         content.add(upsert.id, upsert.digest)
-    return Applied(seq, first, upsert, dead, dead_texts, dead_language, dead_bytes)
+    return Applied(seq, first, upsert, dead, dead_texts, dead_language, dead_bytes, dead_expires_ms)
 
 
 def remove(
     db: apsw.Connection, document_id: str, content: ContentHash
-) -> tuple[range, tuple[str, ...], str, int]:
-    """Remove a document. Returns its passage ids, their searchable texts in the same order, its language, and the total
-    bytes."""
-    row: Any = db.execute(REMOVED_DOCUMENT, (document_id,)).fetchone()
+) -> tuple[range, tuple[str, ...], str, int, int | None]:
+    """Remove a document. Returns its passage ids, their searchable texts in the same order, its language, the total
+    bytes, and when it expires."""
+    row: Any = db.execute(REMOVED_DOCUMENT, (STORED_EXPIRES, document_id)).fetchone()
     if row is None:
-        return range(0), (), "", 0
-    pk, first, count, digest, title, language, text, size = row
+        return range(0), (), "", 0, None
+    pk, first, count, digest, title, language, text, size, expiring = row
     spans: Any = db.execute(REMOVED_PASSAGES, (first, first + count)).fetchall()
     vectors: Any = db.execute(REMOVE_VECTORS, (first, first + count)).fetchall()
     db.execute("DELETE FROM passages WHERE id >= ? AND id < ?", (first, first + count))
@@ -90,7 +94,8 @@ def remove(
     content.remove(document_id, digest)
     texts = tuple(searchable_text(title, text[start:end]) for start, end, _ in spans)
     size += sum(one[-1] for one in [*spans, *vectors])
-    return range(first, first + count), texts, language, size
+    expires_ms = take_expiry(msgspec.json.decode(expiring)) if expiring else None
+    return range(first, first + count), texts, language, size, expires_ms
 
 
 def insert(db: apsw.Connection, new: Upsert) -> int:

@@ -10,7 +10,7 @@ Guarantees
 - A lost file of the log, or one from an earlier time, is noticed when the log is opened (`mark`).
 - Removed content is counted in `owed` until it is erased: SQLite leaves its bytes in the file (`rewriting`).
 
-Only the collection's writer thread may call `commit`. Reads are in `LogReader`.
+Only the collection's writer thread may call `commit`. Reads are in `LogReader` (`reader.py`).
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Log(LogReader):
                         yield_to_searches()
                         done.append(apply(db, operation, content))
                     applied += [one for one in done if one is not None]
-                    results.append(summarize(operations, done, last_seq(db)))
+                    results.append(self._summarize(operations, done, last_seq(db)))
                 if applied:
                     db.execute("UPDATE content SET sums = ?", (content.stored,))
                     cycle = self._begin_cycle(db)
@@ -307,6 +307,24 @@ class Log(LogReader):
             failpoints.reach("forget.synced")
             self._committed(cycle)
 
+    def _summarize(
+        self, operations: Sequence[Operation], applied: Sequence[Applied | None], seq: int
+    ) -> WriteResult:
+        upserts = [op for op in operations if isinstance(op, Upsert)]
+        deleted = [
+            done
+            for op, done in zip(operations, applied, strict=True)
+            if isinstance(op, Delete) and done is not None
+        ]
+        return WriteResult(
+            seq=seq,
+            documents=len(upserts),
+            passages=sum(len(op.passages) for op in upserts),
+            tokens=sum(passage.tokens for op in upserts for passage in op.passages),
+            deleted=len(deleted),
+            expired=sum(not self.is_live(one.dead_expires_ms) for one in deleted),
+        )
+
     @contextlib.contextmanager
     def _changing(self) -> Iterator[apsw.Connection]:
         with self._sound(), changing(self.path, self._db):
@@ -335,18 +353,3 @@ def changing(path: Path, db: apsw.Connection | None = None) -> Iterator[None]:
 def last_seq(db: apsw.Connection) -> int:
     found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'operations'").get
     return int(found) if isinstance(found, int) else 0
-
-
-def summarize(operations: Sequence[Operation], applied: Sequence[Applied | None], seq: int) -> WriteResult:
-    upserts = [op for op in operations if isinstance(op, Upsert)]
-    return WriteResult(
-        seq=seq,
-        documents=len(upserts),
-        passages=sum(len(op.passages) for op in upserts),
-        tokens=sum(passage.tokens for op in upserts for passage in op.passages),
-        deleted=sum(
-            1
-            for op, done in zip(operations, applied, strict=True)
-            if isinstance(op, Delete) and done is not None
-        ),
-    )

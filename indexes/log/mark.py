@@ -59,8 +59,11 @@ class MarkFile:
     """The mark of a log that is open for writing. Writer thread only."""
 
     def __init__(self, log: Path, found: Mark | None) -> None:
+        """Raises StorageError for one that may not be written, before any write has been acknowledged."""
         self._path = log.with_name(FILE)
         self._written, self._synced = found, found
+        with disk_errors(self._path), contextlib.suppress(FileNotFoundError):
+            os.close(os.open(self._path, os.O_WRONLY))
 
     def note(self, mark: Mark) -> None:
         """Write the mark without syncing. A failure only leaves an older mark, which `sync` repairs or reports."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import apsw
 import msgspec
@@ -37,6 +38,7 @@ T = TypeVar("T")
 
 FORMAT = 1
 SCAN_ROWS = 2048
+TITLES_READ = 4  # times as many documents as titles wanted: some have none, or the same
 AGAIN_AFTER_S = (0.01, 0.1)  # pauses before a read that found damage is retried
 METADATA = msgspec.json.Decoder(
     dict[str, Any]
@@ -63,6 +65,15 @@ AMONG = "WHERE p.id IN (SELECT value FROM json_each(?))"
 BETWEEN = "WHERE p.id > ? AND p.id <= ? ORDER BY p.id"
 
 
+class PassagePlace(NamedTuple):
+    """What names a passage: its document's id and title, the headings above it, and its position in the document."""
+
+    document_id: str
+    title: str
+    heading: str
+    ordinal: int
+
+
 @dataclass(frozen=True, slots=True)
 class PassageEntry:
     """One live passage, with the fields that indexes need."""
@@ -72,6 +83,7 @@ class PassageEntry:
     metadata: Metadata
     vector: Floats
     language: str
+    place: PassagePlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,7 @@ class LogReader:
         meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
         require_format(meta, path)
         self.uid = meta["uid"]
-        self._firsts: tuple[int, Ids] = 0, np.empty(0, np.int64)  # upto which position, and what it is
+        self._firsts: tuple[int, Ids] = 0, np.empty(0, np.int64)  # up to which position, and the ids
         self.settings = msgspec.json.decode(meta["settings"], type=Settings)
 
     def close(self) -> None:
@@ -169,6 +181,17 @@ class LogReader:
     def document_count(self) -> int:
         return int(self._rows("SELECT count(*) FROM documents")[0][0])
 
+    def titles(self, most: int) -> list[str]:
+        """Different titles of documents, up to `most`, from all over the log."""
+        ((last,),) = self._rows("SELECT coalesce(max(pk), 0) FROM documents")
+        places = np.unique(np.linspace(1, max(last, 1), TITLES_READ * most).astype(np.int64)).tolist()
+        rows = self._rows(
+            "SELECT title FROM documents WHERE title <> '' AND pk IN (SELECT value FROM json_each(?))",
+            (json_list(places),),
+        )
+        found = list(dict.fromkeys(title for (title,) in rows))
+        return found[:: math.ceil(len(found) / most)] if found else []
+
     def passages(self, ids: Iterable[int]) -> dict[int, StoredPassage]:
         """The live passages among these, by id. Deleted passages are absent."""
         rows = self._rows(f"{ONE_PASSAGE} {LIVE} {AMONG}", (json_list(ids),))
@@ -179,9 +202,17 @@ class LogReader:
         return [one for (one,) in self._rows(f"SELECT DISTINCT d.id {LIVE} {AMONG}", (json_list(ids),))]
 
     def document(self, document_id: str) -> StoredDocument | None:
-        rows = self._rows(f"{ONE_DOCUMENT} WHERE id = ?", (document_id,))
-        document = as_document(rows[0]) if rows else None
+        document = self._document(document_id)
         return document if document and self.is_live(document.expires_ms) else None
+
+    def expired(self, document_id: str) -> StoredDocument | None:
+        """The document, if it has expired and is not deleted yet."""
+        document = self._document(document_id)
+        return None if document is None or self.is_live(document.expires_ms) else document
+
+    def _document(self, document_id: str) -> StoredDocument | None:
+        rows = self._rows(f"{ONE_DOCUMENT} WHERE id = ?", (document_id,))
+        return as_document(rows[0]) if rows else None
 
     def is_live(self, expires_ms: int | None) -> bool:
         return expires_ms is None or self.clock() < expires_ms
@@ -214,7 +245,7 @@ class LogReader:
         return {one for (one,) in self._rows(sql, (wanted,))}
 
     def metadata_of(self, document_ids: Iterable[str]) -> dict[str, Metadata]:
-        """That of those among these documents that live."""
+        """The metadata of those of these documents that have not expired."""
         wanted = msgspec.json.encode(list(document_ids)).decode()
         sql = "SELECT id, metadata FROM documents WHERE id IN (SELECT value FROM json_each(?))"
         found = {one: decode_metadata(metadata) for one, metadata in self._rows(sql, (wanted,))}
@@ -294,39 +325,45 @@ class LogReader:
     # -- scans: live passages with after < id <= upto, ascending, in blocks
 
     def vectors(self, after: int, upto: int) -> Iterator[tuple[Ids, Floats]]:
-        """Ids, and float32 vectors [n, dimensions]."""
+        """Blocks of passage ids, and their float32 vectors [n, dimensions]."""
         for rows in self._scan(f"{VECTORS} {BETWEEN}", after, upto):
             ids = np.fromiter((row[0] for row in rows), np.int64, len(rows))
             vectors = np.frombuffer(b"".join(row[1] for row in rows), np.float32)
             yield ids, vectors.reshape(len(rows), self.settings.dimensions)
 
     def texts(self, after: int, upto: int) -> Iterator[list[tuple[int, str]]]:
-        """(passage id, searchable text)."""
+        """Blocks of pairs of a passage id and its searchable text."""
         for rows in self._scan(
             f"SELECT p.id, d.title, coalesce(p.text, d.text) {LIVE} {BETWEEN}", after, upto
         ):
             yield [(passage, searchable_text(title, text)) for passage, title, text in rows]
 
-    def searchable(self, after: int, upto: int) -> Iterator[list[tuple[int, str, str, str]]]:
-        """(passage id, searchable text, its document's language, its document's metadata as JSON)."""
-        sql = f"SELECT p.id, d.title, coalesce(p.text, d.text), d.language, d.metadata {LIVE} {BETWEEN}"
+    def searchable(self, after: int, upto: int) -> Iterator[list[tuple[int, str, str, str, PassagePlace]]]:
+        """Blocks of passage ids, each with its searchable text, its document's language and metadata as JSON, and what
+        names it."""
+        sql = (
+            "SELECT p.id, coalesce(p.text, d.text), d.language, d.metadata, d.id, d.title, p.heading, p.ordinal"
+            f" {LIVE} {BETWEEN}"
+        )
         for rows in self._scan(sql, after, upto):
             yield [
-                (passage, searchable_text(title, text), language, metadata)
-                for passage, title, text, language, metadata in rows
+                (passage, searchable_text(place[1], text), language, metadata, PassagePlace(*place))
+                for passage, text, language, metadata, *place in rows
             ]
 
     def entries(self, after: int, upto: int) -> Iterator[PassageEntry]:
         """Every field that indexes need, passage by passage."""
         sql = (
-            "SELECT p.id, d.title, coalesce(p.text, d.text), d.language, d.metadata, v.vector"
+            "SELECT p.id, coalesce(p.text, d.text), d.language, d.metadata, v.vector,"
+            " d.id, d.title, p.heading, p.ordinal"
             f" {LIVE} JOIN vectors v ON v.id = p.id {BETWEEN}"
         )
         for rows in self._scan(sql, after, upto):
-            for passage, title, text, language, metadata, vector in rows:
+            for passage, text, language, metadata, vector, *names in rows:
+                place = PassagePlace(*names)
                 values = np.frombuffer(vector, np.float32)
-                searched = searchable_text(title, text)
-                yield PassageEntry(passage, searched, decode_metadata(metadata), values, language)
+                searched = searchable_text(place.title, text)
+                yield PassageEntry(passage, searched, decode_metadata(metadata), values, language, place)
 
     def _scan(self, sql: str, after: int, upto: int) -> Iterator[list[Any]]:
         """Each block is a separate transaction, so a long scan never blocks checkpoints."""

@@ -60,6 +60,9 @@ def _connect(path: Path, read_only: bool, create: bool) -> apsw.Connection:
         db = apsw.Connection(str(path), flags=flags)
         db.set_busy_timeout(BUSY_TIMEOUT_MS)
         if not read_only:
+            if db.readonly("main"):  # SQLite opens it anyway
+                db.close()
+                raise StorageError(f"{path} may not be written")
             # If the switch fails, SQLite does not raise; it returns the mode still in use.
             if db.execute("PRAGMA journal_mode = WAL").get != "wal":
                 db.close()

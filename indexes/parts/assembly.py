@@ -19,6 +19,8 @@ from indexes.base.model import IndexOptions, Rows, Settings
 from indexes.base.residency import Files
 from indexes.base.yielding import yield_to_searches
 from indexes.lexical.analysis import index_terms
+from indexes.lexical.bm25 import Terms
+from indexes.lexical.names import name_keys
 from indexes.log.applying import Applied
 from indexes.log.reader import PassageEntry, searchable_text
 from indexes.parts.delta import Delta, DeltaView
@@ -65,7 +67,7 @@ class Assembly:
             parts=tuple(self._parts),
             bm25=self._settings.bm25,
             exact_scan_max=self._options.exact_scan_passages_max,
-            watch=self.generation.watch if self.generation else None,
+            skipper=self.generation.skipper if self.generation else None,
         )
 
     # -- growth and removal
@@ -93,12 +95,22 @@ class Assembly:
         assert upsert is not None
         metadata = with_expiry(upsert.metadata, upsert.expires_ms)
         passages = range(applied.first_passage, applied.first_passage + len(upsert.passages))
-        for number, passage in zip(passages, upsert.passages, strict=True):
+        for at, (number, passage) in enumerate(zip(passages, upsert.passages, strict=True)):
             if self._delta.full:
                 self.rotate()
             yield_to_searches()
             text = searchable_text(upsert.title, upsert.text[passage.start : passage.end])
-            self._delta.append(number, passage.vector, text, metadata, upsert.language)
+            same = applied.dead_texts[at : at + 1] == (text,) and applied.dead_language == upsert.language
+            terms = self._terms_of(applied.dead[at], len(text)) if same else None
+            names = name_keys(upsert.id, upsert.title, passage.heading, at)
+            self._delta.append(number, passage.vector, text, metadata, upsert.language, terms, names)
+
+    def _terms_of(self, passage: int, chars: int) -> Terms | None:
+        """The terms of a passage as its part holds them; None if analyzing a text of so many characters is faster."""
+        for part in (self._delta.view(), *(visible.part for visible in self._parts)):
+            if (row := int(part.rows_of(np.array([passage]))[0])) >= 0:
+                return part.lexical.terms_of(row, chars)
+        return None
 
     def _show_growth(self) -> None:
         """Replace the last part with a fresh view of the delta."""
@@ -123,9 +135,10 @@ class Assembly:
         for at, visible in enumerate(self._parts):
             rows = visible.part.rows_of(ids)
             counts: Counter[str] = Counter()
-            for (_, text, language), row in zip(dead, rows, strict=True):
+            for (_, text, language), row in zip(dead, rows.tolist(), strict=True):
                 if row >= 0:
-                    counts.update(set(index_terms(text, language)))
+                    known = visible.part.lexical.terms_of(row, len(text))
+                    counts.update(known.names if known else set(index_terms(text, language)))
             self._parts[at] = visible.without(rows[rows >= 0], counts)
 
     def _new_delta(self) -> Delta:
@@ -224,7 +237,14 @@ class Assembly:
             if delta.full:
                 views.append(delta.view())
                 delta = self._new_delta()
-            delta.append(entry.passage, entry.vector, entry.text, entry.metadata, entry.language)
+            delta.append(
+                entry.passage,
+                entry.vector,
+                entry.text,
+                entry.metadata,
+                entry.language,
+                names=name_keys(*entry.place),
+            )
         if delta.size:
             views.append(delta.view())
         return views

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,7 @@ from indexes.base.model import TIERS, Floats, Ids, Metadata, Rows, Tier
 from indexes.dense.cold import RANKS
 from indexes.dense.vectors import Found, StoredVectors
 from indexes.filters.index import GrowingFilters
+from indexes.lexical.bm25 import Terms
 from indexes.lexical.postings import GrowingLexical
 from indexes.parts.part import scan
 
@@ -31,12 +34,23 @@ class Delta:
         return self.size >= self.capacity
 
     def append(
-        self, passage: int, vector: Floats, text: str, metadata: Metadata, language: str = "en"
+        self,
+        passage: int,
+        vector: Floats,
+        text: str,
+        metadata: Metadata,
+        language: str = "en",
+        terms: Terms | None = None,
+        names: Sequence[int] = (),
     ) -> None:
-        """Add one passage; ids must ascend. Existing views do not change."""
+        """Add one passage; ids must ascend. Existing views do not change. `terms` are those of the text, if known,
+        `names` the keys of its names."""
         self._ids[self.size] = passage
         self._vectors.halves[self.size] = vector
-        self._lexical.add(text, language)
+        if terms is None:
+            self._lexical.add(text, language, names)
+        else:
+            self._lexical.add_terms(terms, names)
         self._filters.add(metadata)
         self.size += 1
 

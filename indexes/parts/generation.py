@@ -27,7 +27,7 @@ from indexes.base.durable import verify
 from indexes.base.masks import Bits, count_bits, first_bits
 from indexes.base.model import TIERS, ColdPolicy, Floats, Ids, Rows, Tier
 from indexes.base.residency import Files
-from indexes.dense.cold import RANKS, ColdSettings, ColdShard
+from indexes.dense.cold import RANKS, ColdIndex, ColdSettings
 from indexes.dense.cold_skips import ColdSkipper, ListBounds
 from indexes.dense.hot import HotGraph
 from indexes.dense.vectors import NOTHING, Found, StoredVectors, among, within
@@ -56,9 +56,9 @@ class Generation:
         self._graph: HotGraph | None = None
         self._loading = threading.Lock()
         self._cold = (
-            ColdShard.load(folder / "cold.ivf", self.vectors, manifest.search) if manifest.cold else None
+            ColdIndex.load(folder / "cold.ivf", self.vectors, manifest.search) if manifest.cold else None
         )
-        self.watch: ColdSkipper | None = None
+        self.skipper: ColdSkipper | None = None
         self.lexical = SealedLexical.load(folder / "lexical", files)
         self.filters = SealedFilters.load(folder / "filters", files)
 
@@ -141,18 +141,18 @@ class Generation:
                 self._graph = HotGraph.load(self.folder / "hot.hnsw", self.manifest.dimensions, ef=self._ef)
             return self._graph
 
-    def watch_cold(self, policy: ColdPolicy) -> None:
-        """Let a policy decide which queries search the cold tier; `always` needs no watch. Loads the graph if searches
-        walk it."""
+    def skip_cold(self, policy: ColdPolicy) -> None:
+        """Let a policy decide which queries search the cold tier; `always` needs none. Loads the graph if searches walk
+        it."""
         if self.manifest.walked(policy):
             self.hot_graph()
         if self._cold is None or policy.mode == "always":
-            self.watch = None
+            self.skipper = None
         elif policy.mode == "never":
-            self.watch = ColdSkipper(policy, None)
+            self.skipper = ColdSkipper(policy, None)
         else:
             lowest = np.asarray(self.files.array(self.folder / LOWEST), np.float32)
-            self.watch = ColdSkipper(policy, ListBounds(self._cold.centroids(), lowest))
+            self.skipper = ColdSkipper(policy, ListBounds(self._cold.centroids(), lowest))
 
     def tune(self, *, ef: int | None = None, cold: ColdSettings | None = None) -> None:
         """Change the search settings. A search in progress may use the old ones, or a mix of old and new per tier."""
@@ -170,7 +170,7 @@ class Generation:
         return self._ef, self._cold.settings if self._cold else self.manifest.search
 
     @property
-    def cold(self) -> ColdShard | None:
+    def cold(self) -> ColdIndex | None:
         """The lists, for measurements; None if nothing is cold."""
         return self._cold
 

@@ -1,25 +1,27 @@
-"""A collection's own ranking settings, learned or set by hand: `ranking.json` beside its log.
+"""How a collection ranks, in files beside its log: its own ranking settings, learned or set by hand, and its synonyms.
 
-The file holds the settings that override the configuration, and the evidence for them. A damaged file is left in place
-and ignored: that costs ranking quality, not data.
+`ranking.json` holds the settings that override the configuration, and the evidence for them. A damaged file is left in
+place and ignored: that costs ranking quality, not data.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
 from indexes.base.durable import decode_checked, publish, remove, with_checksum
 from indexes.base.errors import Damaged
+from indexes.lexical.synonyms import Synonyms
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-FILE = "ranking.json"
+RANKING, SYNONYMS = "ranking.json", "synonyms.json"
 
 
 class RankingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,36 +44,49 @@ class RankingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     sha256: str = ""
 
 
-class RankingFile:
-    """The ranking settings of one collection. `current` may be read from any thread."""
+class SynonymSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: int = FORMAT
+    synonyms: Synonyms
+    set_ms: int
+    sha256: str = ""
 
-    def __init__(self, collection: Path) -> None:
-        self._path = collection / FILE
+    @staticmethod
+    def of(lists: Sequence[Sequence[str]], set_ms: int) -> SynonymSettings:
+        return SynonymSettings(synonyms=Synonyms(tuple(map(tuple, lists))), set_ms=set_ms)
+
+
+S = TypeVar("S", RankingSettings, SynonymSettings)
+
+
+class SettingsFile(Generic[S]):
+    """Settings of one collection. `current` may be read from any thread."""
+
+    def __init__(self, path: Path, kind: type[S]) -> None:
+        self._path = path
         self._change = threading.Lock()
-        self.current: RankingSettings | None = None
+        self.current: S | None = None
         try:
-            self.current = read_ranking(collection)
+            self.current = read_settings(path, kind)
         except (Damaged, OSError) as error:
             logger.error("%s is not used: %s", self._path, error)
 
-    def set(self, settings: RankingSettings) -> None:
+    def set(self, settings: S) -> None:
         """Publish the settings. They are durable once this returns, and used by every search that starts afterwards."""
         with self._change:
             publish(self._path, with_checksum(settings))
             self.current = settings
 
     def clear(self) -> None:
-        """Go back to the configuration, durably. Idempotent."""
+        """Remove the settings, durably. Idempotent."""
         with self._change:
             remove(self._path)
             self.current = None
 
 
-def read_ranking(collection: Path) -> RankingSettings | None:
-    """Read a collection's ranking settings; None if nothing was set. Raises Damaged."""
-    path = collection / FILE
+def read_settings(path: Path, kind: type[S]) -> S | None:
+    """Read settings; None if nothing was set. Raises Damaged."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    return decode_checked(path, content, RankingSettings, FORMAT)
+    return decode_checked(path, content, kind, FORMAT)

@@ -29,6 +29,7 @@ LIST_GROWTH = 1.3  # over-allocation of lists while they are filled
 TRAINING_BYTES = 10e6  # clustering and codebooks, excluding the vectors
 LEXICAL_BUFFER_BYTES = 85e6  # the sort buffer of postings, and the cache of stemmed words
 TERM_BYTES = 200
+NAMES_BYTES = 128  # per passage: four names, and a sorted copy of them
 
 
 def give_back() -> None:
@@ -116,5 +117,5 @@ def build_bytes(hot: int, cold: int, dimensions: int, terms: int) -> float:
     sample = 4 * dimensions * vectors + TRAINING_BYTES if cold else 0
     listed = (codes_for(dimensions) / 2 + 8) * passages if cold else 0
     dense = graph_bytes(hot, dimensions) + LIST_GROWTH * listed
-    texts = LEXICAL_BUFFER_BYTES + TERM_BYTES * terms + 4 * passages
+    texts = LEXICAL_BUFFER_BYTES + TERM_BYTES * terms + (NAMES_BYTES + 4) * passages
     return PROCESS_BYTES + NUMBERS_BYTES * passages + max(sample, dense, texts)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
+from itertools import chain, product
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,14 +23,16 @@ from indexes.filters.bitmaps import to_bits
 from indexes.filters.grammar import Filter, Kind, Unchecked
 from indexes.filters.satisfiable import require_key, require_satisfiable, require_values
 from indexes.lexical.bm25 import NO_CORRECTIONS, WeightedQuery, best_of, score_rows
+from indexes.lexical.names import EXACT
 from indexes.lexical.operators import Alternatives, rows_with
 from indexes.lexical.prefixed import Prefixed
 from indexes.parts.part import Part, as_ranking
-from indexes.parts.query import NOT_FOUND, Candidates, Query, places_in
+from indexes.parts.query import NAMED_IN_PART, NOT_FOUND, Candidates, Query, places_in
 from indexes.parts.visible import Visible, count_by_tier, tiers_in
 
 SCORING_BYTES = 16
 NO_IDS: Ids = np.empty(0, np.int64)
+SHARED_MAX = 32  # a name of more passages than this tells none of them from others
 NO_COLD = "the collection has no cold passages"
 NO_COLD_MATCH = "no cold passage matches the filter"
 
@@ -54,20 +58,22 @@ class Selected:
         return self.part.ids_of(rows)
 
 
-def select(parts: Sequence[Visible], condition: Filter | None) -> list[Selected]:
-    """The live rows of each part that match the filter.
+def select(
+    parts: Sequence[Visible], condition: Filter | None, on_step: OnStep = do_nothing
+) -> list[Selected]:
+    """The live rows of each part that match the filter. `on_step` is called before each condition.
 
     Raises InvalidInput for a key or kind of value that no passage has.
     """
     if condition is None:
         return [Selected(visible, visible.alive, visible.by_tier) for visible in parts]
     require_satisfiable(condition, [visible.part.filters for visible in parts])
-    return [_matching(visible, condition) for visible in parts]
+    return [_matching(visible, condition, on_step) for visible in parts]
 
 
-def _matching(visible: Visible, condition: Filter) -> Selected:
+def _matching(visible: Visible, condition: Filter, on_step: OnStep) -> Selected:
     part = visible.part
-    bits = to_bits(part.filters.match(condition), part.size)
+    bits = to_bits(part.filters.match(condition, on_step), part.size)
     if visible.alive is not None:
         bits &= visible.alive
     return Selected(visible, bits, count_by_tier(part, bits))
@@ -91,49 +97,59 @@ class Prepared:
         query: Query,
         weighed: WeightedQuery | None,
         scan_max: int,
-        watch: ColdSkipper | None = None,
+        skipper: ColdSkipper | None = None,
         corrected: Mapping[str, str] = NO_CORRECTIONS,
         required: Sequence[Alternatives | Prefixed] = (),
         spoken: Mapping[str, int] | None = None,
         *,
+        names: Sequence[tuple[range, ...]] = (),
         typos_whole: bool = True,
         light: bool = True,
         on_step: OnStep = do_nothing,
     ) -> None:
-        """`watch` may decide to skip the cold tier. `corrected` maps words of the query to the terms used for them;
+        """`skipper` may decide to skip the cold tier. `corrected` maps words of the query to the terms used for them;
         `typos_whole`: no such word was left out. `light`: preparing takes no time. `required`: only rows with one term
-        of each group. `spoken`: the languages considered for the query. `on_step` is called between steps.
+        of each group. `spoken`: the languages considered for the query. `names`: its `asked_keys`. `on_step` is called
+        between steps.
         """
         self.query = query
         self.corrected = corrected
         self.typos_whole, self.light = typos_whole, light
         self._on_step = on_step
         self._required = required
+        self._names = names
         self._parts = parts
         self._weighed = weighed
         self._scan_max = scan_max
-        self._watch = watch
+        self._skipper = skipper
         self._spoken = spoken
         self._ranked: list[tuple[Visible, Ids, Rows]] = []  # passages of each ranking, with their rows
 
     @cached_property
     def selection(self) -> list[Selected]:
-        selected = select(self._parts, self.query.condition)
+        selected = select(self._parts, self.query.condition, self._on_step)
         if not self._required:
             return selected
         return [_narrow(one, self._required, self._on_step) for one in selected]
 
     def again(self, query: Query, on_step: OnStep) -> Prepared:
-        """The same, for a query that differs only in its vector or depth."""
+        """This preparation for a query that differs only in its vector or depth."""
         found = copy(self)
         found.query, found._ranked, found._on_step = query, [], on_step
         return found
 
     @property
     def grouped_terms(self) -> frozenset[str]:
-        """The terms that prefixes stand for."""
-        groups = self._weighed.groups.values() if self._weighed else ()
-        return frozenset().union(*(group.terms for group in groups))
+        """The terms that prefixes and synonyms stand for."""
+        if self._weighed is None:
+            return frozenset()
+        groups, more = self._weighed.groups, self._weighed.synonyms.counts
+        return frozenset(more).difference(groups).union(*(group.terms for group in groups.values()))
+
+    @property
+    def synonyms_whole(self) -> bool:
+        """Whether all synonyms of the query's words are looked up."""
+        return self._weighed is None or self._weighed.synonyms.whole
 
     @as_search
     def lexical(self) -> Ranking:
@@ -155,6 +171,67 @@ class Prepared:
                     floor = max(floor, float(found[1][-1]))
         return Ranking.merge(rankings, depth)
 
+    @cached_property
+    def _holders(self) -> dict[range, list[tuple[int, Rows]]]:
+        """The live rows under each key of the query's possible names, with the position of their part. Keys without
+        rows are left out."""
+        held: dict[range, list[tuple[int, Rows]]] = {}
+        for keys, (at, visible) in product(chain.from_iterable(self._names), enumerate(self._parts)):
+            if len(stored := visible.part.lexical.named(keys)):
+                rows = (np.unique(stored) if len(stored) > 1 else stored).astype(np.int64)
+                if visible.alive is not None:
+                    rows = rows[bits_at(visible.alive, rows)]
+                held.setdefault(keys, []).append((at, rows))
+        return held
+
+    @as_search
+    def add_named(self, found: Candidates) -> Candidates:
+        """Add the allowed passages that the text names, with their scores. Of each name only the best match counts."""
+        exactness: dict[int, float] = {}
+        for matches in self._names if self._holders else ():
+            each = ((self._ids_of(self._holders.get(keys, ())), keys.start & EXACT) for keys in matches)
+            holders, exact = next((one for one in each if one[0]), ([], 0))
+            if len(holders) <= SHARED_MAX:
+                best = 1.0 if exact else NAMED_IN_PART
+                exactness |= {one: max(best, exactness.get(one, 0.0)) for one in holders}
+        if not exactness:
+            return found
+        named = np.array(list(exactness), np.int64)
+        places = places_in(found.ids, named)
+        new = named[places == NOT_FOUND]
+        if len(new):
+            places[places == NOT_FOUND] = np.arange(len(found), len(found) + len(new))
+            found = self._with_unranked(found, new)
+        names = np.zeros(len(found), np.float32)
+        names[places] = list(exactness.values())
+        return msgspec.structs.replace(found, names=names)
+
+    def _with_unranked(self, found: Candidates, new: Ids) -> Candidates:
+        """Add passages that are in neither ranking."""
+        dense, lexical = self.scores(new)
+        unranked = np.full(len(new), NOT_FOUND, np.int32)
+        return msgspec.structs.replace(
+            found,
+            ids=np.concatenate([found.ids, new]),
+            dense=np.concatenate([found.dense, dense]),
+            lexical=np.concatenate([found.lexical, lexical]),
+            dense_ranks=np.concatenate([found.dense_ranks, unranked]),
+            lexical_ranks=np.concatenate([found.lexical_ranks, unranked]),
+            tiers=np.concatenate([found.tiers, tiers_of(self._parts, new)]),
+        )
+
+    def _ids_of(self, held: Iterable[tuple[int, Rows]]) -> list[int]:
+        """The ids of those of these rows that are allowed."""
+        ids: list[int] = []
+        for at, rows in held:
+            allowed = self.selection[at].allowed
+            ids += (
+                self._parts[at]
+                .part.ids_of(rows if allowed is None else rows[bits_at(allowed, rows)])
+                .tolist()
+            )
+        return ids
+
     @as_search
     def dense(self) -> DenseResult:
         """Passages nearest to the vector. With a filter, only the `never` policy skips the cold tier.
@@ -162,14 +239,14 @@ class Prepared:
         After `steps`, what each depth adds follows what the ones before it found, so a deeper ranking extends a
         shallower one although the indexes are approximate.
         """
-        vector, watch = self.query.vector, self._watch
+        vector, skipper = self.query.vector, self._skipper
         tiers = tiers_in(chosen.by_tier for chosen in self.selection)
         if vector is None:
             return DenseResult(Ranking.empty(), tiers, None)
         first, *deeper = (*self.query.steps, self.query.depth)
         ranks = self.query.ranks or self.query.k
-        if watch is not None and (not self._is_filtered or watch.policy.mode == "never"):
-            found = self._sparing(vector, watch, tiers, first, ranks)
+        if skipper is not None and (not self._is_filtered or skipper.policy.mode == "never"):
+            found = self._sparing(vector, skipper, tiers, first, ranks)
         else:
             ranking = self._nearest(vector, first, ranks)
             found = DenseResult(ranking, tiers, self._why_no_cold(tiers))
@@ -184,7 +261,7 @@ class Prepared:
         return self.query.condition is not None or bool(self._required)
 
     def _sparing(
-        self, vector: Floats, watch: ColdSkipper, tiers: tuple[Tier, ...], depth: int, ranks: int
+        self, vector: Floats, skipper: ColdSkipper, tiers: tuple[Tier, ...], depth: int, ranks: int
     ) -> DenseResult:
         """Search the cold tier last, and only if needed. An audited skip searches it and discards the results."""
         k = self.query.k
@@ -196,7 +273,7 @@ class Prepared:
         warm = Ranking.merge([ranking for _, ranking in found], depth)
         if "cold" not in tiers:
             return DenseResult(warm, tiers, self._why_no_cold(tiers))
-        decision = watch.decide(vector, warm, k, counted=self.query.counted)
+        decision = skipper.decide(vector, warm, k, counted=self.query.counted)
         both = warm
         if decision.search or decision.note:
             both = Ranking.merge(
@@ -207,7 +284,7 @@ class Prepared:
                 depth,
             )
         if decision.note:
-            watch.learn(decision, float(np.mean(both.tiers[:k] == TIERS.index("cold"))))
+            skipper.learn(decision, float(np.mean(both.tiers[:k] == TIERS.index("cold"))))
         if decision.search:
             return DenseResult(both, tiers, None)
         return DenseResult(warm, tuple(tier for tier in tiers if tier != "cold"), decision.reason)
@@ -255,7 +332,11 @@ class Prepared:
         """A key that is equal for snapshots on which this query scores passages identically, bit for bit."""
         weighed = self._weighed
         words = weighed and (weighed.weights, weighed.mean_length, weighed.bound)
-        known = words, sorted(self.corrected.items()), self._spoken
+        named = {
+            key: np.sort(np.concatenate([self._parts[at].part.ids_of(rows) for at, rows in held])).tobytes()
+            for key, held in self._holders.items()
+        }
+        known = words, sorted(self.corrected.items()), self._spoken, named
         return blake2b(repr(known).encode(), digest_size=SCORING_BYTES).digest()
 
     def newer(self, after: int, most: int) -> Candidates | None:
@@ -264,7 +345,9 @@ class Prepared:
         parts = [visible for visible in self._parts if visible.part.newest > after]
         condition, found = self.query.condition, [NO_IDS]
         for visible in parts:
-            allowed = visible.alive if condition is None else _matching(visible, condition).allowed
+            allowed = (
+                visible.alive if condition is None else _matching(visible, condition, self._on_step).allowed
+            )
             if self._required:
                 chosen = Selected(visible, allowed, visible.by_tier)
                 allowed = _narrow(chosen, self._required, self._on_step).allowed
@@ -277,24 +360,27 @@ class Prepared:
         dense, lexical = self.scores(ids)
         return Candidates(ids, dense, lexical, places, places, tiers_of(parts, ids), self.lexical_bound)
 
-    def values(
-        self, ids: Ids, key: str, where: str, kinds: Sequence[Kind] = (), *, dates: bool = False
-    ) -> list[list[Scalar]]:
-        """The values of each of these passages under a metadata key.
-
-        Raises InvalidInput naming `where` for a key that no passage of the snapshot has, or that has no value of these
-        `kinds` (nor a date, with `dates`) if there are any.
-        """
+    def require_values(
+        self, key: str, where: str, kinds: Sequence[Kind] = (), *, dates: bool = False
+    ) -> None:
+        """Raise InvalidInput naming `where` for a metadata key that no passage of the snapshot has, or that has no
+        value of these `kinds` (nor a date, with `dates`) if there are any."""
         if not isinstance(self.query.condition, Unchecked):
             parts = [visible.part.filters for visible in self._parts]
             require_key(key, where, parts)
             if kinds:
                 require_values(key, where, parts, kinds, dates=dates)
+
+    def deciding_values(self, ids: Ids, key: str) -> list[list[Scalar]]:
+        """The values of each of these passages under a metadata key; of a long list only those that decide how it
+        compares with others (`Column.deciding`)."""
+        self._on_step()
         found: list[list[Scalar]] = [[] for _ in range(len(ids))]
         for visible, at, rows in locate(self._parts, ids):
             places = dict(zip(rows.tolist(), at.tolist()))
-            for row, value in _held(visible.part, rows, key):
-                found[places[row]].append(value)
+            for kind, column in visible.part.filters.columns(key).items():
+                for row, value in column.deciding(rows):
+                    found[places[row]].append(bool(value) if kind == "boolean" else value)
         return found
 
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
@@ -319,13 +405,6 @@ class Prepared:
                 at = np.flatnonzero(places != NOT_FOUND)
                 located.append((visible, at, rows[places[at]]))
         return located if sum(len(at) for _, at, _ in located) == len(ids) else locate(self._parts, ids)
-
-
-def _held(part: Part, rows: Rows, key: str) -> Iterator[tuple[int, Scalar]]:
-    """Each of these rows that has values under a key, with each value."""
-    for kind, column in part.filters.columns(key).items():
-        for row, value in column.held_by(rows):
-            yield row, bool(value) if kind == "boolean" else value
 
 
 def locate(parts: Sequence[Visible], ids: Ids) -> list[tuple[Visible, Rows, Rows]]:

@@ -1,7 +1,7 @@
 """A search's query and its candidates: plain values that can be sent to another process.
 
-The service calls `snapshot.prepare`, `lexical`, `dense` and `Candidates.join`, in this order, on one search thread, and
-fuses the candidates itself.
+The service calls `snapshot.prepare`, then `lexical` and `dense`, then `Candidates.join`, and fuses the candidates
+itself.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from indexes.base.model import DenseResult, Floats, Ids, Ranking, Tier
 from indexes.filters.grammar import Filter
+from indexes.lexical.synonyms import Synonyms
 
 Ranks = NDArray[np.int32]
 NOT_FOUND = -1
+NAMED_IN_PART = 0.5  # by the heading, or the last part of a name
 
 
 class TermCounts(msgspec.Struct, frozen=True):
@@ -42,10 +44,11 @@ class Query(msgspec.Struct, frozen=True):
     `language` is the text's; None: guessed among those of the passages. `typos`: words that no passage has are replaced
     by the nearest ones; only passages that match `visible` count, None: all. Only passages that may contain all
     `phrases`, and a word with each of the `prefixes`, are found; their texts decide. BM25 and the dense indexes each
-    return `depth` candidates. `k` results will be shown: the cold policy judges loss on them. `counted`: the query is
-    real traffic, and the cold policy learns from it. `steps`: the depths, ascending, of earlier searches whose dense
-    rankings this one extends. `ranks`: how many of the shallowest dense ranking are found with full recall; 0: `k`.
-    `statistics`: what BM25 counts, if these passages are not all that the scores shall rest on; None: these passages.
+    return `depth` candidates. The first `k` may be shown, on this page or an earlier one: the cold policy judges loss
+    on them. `counted`: the query is real traffic, and the cold policy learns from it. `steps`: the depths, ascending,
+    of earlier searches whose dense rankings this one extends. `ranks`: how many places of the dense ranking are found
+    with the recall that was asked of the index, later ones with less; 0: `k`. `statistics`: what BM25 counts, if these
+    passages are not all that the scores shall rest on; None: these passages. `synonyms` expand the text.
     """
 
     k: int
@@ -62,6 +65,7 @@ class Query(msgspec.Struct, frozen=True):
     steps: tuple[int, ...] = ()
     ranks: int = 0
     statistics: TermCounts | None = None
+    synonyms: Synonyms | None = None
 
 
 class Candidates(msgspec.Struct, frozen=True):
@@ -69,7 +73,10 @@ class Candidates(msgspec.Struct, frozen=True):
 
     Scores are float32, NaN where that searcher did not find the passage; ranks count from 0, NOT_FOUND where it is not
     in that ranking. `tiers` int8 index TIERS. `lexical_bound`: the score of a passage with unlimited occurrences of
-    every query word, including words that no passage has. `searched` lists the tiers the search covered.
+    every query word, including words that no passage has. `names` float32: 1 for a passage whose document's id or
+    title the text holds, NAMED_IN_PART for other names, else 0; None: all 0. Named passages are candidates even if they
+    are in neither ranking. `searched` lists the tiers that the dense search covered; BM25 always
+    covers all.
     """
 
     ids: Ids
@@ -79,6 +86,7 @@ class Candidates(msgspec.Struct, frozen=True):
     lexical_ranks: Ranks
     tiers: NDArray[np.int8]
     lexical_bound: float = 0.0
+    names: Floats | None = None
     searched: tuple[Tier, ...] = ()
     cold_skipped: str | None = None
 

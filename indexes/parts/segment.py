@@ -1,8 +1,8 @@
 """Segments of the hot tier: sealed deltas, alone or merged. Immutable, in memory.
 
-A segment holds float16 vectors, their product codes, which every search scans, and sealed lexical and filter indexes.
-Sealing and merging may take seconds: run them off the search and writer threads. Between steps they call `on_step`,
-which may raise to cancel them.
+A segment holds float16 vectors, their product codes, which searches scan unless few rows are to be compared, and sealed
+lexical and filter indexes. Sealing and merging may take seconds: run them off the search and writer threads. Between
+steps they call `on_step`, which may raise to cancel them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 
 import numpy as np
@@ -21,8 +21,10 @@ from indexes.base.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
 from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.grammar import Filter
+from indexes.filters.satisfiable import require_key
 from indexes.lexical.analysis import TAG, query_terms
 from indexes.lexical.bm25 import NO_CORRECTIONS, Statistics, round_count, weigh
+from indexes.lexical.names import asked_keys
 from indexes.lexical.operators import phrase_terms, prefix_groups
 from indexes.lexical.typos import Corrections
 from indexes.parts.prepared import Prepared, locate, select, tiers_of
@@ -56,7 +58,7 @@ class Snapshot:
     parts: tuple[Visible, ...]
     bm25: Bm25
     exact_scan_max: int
-    watch: ColdSkipper | None = None
+    skipper: ColdSkipper | None = None
     expired: Ids = field(default_factory=lambda: NONE)
     _unexpired: list[tuple[Hidden, Snapshot | None]] = field(default_factory=list, init=False, compare=False)
 
@@ -80,11 +82,11 @@ class Snapshot:
         self._unexpired[:] = [(hidden, shown)]  # one atomic step, because other threads do the same
         return shown or self
 
-    def allowed(self, condition: Filter | None) -> Ids | None:
+    def allowed(self, condition: Filter | None, on_step: OnStep = do_nothing) -> Ids | None:
         """Ids of the live passages that match, ascending; None for all that the log holds."""
         if condition is None and not len(self.expired):
             return None
-        return self.matching(condition)
+        return self.matching(condition, on_step)
 
     def prepare(self, query: Query, on_step: OnStep = do_nothing, work: WorkBudget | None = None) -> Prepared:
         """Prepare a query. The methods of the result raise InvalidInput for a filter on a key or kind of value that no
@@ -92,42 +94,57 @@ class Snapshot:
         request's budget; None: a full one."""
         if query.text is None:
             return Prepared(
-                self.parts, query, None, self.exact_scan_max, self.watch, spoken=self.spoken, on_step=on_step
+                self.parts,
+                query,
+                None,
+                self.exact_scan_max,
+                self.skipper,
+                spoken=self.spoken,
+                on_step=on_step,
             )
         lexical = [visible.part.lexical for visible in self.parts]
         spoken = self.language_of(query.text, query.language)
         languages = spoken.language, spoken.others
         statistics, corrected = self.statistics(query.statistics), NO_CORRECTIONS
         groups = prefix_groups(query.prefixes, lexical, *languages, on_step, work)
-        weighed = weigh(query.text, lexical, statistics, self.bm25, *languages, groups=groups)
-        masked = query.typos and query.visible is not None
-        seen = [chosen.allowed for chosen in select(self.parts, query.visible)] if masked else []
-        corrections = Corrections(lexical, on_step, work, seen)
+        weigh_with = partial(weigh, query.text, lexical, statistics, self.bm25, *languages)
+        weighed = weigh_with(groups=groups, synonyms=query.synonyms)
+        # Terms of passages that are hidden from the caller, or have expired, would show by not being corrected.
+        masked = query.typos and (query.visible is not None or len(self.expired) > 0)
+        seen = [chosen.allowed for chosen in select(self.parts, query.visible)] if query.typos else []
+        given = query.statistics.frequencies if query.statistics and not masked else {}
+        known = weighed.synonyms.replaced.union(term for term, count in given.items() if count)
+        corrections = Corrections(lexical, on_step, work, seen, known)
         if query.typos and (masked or not weighed.complete):
             corrections.look_up(query.text, *languages)
             if found := corrections.found:
                 corrected = {word: near for word, (_, near) in found.items()}
                 terms = {term: near for meant, near in found.values() for term in meant}
-                weighed = weigh(query.text, lexical, statistics, self.bm25, *languages, terms, groups)
+                weighed = weigh_with(corrected=terms, groups=groups, synonyms=query.synonyms)
         required = [one for phrase in query.phrases for one in phrase_terms(phrase, *languages)]
         return Prepared(
             self.parts,
             query,
             weighed,
             self.exact_scan_max,
-            self.watch,
+            self.skipper,
             corrected,
             [*required, *groups.values()],
             self.spoken,
+            names=asked_keys(query.text),
             typos_whole=corrections.whole,
             light=not (corrections.compared or query.phrases or query.prefixes),
             on_step=on_step,
         )
 
-    def matching(self, condition: Filter | None) -> Ids:
-        """Ids of the live passages that match the filter, ascending."""
-        found = [chosen.ids() for chosen in select(self.parts, condition)]
+    def matching(self, condition: Filter | None, on_step: OnStep = do_nothing) -> Ids:
+        """Ids of the live passages that match the filter, ascending. `on_step` is called before each condition."""
+        found = [chosen.ids() for chosen in select(self.parts, condition, on_step)]
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
+
+    def require_key(self, key: str, where: str) -> None:
+        """Raise InvalidInput naming `where` for a metadata key that no passage has."""
+        require_key(key, where, [visible.part.filters for visible in self.parts])
 
     @property
     def newest(self) -> int:
@@ -178,7 +195,7 @@ class Snapshot:
 
     @cached_property
     def spoken(self) -> Mapping[str, int]:
-        """The same in numbers so coarse that few writes change them, for judging a query's language."""
+        """Live passages by language, so rounded that few writes change them, for judging a query's language."""
         return {code: round_count(rows) for code, rows in self.languages().items()}
 
     def language_of(self, query: str, given: str | None = None) -> QueryLanguage:

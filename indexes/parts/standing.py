@@ -14,11 +14,15 @@ from indexes.base.masks import bits_at, rows_in
 from indexes.base.model import TIERS, Floats, Ids, Rows, Tier
 from indexes.base.work import OnStep, do_nothing
 from indexes.filters.grammar import Filter
+from indexes.lexical.analysis import query_terms
 from indexes.lexical.bm25 import best_of, idf, saturate, score_rows
 from indexes.parts.generation import Generation
 from indexes.parts.part import Part
 from indexes.parts.prepared import Prepared, Selected
+from indexes.parts.query import Query
+from indexes.parts.snapshot import Snapshot
 
+BEST = 3  # passages examined per score
 BLOCK = 16_384  # rows scored at once: 24 MB of 384 dimensions
 
 
@@ -84,6 +88,29 @@ def standings(
     return sorted(found, key=lambda one: one.id)
 
 
+def best_of_each(prepared: Prepared, ids: Ids) -> Ids:
+    """Return the best few of these passages by each score, ascending."""
+    chosen: set[int] = set()
+    for scores in prepared.scores(ids):
+        order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), kind="stable")
+        chosen.update(ids[order[:BEST]].tolist())
+    return np.array(sorted(chosen), np.int64)
+
+
+def words_of(snapshot: Snapshot, query: Query) -> tuple[dict[str, dict[str, float]], str]:
+    """Return the query's words that count, each with its terms and their counts, and the query's language."""
+    if query.text is None:
+        return {}, ""
+    spoken = snapshot.language_of(query.text, query.language)
+    counts = query_terms(query.text, spoken.language, spoken.others)
+    words: dict[str, dict[str, float]] = {}
+    for token in dict.fromkeys(query.text.split()):
+        own = query_terms(token, spoken.language, spoken.others)
+        if kept := {term: counts[term] for term in own if term in counts}:
+            words[token.strip(".,;:!?\"'()[]") or token] = kept
+    return words, spoken.language
+
+
 def locate_selected(prepared: Prepared, ids: Ids) -> Iterator[tuple[Selected, Rows, Rows]]:
     """For each part that holds any of these: the part, positions in `ids`, and rows in the part."""
     for chosen in prepared.selection:
@@ -141,15 +168,17 @@ def gains_of(
     weights, rows = dict(weighed.weights), np.array([row], np.int64)
     live = sum(chosen.visible.live for chosen in prepared.selection)
     once = saturate(np.ones(1, np.uint16), part.lexical.lengths[rows] + 1, weighed.bm25, weighed.mean_length)
-    gains, lacks = {}, {}
+    gains, lacks, shown = {}, {}, weighed.synonyms.names
     for term in {**counts, **weights}:  # a search may look for more than the text's own terms
+        if term in weighed.synonyms.replaced:
+            continue  # its group has the weight
         weight = weights.get(term, counts.get(term, 0.0) * idf(1, live))
         alone = replace(weighed, weights=((term, weight),), met=())
         gain = float(score_rows(part.lexical, alone, rows)[0])
         if gain > 0:
-            gains[term] = gain
+            gains[shown.get(term, term)] = gain
         else:
-            lacks[term] = weight * float(once[0])
+            lacks[shown.get(term, term)] = weight * float(once[0])
     return gains, lacks
 
 
@@ -167,13 +196,14 @@ def find_holding(prepared: Prepared, ids: Ids, terms: Iterable[str]) -> dict[str
     """The passages among these that hold each term of the query's text; terms without any are left out."""
     found: dict[str, list[Ids]] = {}
     weighed, wanted = prepared.weighed, set(terms)
+    shown = {} if weighed is None else weighed.synonyms.names
     for term, weight in () if weighed is None else weighed.weights:
-        for chosen, at, rows in locate_selected(prepared, ids) if term in wanted else ():
+        for chosen, at, rows in locate_selected(prepared, ids) if shown.get(term, term) in wanted else ():
             assert weighed is not None
             alone = replace(weighed, weights=((term, weight),), met=())
             held = ids[at[score_rows(chosen.part.lexical, alone, rows) > 0]]
             if len(held):
-                found.setdefault(term, []).append(held)
+                found.setdefault(shown.get(term, term), []).append(held)
     return {term: np.sort(np.concatenate(each)) for term, each in found.items()}
 
 

@@ -76,7 +76,7 @@ def count_facets(
     Raises InvalidInput for a key that no document has, for ranges of numbers or dates where it has none, or for too
     many different values.
     """
-    matching = list(_matching(collection, snapshot, condition))
+    matching = list(_matching(collection, snapshot, condition, on_step))
     if not isinstance(condition, Unchecked):
         parts = [filters for filters, _ in matching]
         for one in asked:
@@ -92,10 +92,10 @@ def count_facets(
 
 
 def _matching(
-    collection: Collection, snapshot: Snapshot, condition: Filter | None
+    collection: Collection, snapshot: Snapshot, condition: Filter | None, on_step: OnStep
 ) -> Iterator[tuple[FilterPart, Flags]]:
     """For each part, the first passages of the documents that match."""
-    for chosen in select(snapshot.parts, condition):
+    for chosen in select(snapshot.parts, condition, on_step):
         part = chosen.part
         bits = _first_rows.get(part)
         if bits is None:

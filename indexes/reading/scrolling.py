@@ -17,6 +17,7 @@ import numpy as np
 
 from indexes.base.errors import NotFound, Unavailable
 from indexes.base.model import Floats, Ids, StoredDocument
+from indexes.base.work import OnStep, do_nothing
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter
 from indexes.log.reader import as_document, json_list
@@ -83,13 +84,15 @@ def page(
     text: bool = True,
     vectors: bool = False,
     bytes_max: int = PAGE_BYTES_MAX,
+    on_step: OnStep = do_nothing,
 ) -> Page:
     """At most `limit` documents after a position (0: from the start); fewer if they exceed `bytes_max`.
 
-    Without `text`, their texts are empty. Reads only the documents it returns and the filter's bitmaps.
+    Without `text`, their texts are empty. Reads only the documents it returns and the filter's bitmaps. `on_step` is
+    called between steps.
     Raises InvalidInput for a filter that nothing can ever match.
     """
-    matching = collection.snapshot.allowed(condition)
+    matching = collection.snapshot.allowed(condition, on_step)
     with collection.log.transaction() as db:
         sql = DOCUMENTS.format(text="text" if text else "''")
         if matching is None:
@@ -113,14 +116,15 @@ def document(collection: Collection, document_id: str, *, vectors: bool = False)
     return found[0]
 
 
-def count(collection: Collection, condition: Filter | None = None) -> Counted:
-    """Matching documents and passages, at one seq. Raises InvalidInput for a filter that nothing can ever match."""
+def count(collection: Collection, condition: Filter | None = None, on_step: OnStep = do_nothing) -> Counted:
+    """Matching documents and passages, at one seq. `on_step` is called between steps. Raises InvalidInput for
+    a filter that nothing can ever match."""
     for _ in range(CATCHING_UP_TRIES):
         with collection.log.transaction() as db:
             seq = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'operations'").get or 0
             snapshot = collection.snapshot
             if snapshot.seq == seq:
-                ids = snapshot.allowed(condition)
+                ids = snapshot.allowed(condition, on_step)
                 if ids is None:
                     documents: Any = db.execute("SELECT count(*) FROM documents").get
                     return Counted(documents, snapshot.live, snapshot.seq)

@@ -38,6 +38,7 @@ from indexes.dense.cold import ColdSettings
 from indexes.filters.index import FiltersBuilder
 from indexes.lexical import analysis
 from indexes.lexical.building import LexicalBuilder
+from indexes.lexical.names import name_keys
 from indexes.log.reader import LogReader, decode_metadata
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import MANIFEST, Manifest, Moves, read_manifest, seal_files
@@ -52,7 +53,8 @@ from indexes.rebuild.placement import Placement, place
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
     """What to build: the log of `collection` up to `seq`, where the newest passage is `last_passage`. `queries` is the
-    path of a .npy file of float32 unit vectors [n, dimensions] that users asked; empty: measure with synthetic ones."""
+    path of a .npy file of float32 unit vectors [n, dimensions] to measure with, and `source` says what they are; empty:
+    measure with synthetic ones."""
 
     collection: str
     number: int
@@ -63,15 +65,18 @@ class BuildRequest:
     threads: int
     recall_floor: float = 0.0
     queries: str = ""
+    source: str = ""
 
 
 class Rebuild:
     """One build in a child process. `run` blocks until it ends, so not on the event loop; `cancel` kills the child."""
 
-    def __init__(self, request: BuildRequest, *, timeout_s: float, queries: Floats | None = None) -> None:
-        """`queries` as in BuildRequest."""
+    def __init__(
+        self, request: BuildRequest, *, timeout_s: float, questions: tuple[str, Floats] | None = None
+    ) -> None:
+        """`questions`: the source and the vectors of BuildRequest."""
         self.request = request
-        self._queries = queries
+        self._questions = questions
         what = f"build of generation {request.number}"
         self.child = Child("indexes.rebuild.builder", int, what=what, timeout_s=timeout_s)
         self.cancel = self.child.cancel
@@ -79,11 +84,12 @@ class Rebuild:
     def run(self, progress: Progress) -> int:
         """Returns the number of the sealed generation. Raises like `Child.run`."""
         request, shelf = self.request, Shelf(Path(self.request.collection))
-        with nullcontext("") if self._queries is None else shelf.scratch() as folder:
-            if self._queries is not None:
+        with nullcontext("") if self._questions is None else shelf.scratch() as folder:
+            if self._questions is not None:
+                source, vectors = self._questions
                 path = Path(folder) / "queries.npy"
-                np.save(path, self._queries)
-                request = replace(request, queries=str(path))
+                np.save(path, vectors)
+                request = replace(request, queries=str(path), source=source)
             try:
                 return self.child.run(request, progress)
             finally:
@@ -136,7 +142,7 @@ def build_watched(request: BuildRequest, progress: Progress, peaks: dict[str, in
         progress("measure", 0, 1)
         asked = np.load(request.queries) if request.queries else None
         measured = choose_settings(
-            Generation(draft, manifest), request.recall_target, request.recall_floor, asked
+            Generation(draft, manifest), request.recall_target, request.recall_floor, asked, request.source
         )
         failpoints.reach("build.measured")
         write_manifest(draft, manifest, measured, time.monotonic() - started, dict(peaks))
@@ -175,7 +181,12 @@ def write_texts(draft: Path, log: LogReader, ids: Ids, last_passage: int, progre
             found = find_sorted(sorted_ids, np.fromiter((one[0] for one in block), np.int64, len(block)))
             rows = np.where(found >= 0, order[found], -1)
             held = np.flatnonzero(rows >= 0)
-            lexical.add(rows[held], [block[at][1] for at in held], [block[at][2] for at in held])
+            lexical.add(
+                rows[held],
+                [block[at][1] for at in held],
+                [block[at][2] for at in held],
+                [name_keys(*block[at][4]) for at in held],
+            )
             # A document's passages are adjacent and share its metadata. Compare the JSON text: in Python, {"x": 1} and
             # {"x": True} are equal.
             for metadata, group in groupby(held, key=lambda at: block[at][3]):

@@ -17,7 +17,7 @@ from itertools import product
 import numpy as np
 
 from indexes.base.model import Floats, Progress
-from indexes.dense.cold import ColdSettings, ColdShard
+from indexes.dense.cold import ColdIndex, ColdSettings
 from indexes.dense.forecast import Forecast
 from indexes.dense.vectors import Found, search_with_one_thread
 from indexes.parts.generation import Generation
@@ -35,6 +35,7 @@ from indexes.rebuild.truth import (
 )
 
 DEPTH = 100  # the default of `search.candidates` in the configuration
+REAL_MISSES = 3  # real queries miss up to this many times as much as synthetic ones
 QUERIES = 800  # synthetic, per build: half of them to choose by, half to measure with
 EFS = (10, 14, 20, 28, 40, 56, 80, 112, 160, 224, 320, 512)
 PROBED_64THS = (1, 2, 4, 6, 8, 16, 32, 64)  # fractions of the lists to probe
@@ -79,11 +80,17 @@ class Measured:
     evidence: RecallEvidence | None
 
 
+def interval_of(share: Share, *, synthetic: bool) -> tuple[float, float]:
+    """The interval to state. That of synthetic queries begins lower, because real ones may be harder."""
+    misses = (1 - share.low) * (REAL_MISSES if synthetic else 1)
+    return round(max(1 - misses, 0.0), 4), round(share.high, 4)
+
+
 def choose_settings(
-    generation: Generation, target: float, floor: float, asked: Floats | None = None
+    generation: Generation, target: float, floor: float, asked: Floats | None = None, source: str = ""
 ) -> Measured:
-    """Choose settings for a new generation, by the real queries in `asked`, else by synthetic ones. If none reach the
-    target, those with the highest recall."""
+    """Choose settings for a new generation, by the questions in `asked`, which are from `source`, else by synthetic
+    ones. If none reach the target, those with the highest recall."""
     if not generation.size:
         return Measured(*generation.search_settings, recall={}, evidence=None)
     queries = synthetic_queries(generation, QUERIES, seed=5) if asked is None else asked
@@ -95,9 +102,9 @@ def choose_settings(
     if generation.manifest.cold:
         recall["cold_filtered"] = filtered_recall(generation, search, other.queries)
     evidence = RecallEvidence(
-        "synthetic queries" if asked is None else "logged queries",
+        "synthetic queries" if asked is None else source,
         len(other.queries),
-        {name: (round(share.low, 4), round(share.high, 4)) for name, share in measured.items()},
+        {name: interval_of(share, synthetic=asked is None) for name, share in measured.items()},
     )
     return Measured(ef, search, {name: round(value, 4) for name, value in recall.items()}, evidence)
 
@@ -136,7 +143,7 @@ def optimize(
     return Optimum(*choose(trials, truth, target, floor), trials)
 
 
-def cold_ladder(shard: ColdShard, queries: Floats, least: float) -> list[ColdSettings]:
+def cold_ladder(shard: ColdIndex, queries: Floats, least: float) -> list[ColdSettings]:
     """Settings with predicted recall of at least `least`, cheapest first, each at least STEP above the one before."""
     forecast = Forecast(shard, queries)
     probes = sorted({max(1, share * forecast.lists // 64) for share in PROBED_64THS})

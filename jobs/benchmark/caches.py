@@ -43,7 +43,7 @@ NOTES = f"""\
 Searches a second, their ratio to caches off, and the share of the hit rate without writes: medians over rounds.
 Hit rate: from the receipts of the measured searches. p50, p99: over all rounds, as a client sees them.
 Embedding hit: the answer was a miss, but the same text had been embedded before.
-Not asked before: shared another client's identical search, or answered from a similar question (semantic).
+Not asked before: shared another client's identical search, or asked before in other words (reworded).
 {FAR}: one process warms up, the next is measured, so first hits come from Redis. With writes, one process does both.
 With writes, one hit in {CHECKED} is repeated at once without caches. Stale: same seq, but different ids or order.
 Of ten writes, five are new documents, four replace one, and one deletes one.
@@ -74,7 +74,7 @@ ARMS = [
     Arm(f"{NEAR}, writes", writes=True),
     Arm(FAR, redis=True),
     Arm(f"{FAR}, writes", redis=True, writes=True),
-    Arm("semantic", environ={"NEARLINE_SEMANTIC_CACHE_ENABLED": "true"}),
+    Arm("reworded", environ={"NEARLINE_CACHE_REWORDED": "true"}),
 ]
 
 

@@ -43,7 +43,8 @@ VECTORS = {
 PASSAGES_MIN = 8  # per topic: queries are mixtures of its passages
 K, DEPTH = 10, 100  # hits, and passages ranked for fusion: the service's defaults
 BUDGET = 0.005  # recall that skipping may lose
-TOPICS, HITS = 300, 20_000  # clusters, and queries whose hits decide which passages the rebuild keeps hot
+TOPICS = 300  # clusters
+HITS = 0.2  # per passage: queries whose hits decide which passages the rebuild keeps hot
 WORDS = {"tantivy": others.tantivy, "bm25s": others.bm25s, "rank-bm25": others.rank_bm25}
 
 
@@ -202,7 +203,7 @@ def cold(material: Material, scratch: Path, say: Say, *, zipf: float, learn: int
     say("building ...")
     write(scratch / "always", material.texts, material.vectors)
     rebuild(scratch / "always", hot)
-    count_hits(scratch / "always", drawn(topics, HITS))
+    count_hits(scratch / "always", drawn(topics, int(HITS * len(material.texts))))
     say("rebuilding by hits ...")
     rebuild(scratch / "always", hot)
     shutil.copytree(scratch / "always", scratch / "calibrated")

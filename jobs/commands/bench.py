@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from jobs.commands.options import JSON, errors, print_json, require_matplotlib
+from jobs.commands.options import JSON, NumberRange, errors, print_json, require_matplotlib
 
 COUNT = click.IntRange(1)
-POSITIVE = click.FloatRange(0, min_open=True)
-SHARE = click.FloatRange(0, 1)
+POSITIVE = NumberRange(0, min_open=True)
+SHARE = NumberRange(0, 1)
 FOLDER = click.Path(path_type=Path, file_okay=False, resolve_path=True)
 FILE = click.Path(path_type=Path, exists=True, resolve_path=True)
 PROGRAM = click.Path(exists=True, dir_okay=False, resolve_path=True)
@@ -130,7 +130,7 @@ add(
 add(
     "cold", "index:cold", "Measure skipping the cold tier within a budget of loss, beside always searching it.",
     passages(100_000), queries(10_000),
-    option("--zipf", 1.1, "Exponent of the topics' popularity: how skewed the load is.", click.FloatRange(0)),
+    option("--zipf", 1.1, "Exponent of the topics' popularity: how skewed the load is.", NumberRange(0)),
     option("--learn", 50_000, "Queries before measuring.", COUNT),
     example="--passages 100000 --zipf 1.5",
 )  # fmt: skip
@@ -140,10 +140,10 @@ add(
     passages(20_000),
     option("--factor", (0.5, 0.8, 1, 1.5, 2, 3), "Times the peak to offer; may be repeated.", POSITIVE, multiple=True),
     option("--rate", (), "Searches a second to offer besides; may be repeated.", POSITIVE, multiple=True),
-    option("--seconds", 10, "For each of them, and of normal load after the flood.", click.FloatRange(1)),
+    option("--seconds", 10, "For each of them, and of normal load after the flood.", NumberRange(1)),
     option("--flood", 5, "Times the peak to offer last.", POSITIVE),
-    option("--flood-s", 60, "Seconds of it.", click.FloatRange(1)),
-    option("--writes", 0, "Documents to write a second beside all of it.", click.FloatRange(0)),
+    option("--flood-s", 60, "Seconds of it.", NumberRange(1)),
+    option("--writes", 0, "Documents to write a second beside all of it.", NumberRange(0)),
     example="--factor 1 --factor 3 --flood-s 10", plots=True,
 )  # fmt: skip
 add(
@@ -157,12 +157,6 @@ add(
     option("--rounds", 3, "Of all ways of running.", COUNT),
     option("--redis-server", None, "The program to measure Redis with. [default: the one on PATH]", PROGRAM),
     example="--corpus squad-sent/corpus.jsonl.gz --rounds 3",
-)  # fmt: skip
-add(
-    "semantic", "semantic:run",
-    "Measure the semantic cache: paraphrases answered, hard negatives not; needs the extra `report`.",
-    passages(13_000), QUESTIONS, option("--each", 400, "Pairs of every kind.", COUNT),
-    example="--corpus squad-sent/corpus.jsonl.gz", plots=True,
 )  # fmt: skip
 
 

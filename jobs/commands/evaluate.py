@@ -15,12 +15,13 @@ import msgspec
 from click.core import ParameterSource
 
 from indexes.base.durable import replace_unsynced
-from indexes.base.errors import NearlineError
+from indexes.base.errors import NearlineError, message_of
 from indexes.base.model import Progress
 from jobs.commands.options import (
     COLLECTION,
     JSON,
     URL,
+    NumberRange,
     console,
     print_json,
     require_matplotlib,
@@ -37,7 +38,7 @@ from retrieval.upkeep.query_log import FILE as QUERY_LOG
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
-SHARE = click.FloatRange(0, 1)
+SHARE = NumberRange(0, 1)
 
 
 class Measuring(click.Command):
@@ -50,7 +51,7 @@ class Measuring(click.Command):
             error.show()
             sys.exit(2)
         except (NearlineError, ServiceError, OSError) as error:
-            click.echo(f"nearline: {error}", err=True)
+            click.echo(f"nearline: {message_of(error)}", err=True)
             sys.exit(2)
 
 
@@ -79,7 +80,7 @@ class Measuring(click.Command):
     "-k", type=click.IntRange(1, 100), default=10, show_default=True, help="Neighbors counted for recall."
 )
 @click.option(
-    "--rate", type=click.FloatRange(0.1), default=50.0, show_default=True, help="Queries a second, at most."
+    "--rate", type=NumberRange(0.1), default=50.0, show_default=True, help="Queries a second, at most."
 )
 @click.option("--tenant-key", help="Metadata key whose values each get a row: the 20 most frequent.")
 @click.option("--no-filters", is_flag=True, help="Leave out recall under filters.")

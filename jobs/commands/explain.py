@@ -77,6 +77,8 @@ def show(answer: Mapping[str, Any]) -> None:
         )
     if not changes and not answer["found"]:
         console.print("no change of the search was found that finds it")
+    elif answer.get("within_k") is False:
+        console.print("no change that was tried brings it among the first hits as asked")
     for one in answer["passages"]:
         console.print(f"[dim]{escape(describe_passage(one))}[/]")
         if one["words"]:

@@ -30,9 +30,13 @@ def split_names(*listed: str) -> tuple[str, ...]:
 
 def check_encoding(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
     try:
-        b"".decode(name or "utf-8")
-    except LookupError as error:
-        raise click.BadParameter(f"{name!r} is no encoding that Python knows, such as cp1252") from error
+        b" ".decode(name or "utf-8")  # of no bytes at all, the name is not looked up
+    except UnicodeDecodeError:  # half a letter
+        return name
+    except (LookupError, ValueError) as error:
+        raise click.BadParameter(
+            f"{name!r} is no encoding of text that Python knows, such as cp1252"
+        ) from error
     return name
 
 

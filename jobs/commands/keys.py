@@ -15,11 +15,12 @@ from indexes.base.durable import keep_private
 from indexes.base.model import now_ms
 from indexes.directory.backup.backup import aliases_of
 from indexes.directory.marker import prepare
-from jobs.commands.options import JSON, PATH, console, print_json, print_result
+from jobs.commands.options import JSON, PATH, NumberRange, console, print_json, print_result
 from retrieval.access.auth import Keys
 from retrieval.access.key_file import Key, Scope, check_key
 from retrieval.access.limits import DAY_S, Limits, read_usage, today
-from retrieval.access.schemas import KeyBody
+from retrieval.access.schemas import CreateKey, KeyBody, RotateKey, key_of
+from retrieval.wire.decoding import check_built
 
 DATA = click.option("--data", type=PATH, required=True, help="The data directory.")
 KEY_ID = click.argument("key_id", metavar="ID")
@@ -64,7 +65,7 @@ def command() -> None:
 @click.option("--per-day", type=int, help="Requests a day, from midnight to midnight UTC.")
 @click.option("--at-once", type=int, help="Requests under way at one time.")
 @click.option("--name", default="", help="For people.")
-@click.option("--expires-days", type=click.FloatRange(0, min_open=True), help="Days until it ends.")
+@click.option("--expires-days", type=NumberRange(0, min_open=True), help="Days until it ends.")
 @JSON
 def create(
     data: Path,
@@ -82,19 +83,17 @@ def create(
 ) -> None:
     """Create a key and print it once: only its hash is stored."""
     limits = Limits(per_second=per_second, per_day=per_day, at_once=at_once)
-    key = Key(
-        id="",
-        sha256="",
+    wanted = CreateKey(
         scopes=list(dict.fromkeys(scopes)),
         name=name,
         tenant=tenant,
-        collections=list(collections),
+        collections=list(collections) or None,
         groups=list(groups) or None,
         signed_groups=signed_groups,
         limits=None if limits == Limits() else limits,
-        created_ms=0,
-        expires_ms=None if expires_days is None else now_ms() + round(expires_days * DAY_S * 1000),
+        expires_s=None if expires_days is None else expires_days * DAY_S,
     )
+    key = key_of(wanted)
     check_key(key)
     show(open_keys(data).create(key), as_json=as_json)
 
@@ -104,9 +103,9 @@ def create(
 @JSON
 def list_(data: Path, as_json: bool) -> None:
     """List all keys, including ended ones, without their secrets."""
-    usage = read_usage(data)
+    stored, usage = require_keys(data).all(), read_usage(data)
     used = usage.used if usage.day == today() else {}
-    keys = [KeyBody.of(key, used.get(key.id, 0)) for key in require_keys(data).all()]
+    keys = [KeyBody.of(key, used.get(key.id, 0)) for key in stored]
     if as_json:
         print_json(keys)
         return
@@ -125,7 +124,7 @@ def list_(data: Path, as_json: bool) -> None:
 @KEY_ID
 @click.option(
     "--grace-s",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=0,
     show_default=True,
     help="Seconds the old key stays valid.",
@@ -133,7 +132,8 @@ def list_(data: Path, as_json: bool) -> None:
 @JSON
 def rotate(data: Path, key_id: str, grace_s: float, as_json: bool) -> None:
     """Create a key with the rights of another, and end the old one."""
-    show(require_keys(data).rotate(key_id, grace_s=grace_s), as_json=as_json)
+    wanted = check_built(RotateKey(grace_s=grace_s))
+    show(require_keys(data).rotate(key_id, grace_s=wanted.grace_s), as_json=as_json)
 
 
 @command.command(epilog="Example: nearline keys revoke --data data 1f00aa31c2d4")
@@ -188,7 +188,10 @@ def describe_limits(key: KeyBody) -> str:
 
 
 def format_day(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")
+    except (ValueError, OverflowError, OSError):  # no check stands before a file that was edited or damaged
+        return f"{ms} ms"
 
 
 def describe_state(key: KeyBody) -> str:

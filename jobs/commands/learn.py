@@ -11,7 +11,18 @@ import click
 from rich.table import Table
 
 from indexes.base.model import Progress
-from jobs.commands.options import COLLECTION, JSON, PATH, URL, ask, console, print_json, print_result, stages
+from jobs.commands.options import (
+    COLLECTION,
+    JSON,
+    PATH,
+    URL,
+    NumberRange,
+    ask,
+    console,
+    print_json,
+    print_result,
+    stages,
+)
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.learning import (
     CHOICES,
@@ -44,7 +55,7 @@ from retrieval.search.relevance import calibrations_of
     help="At most so many queries.",
 )
 @click.option(
-    "--rate", type=click.FloatRange(0.1), default=50.0, show_default=True, help="Searches a second, at most."
+    "--rate", type=NumberRange(0.1), default=50.0, show_default=True, help="Searches a second, at most."
 )
 @click.option(
     "--relevance",
@@ -139,7 +150,10 @@ async def learn_and_adopt(
         settings = {name: kept[name] for name in settings if kept}
     await client.set_ranking(name, **settings, coefficients=coefficients)
     if not found.helps:
-        return {**report, "reason": "only relevance gains beyond chance on held-out queries"}
+        return {
+            **report,
+            "reason": "its gain on held-out queries may be chance, that of relevance is beyond it",
+        }
     return {**report, "adopted": True, "reason": "the gain on held-out queries is beyond chance"}
 
 
@@ -165,7 +179,7 @@ def show(report: dict[str, Any]) -> None:
             else f"the model reads fewer than {JUDGED_MIN} of the queries"
         )
         console.print(f"relevance: {'adopted' if one['adopted'] else 'unchanged'}; {gained}")
-    console.print(f"{'adopted' if report['adopted'] else 'nothing changed'}: {report['reason']}")
+    console.print(f"ranking: {'adopted' if report['adopted'] else 'unchanged'}; {report['reason']}")
 
 
 def describe_ranking(one: dict[str, Any]) -> str:

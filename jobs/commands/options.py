@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -34,6 +35,17 @@ URL = click.option(
 COLLECTION = click.option("--collection", "-c", required=True, help="Name or alias of the collection.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of text.")
 PATH = click.Path(path_type=Path)
+
+
+class NumberRange(click.FloatRange):
+    """Numbers within bounds. "nan" is none: it would pass each bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
 
 LINE_MAX = 10_000  # characters; programs that read our output want one line per item
 

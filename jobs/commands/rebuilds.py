@@ -12,7 +12,17 @@ import click
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from jobs.commands.options import COLLECTION, JSON, URL, ask, errors, format_bytes, print_result, stages
+from jobs.commands.options import (
+    COLLECTION,
+    JSON,
+    URL,
+    NumberRange,
+    ask,
+    errors,
+    format_bytes,
+    print_result,
+    stages,
+)
 from jobs.ingestion.rate_limiter import RateLimiter
 from jobs.ingestion.reembedding import Copied
 from jobs.ingestion.reembedding import reembed as copy
@@ -99,7 +109,7 @@ def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: boo
 @click.option("--alias", help="Let this name the new collection once it holds everything.")
 @click.option(
     "--per-second",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=0.0,
     help="Documents written a second, to leave room for searches. [default: as fast as they are embedded]",
 )

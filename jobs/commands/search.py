@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from jobs.commands.labels import SCORES, STAGES, TIERS, list_tiers
-from jobs.commands.options import COLLECTION, JSON, URL, ask, console, print_json
+from jobs.commands.options import JSON, URL, ask, console, print_json
 from retrieval.search.relevance import READ_MIN
 
 HIGHLIGHT = {"snippet_chars": 240}
@@ -22,7 +22,14 @@ SPACE = re.compile(r"\s")  # replaced one for one, so that offsets stay valid
 @click.command(epilog="Example: nearline search -c docs 'how do refunds work' -k 5")
 @click.argument("query")
 @URL
-@COLLECTION
+@click.option(
+    "--collection",
+    "-c",
+    "collections",
+    required=True,
+    multiple=True,
+    help="Name or alias of the collection; several, each with its own -c, are searched as one.",
+)
 @click.option("-k", type=int, default=10, show_default=True, help="Hits wanted.")
 @click.option("--offset", type=int, default=0, help="Hits to pass over: those of the pages before.")
 @click.option("--mode", type=click.Choice(["hybrid", "dense", "lexical"]), help="[default: the service's]")
@@ -39,7 +46,7 @@ SPACE = re.compile(r"\s")  # replaced one for one, so that offsets stay valid
 def command(
     query: str,
     url: str,
-    collection: str,
+    collections: tuple[str, ...],
     k: int,
     offset: int,
     mode: str | None,
@@ -48,7 +55,7 @@ def command(
     rerank: bool,
     as_json: bool,
 ) -> None:
-    """Search a collection of a running service."""
+    """Search a collection of a running service, or several with one ranking."""
     search: dict[str, Any] = {"query": query, "k": k}
     if offset:
         search["offset"] = offset
@@ -65,7 +72,10 @@ def command(
             search["filter"] = msgspec.json.decode(condition)
         except msgspec.DecodeError as error:
             raise click.BadParameter(f"not JSON: {error}", param_hint="--filter") from None
-    answer = ask(url, lambda client: client.search(collection, **search))
+    if len(collections) == 1:
+        answer: Mapping[str, Any] = ask(url, lambda client: client.search(collections[0], **search))
+    else:
+        answer = ask(url, lambda client: client.search_collections(collections=list(collections), **search))
     if as_json:
         print_json(answer)
     else:
@@ -79,27 +89,39 @@ def show(answer: Mapping[str, Any], offset: int = 0) -> None:
             f"{SCORES[name]} {value:.3f}" for name, value in hit["scores"].items() if value is not None
         )
         relevance = f"relevance {hit['relevance']:.2f}, " if "relevance" in hit else ""
+        of = f"{escape(hit['collection'])}: " if "collection" in hit else ""
         title = f" [bold]{escape(hit['title'])}[/]" if hit["title"] else ""
         console.print(
-            f"[dim]{number:>2}[/]{title} [cyan]{escape(hit['document_id'])}[/]#{hit['passage']}"
+            f"[dim]{number:>2}[/]{title} {of}[cyan]{escape(hit['document_id'])}[/]#{hit['passage']}"
             f" [dim]{relevance}{TIERS.get(hit['tier'], hit['tier'])}, score {hit['score']:.4f} ({scores})[/]"
         )
         console.print("  ", snippet_of(hit))
-    receipt, timings = answer["receipt"], answer["timings_ms"]
+        if collapsed := hit.get("collapsed"):
+            console.print(f"   [dim]and {collapsed} more like it[/]")
+    receipts, timings = answer.get("receipts") or [answer["receipt"]], answer["timings_ms"]
+    receipt = receipts[0]
     if not answer["hits"]:
         console.print("nothing found")
-    elif receipt["supported"] is False:
-        console.print(f"perhaps nothing relevant: no hit has a relevance of {receipt['support_from']:.2f}")
+    elif receipt["evidence"] == "none":
+        console.print("nothing here seems to be about this: these hits are only the nearest")
     if receipt["share_read"] is not None and receipt["share_read"] < READ_MIN:
         console.print(f"{receipt['model']} reads little of this query: the words decide")
+    if receipt.get("query_cut"):
+        console.print(
+            f"longer than {receipt['model']} reads: it read the questions, or the beginning and end"
+        )
     for word, taken in receipt.get("corrected", {}).items():
         console.print(f"no document has {escape(repr(word))}: searched for {escape(repr(taken))}")
     stages = ", ".join(f"{STAGES[name]} {ms:.1f}" for name, ms in timings.items() if name != "total" and ms)
-    cold = f"; older not searched: {receipt['cold_skipped']}" if receipt["cold_skipped"] else ""
-    console.print(
-        f"[dim]{timings['total']:.1f} ms ({stages}); searched {list_tiers(receipt['tiers'])}; build"
-        f" {receipt['generation']} of the indexes, with {receipt['seq']} writes; cache {receipt['cache']}{cold}[/]"
-    )
+    searched = ""
+    for one in receipts:
+        of = f" of {escape(one['collection'])}" if len(receipts) > 1 else ""
+        cold = f"; older not searched: {escape(one['cold_skipped'])}" if one["cold_skipped"] else ""
+        searched += (
+            f"; searched {list_tiers(one['tiers'])}{of}; build {one['generation']} of the indexes, with {one['seq']}"
+            f" writes{cold}"
+        )
+    console.print(f"[dim]{timings['total']:.1f} ms ({stages}){searched}; cache {receipt['cache']}[/]")
 
 
 def snippet_of(hit: Mapping[str, Any]) -> Text:

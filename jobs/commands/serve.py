@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from indexes.base.errors import NearlineError
+from indexes.base.errors import NearlineError, message_of
+from indexes.directory.backup.backup import MANIFEST
 from jobs.commands.options import PATH
 from jobs.serving.log_lines import set_up_logging
 from jobs.serving.service import run
@@ -33,6 +34,10 @@ logger = logging.getLogger(__name__)
 @click.option("--config", type=PATH, help="A TOML file like configs/default.toml.")
 def command(data: Path, host: str | None, port: int | None, insecure: bool, config: Path | None) -> None:
     """Serve a data directory over HTTP until a signal ends it."""
+    if (data / MANIFEST).is_file():
+        raise click.UsageError(
+            f"{data} is a backup: nearline restore --from {data} --data DIRECTORY, and serve that"
+        )
     given = {"HOST": host, "PORT": port, "INSECURE": "true" if insecure else None}
     environ = dict(os.environ) | {
         f"NEARLINE_SERVER_{name}": str(value) for name, value in given.items() if value is not None
@@ -50,5 +55,5 @@ def command(data: Path, host: str | None, port: int | None, insecure: bool, conf
     except (NearlineError, OSError) as error:
         if log.format != "json":
             raise
-        logger.critical("%s", error)
+        logger.critical("%s", message_of(error))
         sys.exit(1)

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from jobs.commands.options import JSON, URL, console, format_bytes, print_json
+from jobs.commands.options import JSON, URL, NumberRange, console, format_bytes, print_json
 from nearline import AsyncClient
 
 STAGES = ("total", "wait", "embed", "dense", "lexical", "fuse", "rerank", "hydrate")
@@ -83,7 +83,7 @@ class Figures(msgspec.Struct):
 @URL
 @click.option(
     "--every-s",
-    type=click.FloatRange(0.1),
+    type=NumberRange(0.1),
     default=1.0,
     show_default=True,
     help="Seconds between two readings.",

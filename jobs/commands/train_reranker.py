@@ -13,7 +13,7 @@ import msgspec
 from indexes.base.durable import replace_unsynced
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Progress
-from jobs.commands.options import URL, errors, stages
+from jobs.commands.options import URL, NumberRange, errors, stages
 from jobs.models.export import sources
 from jobs.models.reranker.mining import Example, mine
 from jobs.models.reranker.training import Options, train
@@ -47,9 +47,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write."
 )
-@click.option(
-    "--minutes", type=click.FloatRange(0.01), default=60.0, show_default=True, help="To train, at most."
-)
+@click.option("--minutes", type=NumberRange(0.01), default=60.0, show_default=True, help="To train, at most.")
 @click.option(
     "--epochs",
     type=click.IntRange(1),

@@ -13,7 +13,17 @@ import click
 from rich.table import Table
 
 from indexes.base.model import Progress
-from jobs.commands.options import COLLECTION, JSON, PATH, URL, console, print_json, require_matplotlib, stages
+from jobs.commands.options import (
+    COLLECTION,
+    JSON,
+    PATH,
+    URL,
+    NumberRange,
+    console,
+    print_json,
+    require_matplotlib,
+    stages,
+)
 from jobs.evaluation.private import open_service
 from jobs.evaluation.queries import from_log
 from jobs.sources.judgments import read_queries
@@ -26,7 +36,7 @@ from retrieval.clients.endpoints import failure_of
 @COLLECTION
 @click.option(
     "--recall-target",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=NumberRange(0, 1, min_open=True),
     required=True,
     help="Recall@10 to reach, now and at every later rebuild.",
 )

@@ -35,11 +35,13 @@ class Asker:
     async def answers(
         self, stage: str, queries: Sequence[TextQuery], *, kind: str = "", **search: Any
     ) -> AsyncIterator[tuple[TextQuery, JSON]]:
-        """Yield each query with its answer. Latencies are recorded under `kind`, if one is given."""
+        """Yield each query with its answer, in which nothing is collapsed: judgments and exact rankings count copies.
+        Latencies are recorded under `kind`, if one is given."""
         for at, query in enumerate(queries):
             self.progress(stage, at, len(queries))
             await self.pace()
-            answer = await self.client.search(self.collection, query=query.text, cache=False, **search)
+            options = {"cache": False, "collapse": False, **search}
+            answer = await self.client.search(self.collection, query=query.text, **options)
             timings: Mapping[str, Any] = answer["timings_ms"]
             for name, ms in timings.items() if kind else ():
                 self._times[kind][name].append(ms)

@@ -143,7 +143,7 @@ class LearnedRelevance:
     @property
     def coefficients(self) -> list[float]:
         """The coefficients as a collection's ranking stores them."""
-        return [*self.calibration.weights, self.calibration.support]
+        return [*self.calibration.weights, self.calibration.some, self.calibration.strong]
 
 
 async def learn_relevance(

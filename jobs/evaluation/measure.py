@@ -84,7 +84,8 @@ async def evaluate(client: AsyncClient, options: Options, progress: Progress) ->
     if judged:
         report.rankings = await measure_rankings(asker, judged, judgments)
         report.contexts = await measure_contexts(asker, judged, judgments)
-        report.relevance = reliability(await judged_hits(asker, judged, judgments))
+        if found := await judged_hits(asker, judged, judgments):
+            report.relevance = reliability(found)
         asked = {query.id for query in judged}
         about = {one.document for one in judgments if one.query in asked}
         report.judged, report.judged_missing = len(about), len(about - documents.present)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from indexes.base.errors import Damaged, InvalidInput
+from indexes.base.errors import Damaged, InvalidInput, message_of
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.report import Source
 from jobs.sources.judgments import TextQuery, read_queries
@@ -50,7 +50,9 @@ def from_log(path: Path, sample: int, seed: int) -> Queries:
     try:
         _, lines = read_lines(path)
     except (OSError, Damaged) as error:
-        raise InvalidInput(f"{path} is not a log of queries: {error}", param="query_log") from None
+        raise InvalidInput(
+            f"{path} is not a log of queries: {message_of(error)}", param="query_log"
+        ) from None
     logged = [one for line in lines if (one := decode(line, LoggedQuery))]
     if not logged:
         raise InvalidInput(f"{path} holds no queries", param="query_log")

@@ -36,7 +36,7 @@ async def outcomes(
 ) -> list[Outcome]:
     """Send each query as users do, then get the truth in batches of one scan each."""
     kind = "dense, filtered" if condition else "dense"
-    search = {"k": asker.k, "mode": "dense"} | ({"filter": condition} if condition else {})
+    search = {"k": asker.k, "mode": "dense", "collapse": False} | ({"filter": condition} if condition else {})
     found: list[Outcome] = []
     answers: list[JSON] = []
     async for _, answer in asker.answers(stage, queries, kind=kind, **search):

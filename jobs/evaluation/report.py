@@ -58,13 +58,15 @@ class Bin(msgspec.Struct, frozen=True, kw_only=True):
 class Reliability(msgspec.Struct, frozen=True, kw_only=True):
     """How reliable relevance is. `calibration_error` is the mean distance of `relevance` and `relevant` over the hits.
 
-    `lost` is the share of the questions with a relevant hit that are called unsupported, None if there is none; `false`
-    the share called supported once what is relevant is dropped from their hits. Each by its own `support_from`.
+    Of the questions with a relevant hit, `lost` is the share without evidence and `strong` the share with strong
+    evidence, None if there are none; `false` is the share of all with strong evidence once what is relevant is dropped
+    from their hits. Each by its own `evidence_from`.
     """
 
     calibration_error: float
     lost: Score | None
     false: Score
+    strong: Score | None
     bins: list[Bin]
 
 

@@ -101,8 +101,9 @@ def relevance(measured: Reliability) -> Section:
     ]
     notes = [
         f"calibration error {measured.calibration_error:.4f}",
-        f"lost, unsupported though a hit is relevant: {measured.lost or 'not measured, no hit is relevant'}",
-        f"false, supported though what is relevant was dropped: {measured.false}",
+        f"no evidence though a hit is relevant: {measured.lost or 'not measured, no hit is relevant'}",
+        f"strong evidence where a hit is relevant: {measured.strong or 'not measured, no hit is relevant'}",
+        f"strong evidence though what is relevant was dropped: {measured.false}",
     ]
     words = "Whether hits are as often relevant as they say: hybrid search, each question with and without its answer."
     return Section(

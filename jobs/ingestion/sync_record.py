@@ -16,7 +16,7 @@ from pathlib import Path
 
 import apsw
 
-from indexes.base.errors import StorageError
+from indexes.base.errors import StorageError, message_of
 
 WAIT_MS_MAX = 30_000  # for another sync into the same collection
 SCHEMA = """
@@ -63,7 +63,9 @@ class SyncRecord:
         except apsw.BusyError as error:
             raise StorageError(f"{path}: another sync into this collection is under way") from error
         except (apsw.Error, OSError) as error:
-            raise StorageError(f"{path}: the record of syncs cannot be opened: {error}") from error
+            raise StorageError(
+                f"{path}: the record of syncs cannot be opened: {message_of(error)}"
+            ) from error
 
     def close(self) -> None:
         self._db.close()

@@ -29,7 +29,7 @@ class ServerProcess:
         Raises NearlineError with the child's last line if it exits before it is ready.
         """
         elsewhere = {} if checkout is None else {"PYTHONPATH": str(checkout.resolve())}
-        command = [sys.executable, "-m", "jobs.cli", "serve", "--data", str(data.resolve()), "--port", "0"]
+        command = [sys.executable, "-m", "jobs.cli", "serve", "--data", str(data.absolute()), "--port", "0"]
         self._log = log_of(data).open("ab")
         self._child = subprocess.Popen(
             command,

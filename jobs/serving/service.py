@@ -30,7 +30,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from indexes.base.durable import keep_private
-from indexes.base.errors import Conflict, InvalidInput, NearlineError
+from indexes.base.errors import Conflict, InvalidInput, NearlineError, message_of
 from indexes.base.yielding import tune_interpreter
 from jobs.serving.log_lines import set_up_logging
 from jobs.serving.tls import Tls, tls_of
@@ -57,6 +57,7 @@ M_ARENA_MAX = -8  # of glibc's mallopt
 DRAIN_S = 0.2  # from failing readiness to closing the socket, for load balancers to notice
 LAST_ANSWERS_S = 1.0  # after the grace period, to send the 503s
 RELOAD_S = 5.0  # for reading the configuration, and for reading the certificate and its key
+DESCRIPTORS_MIN = 1024  # enough for any number of collections (`indexes.log.log`)
 CLOSING_S = 4.5  # after the grace period, until a forced exit
 
 
@@ -69,7 +70,7 @@ def run(config: Config, data: Path, reread: Callable[[], Config]) -> None:
     require_private(config.server, keys=Keys(data).required)
     keep_private()
     share_heaps()
-    allow_all_descriptors()
+    allow_all_descriptors(config.server.connections_max)
     if not asyncio.run(serve(config, data, reread)):
         sys.exit(1)
 
@@ -98,11 +99,23 @@ def share_heaps() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, HEAPS_MAX)
 
 
-def allow_all_descriptors() -> None:
-    """Raise the soft limit of open files to the hard one. It is low only for select(), which we do not use."""
+def allow_all_descriptors(connections_max: int) -> None:
+    """Raise the soft limit of open files to the hard one. It is low only for select(), which we do not use.
+
+    Log a warning if even that is too low: half of it is for connections, the rest for the files of collections.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # some systems allow less than they report
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed < (needed := max(2 * connections_max, DESCRIPTORS_MIN)):
+        logger.warning(
+            "only %d files may be open (ulimit -n), for at most %d connections; server.connections_max = %d needs %d",
+            allowed,
+            min(allowed // 2, connections_max),
+            connections_max,
+            needed,
+        )
 
 
 async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> bool:
@@ -190,7 +203,7 @@ async def keep_reloading(
         try:
             changed, waiting = take_over(app[CONFIG], await read_within(RELOAD_S, "configuration", reread))
         except (NearlineError, OSError) as error:
-            logger.error("the configuration is in error, the old one stays: %s", error)
+            logger.error("the configuration is in error, the old one stays: %s", message_of(error))
         except Exception:
             logger.exception("the configuration could not be read, the old one stays")
         else:
@@ -203,7 +216,7 @@ async def keep_reloading(
         try:
             await read_within(RELOAD_S, "certificate", tls.renew)
         except (NearlineError, OSError) as error:
-            logger.error("the certificate is in error, the old one stays: %s", error)
+            logger.error("the certificate is in error, the old one stays: %s", message_of(error))
         except Exception:
             logger.exception("the certificate could not be read, the old one stays")
         else:

@@ -6,7 +6,7 @@ import ssl
 import stat
 from pathlib import Path
 
-from indexes.base.errors import InvalidInput
+from indexes.base.errors import InvalidInput, message_of
 from retrieval.base.settings import Server
 
 
@@ -52,13 +52,13 @@ def tls_context(settings: Server) -> ssl.SSLContext:
             with Path(path).open("rb"):
                 pass
         except OSError as error:
-            raise InvalidInput(f"server.{name}: {error}", param=f"server.{name}") from None
+            raise InvalidInput(f"server.{name}: {message_of(error)}", param=f"server.{name}") from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # TLS 1.2 and newer
     try:
         context.load_cert_chain(settings.tls_certificate, settings.tls_key, password=refuse_password)
     except (OSError, ValueError) as error:
         raise InvalidInput(
-            f"server.tls_certificate and server.tls_key are not a certificate and its key in PEM: {error}",
+            f"server.tls_certificate and server.tls_key are not a certificate and its key in PEM: {message_of(error)}",
             param="server.tls_certificate",
         ) from None
     return context

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from jobs.sources.chapters import decode_chapter_names
 from jobs.sources.files import ENCODING_HINT, SourceFile
 from jobs.sources.generated import REDIRECTION
 from jobs.sources.hidden_parts import HIDDEN_SLIDE, empty_hidden_slides
@@ -84,12 +85,13 @@ def read_html(file: SourceFile, options: SourceOptions, report: SourceReport) ->
 def read_book(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
     """Read a DOCX, EPUB or PPTX file as one document; slide titles become headings, hidden slides are skipped."""
     content = file.content(options.extracted_bytes_max)
-    if file.found.format == "pptx" and zipfile.is_zipfile(
-        io.BytesIO(content)
-    ):  # otherwise `extract_markdown` raises the reason
-        content, hidden = empty_hidden_slides(content)
-        for name in hidden:
-            report.skip(f"{file.place()}:{name}", HIDDEN_SLIDE)
+    if zipfile.is_zipfile(io.BytesIO(content)):  # otherwise `extract_markdown` raises the reason
+        if file.found.format == "pptx":
+            content, hidden = empty_hidden_slides(content)
+            for name in hidden:
+                report.skip(f"{file.place()}:{name}", HIDDEN_SLIDE)
+        elif file.found.format == "epub":
+            content = decode_chapter_names(content)
     found = extract_markdown(content, file.found.format)
     yield from document_from(file, strip_links(found.content), found.metadata, None, options, report)
 
@@ -170,7 +172,7 @@ def charset_of(content: bytes, fallback: str | None = None) -> str:
             if charset:
                 content.decode(charset)
                 return charset
-        except (LookupError, UnicodeDecodeError):
+        except (LookupError, ValueError):  # no charset of text, or not this one
             continue
     return WINDOWS
 

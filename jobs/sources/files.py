@@ -200,9 +200,9 @@ class SourceFile:
             return read()
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise self.error(f"damaged or cut short: {error}", line) from error
-        except UnicodeDecodeError as error:
-            reason = f"not {error.encoding} text ({error.reason}); {ENCODING_HINT}"
-            raise self.error(reason, line) from error
+        except UnicodeError as error:  # some codecs give no more than a message
+            encoding, reason = getattr(error, "encoding", self.encoding), getattr(error, "reason", error)
+            raise self.error(f"not {encoding} text ({reason}); {ENCODING_HINT}", line) from error
         except OSError as error:
             raise self.error(f"cannot be read: {error.strerror}", line) from error
 

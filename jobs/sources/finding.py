@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 from pathspec import GitIgnoreSpec
 
-from indexes.base.errors import InvalidInput
+from indexes.base.errors import InvalidInput, message_of
 from jobs.sources.files import FORMATS, FoundFile, format_of, printable, strip_gz
 from jobs.sources.generated import REPETITION, find_generated_name, is_site, repeats_siblings
 from jobs.sources.model import (
@@ -105,7 +105,7 @@ class _Search:
                 lines = path.read_text("utf-8", "surrogateescape").splitlines()
                 ignores = (*ignores, (folder.path, GitIgnoreSpec.from_lines(lines)))
             except (OSError, ValueError) as error:
-                self.report.fail(SourceError(printable(path), f"cannot be followed: {error}"))
+                self.report.fail(SourceError(printable(path), f"cannot be followed: {message_of(error)}"))
         if "search" in names and (folder.path / "search" / "search_index.json").exists():
             names = names | {"search_index.json"}  # where MkDocs has it
         root = is_site(names)

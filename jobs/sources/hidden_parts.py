@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from xml.etree import ElementTree as ET  # nosec B405 # read in a child of bounded memory and time
-from zipfile import ZipFile
+from zipfile import ZipFile, ZipInfo
 
 from jobs.sources.model import Skip
 
@@ -43,7 +43,12 @@ def empty_hidden_slides(presentation: bytes) -> tuple[bytes, list[str]]:
             if tag is None or HIDES.search(tag[1]) is None:
                 continue
             hidden.append(named[1])
-            archive.filelist.remove(one)
-            del archive.NameToInfo[one.filename]
-            archive.writestr(one.filename, NO_SLIDE)
+            replace_file(archive, one, NO_SLIDE)
     return (content.getvalue() if hidden else presentation), hidden
+
+
+def replace_file(archive: ZipFile, file: ZipInfo, content: bytes | str) -> None:
+    """Replace a file in an archive that is open for appending, without writing the others again."""
+    archive.filelist.remove(file)
+    del archive.NameToInfo[file.filename]
+    archive.writestr(file.filename, content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from jobs.sources.document_readers import document_from, extract_markdown
@@ -10,6 +11,9 @@ from jobs.sources.hidden_parts import HIDDEN_SHEET, find_hidden_sheets
 from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport, shorten_names
 from jobs.sources.rows import documents_of, has_text
 from jobs.sources.tables import TypedColumns
+
+# A time without a date counts from the day before the first one, and is read with that day: 1899-12-31 14:30:00.
+TIME_ALONE = re.compile(r"\A1899-12-3[01] (?=\d\d:\d\d:\d\d\Z)", re.ASCII)
 
 
 def read_workbook(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
@@ -24,7 +28,7 @@ def read_workbook(file: SourceFile, options: SourceOptions, report: SourceReport
     names = found.metadata.get("sheet_names") or []
     text = []
     for table in found.tables:
-        rows = [[cell.strip() for cell in row] for row in table.cells]
+        rows = [[TIME_ALONE.sub("", cell.strip()) for cell in row] for row in table.cells]
         name = (
             names[table.page_number - 1] if table.page_number <= len(names) else f"Sheet {table.page_number}"
         )

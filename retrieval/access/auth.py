@@ -30,9 +30,9 @@ import msgspec
 from indexes.base.errors import NearlineError, NotFound
 from indexes.base.model import Metadata, now_ms
 from indexes.collection.collection import Collection
-from indexes.directory.catalog import Catalog
+from indexes.directory.catalog import Catalog, tenant_of
 from indexes.directory.marker import KEYS, KEYS_LOCK
-from indexes.filters.grammar import Comparison, Compound, Exists, Filter, Unchecked
+from indexes.filters.grammar import Comparison, Compound, Exists, Filter, Unchecked, canonical
 from retrieval.access.key_file import Key, KeyFile, KeyStore, Scope, check_groups, hash_of, read_key_file
 from retrieval.access.limits import Limits
 from retrieval.wire.errors import Forbidden, Unauthorized
@@ -69,20 +69,38 @@ class Principal:
 
     def hide_tenant(self, message: str) -> str:
         """Replace full names in a message by those that this caller knows."""
-        return message.replace(f"@{self.tenant}", "") if self.tenant else message
+        if not self.tenant:
+            return message
+        return re.sub(rf"(?<=[a-z0-9_-])@{self.tenant}(?![\w@-]|\.\w)", "", message)
 
     def sees(self, full: str, aliases: Mapping[str, str]) -> bool:
         """Whether a collection, by its full name, exists for this caller."""
-        if self.tenant and not full.endswith(f"@{self.tenant}"):
+        if self.tenant and tenant_of(full) != self.tenant:
             return False
         bound = (self.full(name) for name in self.collections)
         return not self.collections or any(full == aliases.get(one, one) for one in bound)
 
+    def may_use(self, full: str, aliases: Mapping[str, str]) -> bool:
+        """Whether this caller may call a collection by this name or alias. One bound to an alias may not use others."""
+        target = aliases.get(full, full)
+        if not self.sees(target, aliases) or self.tenant not in ("", tenant_of(full)):
+            return False
+        free = full == target or not self.collections
+        return free or bool({self.own(full), self.own(target)} & {*self.collections})
+
+    def aliases_of(self, full: str, aliases: Mapping[str, str]) -> list[str]:
+        """List the aliases of a collection that this caller may use, by its own names."""
+        return sorted(
+            self.own(alias)
+            for alias, target in aliases.items()
+            if target == full and self.may_use(alias, aliases)
+        )
+
     def collection(self, catalog: Catalog, name: str) -> Collection:
         """Return a collection. Raises NotFound, also for one that exists only for others, Quarantined, and NotReady."""
-        aliases, full = catalog.aliases, self.full(name)
-        if not self.sees(aliases.get(full, full), aliases):
-            raise NotFound(f"no collection {name!r}", param="collection")
+        full = self.full(name)
+        if not self.may_use(full, catalog.aliases):
+            raise NotFound(f"no collection {full!r}", param="collection")
         return catalog.get(full)
 
     def require_unbound(self) -> None:
@@ -112,7 +130,8 @@ class Principal:
         listed = metadata.get(ACL)
         if self.groups is None or listed is None:
             return True
-        return bool({*self.groups} & {*(listed if isinstance(listed, list) else [listed])})
+        groups = {*map(canonical, self.groups)}
+        return not groups.isdisjoint(map(canonical, listed if isinstance(listed, list) else [listed]))
 
 
 # Of the request that the current task or thread works for. Nothing passes it on, so nothing can forget to.
@@ -153,9 +172,8 @@ class Keys(KeyStore):
         this."""
         if self._now() - self._looked_at > RELOAD_S:
             self.reload()
-        if not self.required or needed == "public":
+        if needed == "public" or (key := self.find(headers)) is None:
             return ANYBODY
-        key = self._valid(headers.get("Authorization", ""))
         allowed = {"search", "write", "admin"} if needed == "key" else {needed, "admin"}
         if not allowed & {*key.scopes}:
             raise Forbidden(
@@ -171,13 +189,11 @@ class Keys(KeyStore):
         scopes = frozenset(key.scopes)
         return Principal(key.id, scopes, key.tenant, tuple(key.collections), groups, key.limits)
 
-    def holder(self, header: str) -> str | None:
-        """Return the id of the key in an Authorization header, to count by; None on a service without keys. Raises
-        Unauthorized."""
-        return self._valid(header).id if self.required else None
-
-    def _valid(self, header: str) -> Key:
-        scheme, _, token = header.partition(" ")
+    def find(self, headers: Mapping[str, str]) -> Key | None:
+        """Return the key of a request; None on a service without keys. Raises Unauthorized."""
+        if not self.required:
+            return None
+        scheme, _, token = headers.get("Authorization", "").partition(" ")
         parts = TOKEN.fullmatch(token.strip())
         if token and parts is None:
             raise Unauthorized("the access key is not valid: expected Authorization: Bearer nl_...")
@@ -235,7 +251,7 @@ class Keys(KeyStore):
         self._looked_at = self._now()
         try:
             found = self.path.stat()
-        except FileNotFoundError:  # never there, or gone: required keys stay required
+        except (FileNotFoundError, NotADirectoryError):  # never there, or gone: required keys stay required
             self._locked = self._locked or self.path.with_name(KEYS_LOCK).exists()
             return
         stamp = (found.st_mtime_ns, found.st_size, found.st_ino)

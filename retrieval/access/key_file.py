@@ -6,6 +6,7 @@ Each change is one revision. The marker of the data directory remembers the newe
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import secrets
 from collections.abc import Iterator, Sequence
@@ -15,20 +16,25 @@ from typing import Literal
 
 import msgspec
 
-from indexes.base.durable import FolderLock, publish, remove
-from indexes.base.errors import Conflict, Damaged, InvalidInput, NotFound
+from indexes.base.durable import publish, remove
+from indexes.base.errors import Conflict, Damaged, InvalidInput, NearlineError, NotFound
 from indexes.base.model import now_ms
 from indexes.directory.catalog import NAME_RULE
 from indexes.directory.marker import (
     KEYS,
     KEYS_LOCK,
+    MARKER,
     NAME,
     Marker,
-    change_marker,
+    change_held_marker,
+    changing,
     is_data_directory,
     read_marker,
 )
 from retrieval.access.limits import Limits
+from retrieval.wire.decoding import check_built
+
+logger = logging.getLogger(__name__)
 
 Scope = Literal["search", "write", "admin", "metrics", "vectors"]
 
@@ -42,7 +48,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     No `tenant` means all collections, no `collections` all of the tenant's. `groups` None means all documents. With
     `signed_groups`, each request brings its groups in a signed header, and has none without it. Times are milliseconds
-    since 1970.
+    since 1970. `lifetime_ms` is kept of a key that a rotation ends earlier; 0 means it had no end.
     """
 
     id: str
@@ -57,6 +63,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_ms: int
     expires_ms: int | None = None
     revoked_ms: int | None = None
+    lifetime_ms: int | None = None
 
 
 class KeyFile(msgspec.Struct, frozen=True):
@@ -88,13 +95,10 @@ class KeyStore:
         Raises InvalidInput naming the field.
         """
         check_key(key)
-        secret = secrets.token_urlsafe(32)
-        made = msgspec.structs.replace(
-            key, id=secrets.token_hex(6), sha256=hash_of(secret), created_ms=now_ms(), revoked_ms=None
-        )
+        made, text = with_secret(key)
         with self._edit_keys() as keys:
             keys[made.id] = made
-        return made, f"nl_{made.id}_{secret}"
+        return made, text
 
     def rotate(self, key_id: str, tenant: str = "", grace_s: float = 0) -> tuple[Key, str]:
         """Make a new key with the rights and the lifetime of another; the old one ends after `grace_s`.
@@ -105,14 +109,18 @@ class KeyStore:
         now = now_ms()
         if old.revoked_ms is not None or (old.expires_ms is not None and old.expires_ms <= now):
             raise Conflict(f"the key {key_id} has ended: make a new one", param="id")
-        lasts_ms = None if old.expires_ms is None else now + old.expires_ms - old.created_ms
-        made = self.create(msgspec.structs.replace(old, expires_ms=lasts_ms))
+        lifetime_ms = old.lifetime_ms
+        if lifetime_ms is None:  # never rotated before: its end is its own
+            lifetime_ms = 0 if old.expires_ms is None else old.expires_ms - old.created_ms
+        expires_ms = now + lifetime_ms if lifetime_ms else None
+        made, text = with_secret(msgspec.structs.replace(old, expires_ms=expires_ms, lifetime_ms=None))
         ends_ms = now + round(grace_s * 1000)
         with self._edit_keys() as keys:
             ends_ms = min(ends_ms, old.expires_ms or ends_ms)
             end = {"expires_ms": ends_ms} if grace_s else {"revoked_ms": ends_ms}
-            keys[key_id] = msgspec.structs.replace(keys[key_id], **end)
-        return made
+            keys[key_id] = msgspec.structs.replace(keys[key_id], lifetime_ms=lifetime_ms, **end)
+            keys[made.id] = made
+        return made, text
 
     def revoke(self, key_id: str, tenant: str = "") -> Key:
         """End a key now; its record stays. Idempotent. Raises NotFound, also for one of another tenant."""
@@ -133,29 +141,37 @@ class KeyStore:
         """End all keys and the lock. A service notices when it next starts; a running one stays as it is."""
         if not self.read_lock()[0] and not self.path.exists():
             return  # and leave no lock file, which would lock a running service
-        with self._hold_lock():
+        with changing(self.data):
             remove(self.path)
             if is_data_directory(self.data):
-                change_marker(self.data, lambda found: msgspec.structs.replace(found, locked=False))
-        remove(self.path.with_name(KEYS_LOCK))
+                change_held_marker(self.data, lambda found: msgspec.structs.replace(found, locked=False))
+            remove(self.path.with_name(KEYS_LOCK))
 
     def lock(self, revision: int = 0) -> None:
         """Remember that requests need keys, and that this revision of them was published."""
+        with changing(self.data):
+            self._lock(revision)
 
+    def _lock(self, revision: int) -> None:
         def lock(found: Marker) -> Marker:
             newest = max(found.keys_revision, revision)
             return msgspec.structs.replace(found, locked=True, keys_revision=newest)
 
         if is_data_directory(self.data):
-            change_marker(self.data, lock)
+            change_held_marker(self.data, lock)
+        if not (sign := self.path.with_name(KEYS_LOCK)).exists():
+            publish(sign, b"", mode=0o600)
 
     @contextmanager
     def _edit_keys(self) -> Iterator[dict[str, Key]]:
         """Yield all keys for editing, then publish them. Commands and the service may do so at the same time.
 
+        The keys are changed once their file is published: the other signs that requests need them may follow with the
+        next change or start. A first file that is not published whole leaves the directory open.
+
         Raises Conflict for a file from an earlier time: keys that were revoked since would be valid again.
         """
-        with self._hold_lock():
+        with changing(self.data):
             found, newest = read_key_file(self.path), self.read_lock()[1]
             if found is not None and found.revision < newest:
                 raise Conflict(
@@ -166,17 +182,17 @@ class KeyStore:
             yield keys
             revision = max(newest, 0 if found is None else found.revision) + 1
             content = msgspec.json.encode(KeyFile(revision=revision, keys=list(keys.values())))
-            publish(self.path, msgspec.json.format(content, indent=2) + b"\n", mode=0o600)
-            self.lock(revision)
+            try:
+                publish(self.path, msgspec.json.format(content, indent=2) + b"\n", mode=0o600)
+            except NearlineError:
+                if found is None:
+                    self.path.unlink(missing_ok=True)
+                raise
+            try:
+                self._lock(revision)
+            except NearlineError as error:
+                logger.error("%s is changed, and %s does not record it yet: %s", KEYS, MARKER, error)
         self.on_change()
-
-    @contextmanager
-    def _hold_lock(self) -> Iterator[None]:
-        lock = FolderLock(self.path.with_name(KEYS_LOCK))
-        try:
-            yield
-        finally:
-            lock.close()
 
     def read_lock(self) -> tuple[bool, int]:
         """Return whether keys are needed, and their newest revision."""
@@ -185,6 +201,15 @@ class KeyStore:
             return left, 0
         marker = read_marker(self.data)
         return left or marker.locked, marker.keys_revision
+
+
+def with_secret(key: Key) -> tuple[Key, str]:
+    """Return a new key with these rights, and the text that a client sends."""
+    secret = secrets.token_urlsafe(32)
+    made = msgspec.structs.replace(
+        key, id=secrets.token_hex(6), sha256=hash_of(secret), created_ms=now_ms(), revoked_ms=None
+    )
+    return made, f"nl_{made.id}_{secret}"
 
 
 def read_keys(path: Path) -> list[Key]:
@@ -214,6 +239,11 @@ def check_key(key: Key) -> None:
         raise InvalidInput(
             "scopes is empty, expected search, write, admin, metrics or vectors", param="scopes"
         )
+    if key.limits is not None:  # may have been built without decoding
+        try:
+            check_built(key.limits)
+        except InvalidInput as error:
+            raise InvalidInput(f"limits.{error.message}", param=f"limits.{error.param}") from None
     if "vectors" in key.scopes and not {"search", "admin"} & {*key.scopes}:
         raise InvalidInput("vectors come with documents: add the scope search", param="scopes")
     if key.tenant and not TENANT.fullmatch(key.tenant):
@@ -226,11 +256,6 @@ def check_key(key: Key) -> None:
         raise InvalidInput("metrics are of all tenants: a key for them has none", param="scopes")
     if key.collections and "metrics" in key.scopes:
         raise InvalidInput("metrics are of all collections: a key for them is bound to none", param="scopes")
-    if key.limits is not None:
-        try:  # commands build them without decoding
-            msgspec.convert(msgspec.to_builtins(key.limits), Limits)
-        except msgspec.ValidationError as error:
-            raise InvalidInput(f"limits: {error}", param="limits") from None
     check_collections(key)
     if key.groups is not None:
         check_groups(key.groups, "groups")

@@ -23,7 +23,8 @@ import msgspec
 from msgspec import Meta
 
 from indexes.base.durable import publish
-from indexes.base.errors import NearlineError
+from indexes.base.errors import NearlineError, message_of
+from retrieval.base.settings import Positive
 from retrieval.wire.decoding import Doc
 from retrieval.wire.errors import RateLimited
 
@@ -63,7 +64,6 @@ return {0, 0, used + cost}
 
 
 Rate = Annotated[float, Meta(ge=0.001, le=1_000_000)]
-Number = Annotated[int, Meta(ge=1)]
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -72,8 +72,8 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     per_second: Annotated[
         Rate | None, Doc("Requests per second on average; a second's worth may come at once")
     ] = None
-    per_day: Annotated[Number | None, Doc("Requests per day, from midnight to midnight UTC")] = None
-    at_once: Annotated[Number | None, Doc("Requests in progress at one time")] = None
+    per_day: Annotated[Positive | None, Doc("Requests per day, from midnight to midnight UTC")] = None
+    at_once: Annotated[Positive | None, Doc("Requests in progress at one time")] = None
 
 
 Reply = tuple[Annotated[int, Meta(ge=0)], Literal[0, 1, 2], Annotated[int, Meta(ge=0)]]  # of SCRIPT
@@ -242,5 +242,5 @@ def read_usage(folder: Path) -> Usage:
     except FileNotFoundError:
         return Usage()
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        logger.warning("the counts of requests cannot be read, and start at 0: %s", error)
+        logger.warning("the counts of requests cannot be read, and start at 0: %s", message_of(error))
         return Usage()

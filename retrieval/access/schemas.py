@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, field
+from msgspec import Meta
 
+from indexes.base.errors import InvalidInput
+from indexes.base.model import now_ms
 from retrieval.access.key_file import Key, Scope
 from retrieval.access.limits import Limits
+from retrieval.wire.decoding import check_built
 from retrieval.wire.search import Doc, Request
 
 Groups = Annotated[
@@ -30,9 +33,11 @@ class CreateKey(Request, frozen=True, kw_only=True):
     tenant: Annotated[
         str, Doc("The key sees only the collections of this tenant; empty: your own tenant")
     ] = ""
-    collections: Annotated[list[str], Doc("Only these collections or aliases; empty: all of the tenant")] = (
-        field(default_factory=list)
-    )
+    collections: Annotated[
+        list[str] | None,
+        Meta(extra_json_schema={"minItems": 1}),
+        Doc("Only these collections or aliases; null: all of the tenant"),
+    ] = None
     groups: Annotated[
         Groups | None, Doc("Only documents whose `acl` names one of these, or that have none; null: all")
     ] = None
@@ -41,6 +46,19 @@ class CreateKey(Request, frozen=True, kw_only=True):
     )
     limits: Annotated[Limits | None, Doc("Its rate limits; null: none of its own")] = None
     expires_s: Annotated[Seconds | None, Doc("Seconds until the key ends; null: never")] = None
+
+
+def key_of(wanted: CreateKey) -> Key:
+    """Return the key that is wanted, without its id and secret. Raises InvalidInput naming the field."""
+    if wanted.collections == []:
+        raise InvalidInput(
+            "collections is empty: name at least one, or leave the field out for all of them",
+            param="collections",
+        )
+    rights = {**msgspec.structs.asdict(check_built(wanted)), "collections": wanted.collections or []}
+    expires_s = rights.pop("expires_s")
+    expires_ms = None if expires_s is None else now_ms() + round(expires_s * 1000)
+    return Key(id="", sha256="", created_ms=0, expires_ms=expires_ms, **rights)
 
 
 class RotateKey(Request, frozen=True, kw_only=True):

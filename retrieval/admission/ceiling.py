@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import threading
 import time
@@ -180,32 +179,36 @@ class Held:
 
 
 class AnswerBudget:
-    """Limits what one search, or all searches of a batch, may use: the bytes of their hits, the `work` they do, and how
-    long they wait for a write (`seq_until`). Use from any thread."""
+    """Limits what one search, or all searches of a batch, may use: the bytes of their hits, and the `work` they do. Use
+    from any thread."""
 
     def __init__(
-        self, bytes_max: int, *, param: str = "k", hold: Callable[[int], None] = lambda size: None
+        self, bytes_max: int, *, param: str | None = "k", hold: Callable[[int], None] = lambda size: None
     ) -> None:
-        """`hold` is called with each amount taken, and may refuse it for lack of memory."""
+        """`param` is what the caller asked too much of, None if it is nothing that the request names. `hold` is called
+        with each amount taken, and may refuse it for lack of memory."""
         self._bytes_max = bytes_max
         self._param = param
         self._hold = hold
         self._lock = threading.Lock()
         self.taken = 0
         self.work = WorkBudget()
-        self.seq_until = math.inf  # until when its searches wait for a `min_seq`, in the loop's time
 
-    def take(self, size: int) -> None:
-        """Take `size` bytes. Raises TooLarge, naming what to ask less of, or what `hold` raises; then nothing is
-        taken."""
+    def take(self, size: int, longest: int = 0) -> None:
+        """Take `size` bytes; a hit has `longest`. Raises TooLarge, naming what to ask less of, or what `hold` raises;
+        then nothing is taken."""
         with self._lock:
             if self.taken + size <= self._bytes_max:
                 self._hold(size)
                 self.taken += size
                 return
+        held = f", the longest of them {longest} bytes" if longest else ""
+        fewer = "k" if self._param in (None, "searches") else self._param
         raise TooLarge(
-            f"the hits would hold more than {self._bytes_max} bytes together; ask for fewer with a smaller k"
-            + (", or in several requests" if self._param != "k" else ""),
+            f"the hits would hold more than {self._bytes_max} bytes together (limits.answer_bytes_max){held}; "
+            f"ask for fewer with a smaller {fewer}"
+            + (", or in several requests" if self._param == "searches" else "")
+            + (", or write shorter passages" if self._param is None else ""),
             param=self._param,
         )
 
@@ -218,10 +221,10 @@ class BudgetShare:
         self._taken = 0
         self.work = budget.work
 
-    def reach(self, size: int) -> None:
+    def reach(self, size: int, longest: int = 0) -> None:
         """Raise the total to `size`. Raises what `AnswerBudget.take` raises."""
         if size > self._taken:
-            self._budget.take(size - self._taken)
+            self._budget.take(size - self._taken, longest)
             self._taken = size
 
 

@@ -68,15 +68,19 @@ def take_over(current: Config, fresh: Config) -> tuple[list[str], list[str]]:
 
 
 def ignored_variables(environ: Mapping[str, str]) -> list[str]:
-    """List the `NEARLINE_*` variables that name no section, sorted: another program's, or a typo worth a warning."""
-    return sorted(
-        name
-        for name, value in environ.items()
+    """List the `NEARLINE_*` variables that name no section, sorted, each with the likely name if there is one: another
+    program's, or a typo worth a warning."""
+    clients = (f"{PREFIX}URL", f"{PREFIX}KEY")
+    known = [f"{PREFIX}{section}_{key}".upper() for section, keys in _KEYS.items() for key in keys]
+    return [
+        # The prefix that all share would make any two names similar.
+        name + _did_you_mean(name, [*known, *clients], shared=PREFIX)
+        for name, value in sorted(environ.items())
         if name.startswith(PREFIX)
-        and name not in (failpoints.VARIABLE, "NEARLINE_URL", "NEARLINE_KEY")  # the last two are for clients
+        and name not in (failpoints.VARIABLE, *clients)
         and not _section_of(name)
         and not _is_service_link(name, value)
-    )
+    ]
 
 
 PREFIX = "NEARLINE_"
@@ -197,9 +201,11 @@ def _redact(value: object) -> str:
     return repr(value)
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""
+def _did_you_mean(word: str, known: Iterable[str], *, shared: str = "") -> str:
+    """Return a suggestion to add to an error, or nothing. `shared`, which all names begin with, is not compared."""
+    rest = [one.removeprefix(shared) for one in known]
+    close = difflib.get_close_matches(word.removeprefix(shared), rest, n=1)
+    return f" (did you mean '{shared}{close[0]}'?)" if close else ""
 
 
 def _check_together(config: Config) -> None:

@@ -11,8 +11,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
-Count = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
+INTEGER_MAX = 2**63 - 1  # that SQLite and numpy can hold
+Count = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
+Positive = Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
+Whole = Annotated[int, Meta(ge=-(2**63), le=INTEGER_MAX)]
 Duration = Annotated[float, Meta(gt=0, le=31_536_000)]  # in the key's unit; the bound also excludes infinity
 Weight = Annotated[float, Meta(ge=0, le=1_000_000)]
 Share = Annotated[float, Meta(gt=0, le=1)]
@@ -193,15 +195,7 @@ class Cache(Section, frozen=True, kw_only=True):
     results_bytes_max: Count = 67_108_864
     ttl_s: Duration = 3600.0
     warm_searches: Count = 200
-
-
-class SemanticSettings(Section, frozen=True, kw_only=True):
-    enabled: bool = False
-    similarity_from: Annotated[float, Meta(gt=0, le=1)] = 0.9
-    words_min: Positive = 3
-    bytes_max: Count = 33_554_432
-    checked_share: Share = 0.01
-    false_budget: Share = 0.01
+    reworded: bool = False
 
 
 class Redis(Section, frozen=True, kw_only=True):
@@ -265,7 +259,6 @@ class Config(Section, frozen=True, kw_only=True):
     assess: Assess = field(default_factory=Assess)
     llm: Llm = field(default_factory=Llm)
     cache: Cache = field(default_factory=Cache)
-    semantic_cache: SemanticSettings = field(default_factory=SemanticSettings)
     redis: Redis = field(default_factory=Redis)
     query_log: QueryLog = field(default_factory=QueryLog)
     feedback: Feedback = field(default_factory=Feedback)
@@ -316,7 +309,6 @@ RESTART = frozenset(
         "llm.timeout_s",
         "cache.results_bytes_max",
         "cache.warm_searches",
-        "semantic_cache.bytes_max",
         "redis",
         "query_log.enabled",
         "tracing",

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from retrieval.cache.embeddings import EmbeddingCache, SharedVectors
 from retrieval.cache.memory import MemoryStore
-from retrieval.cache.results import ResultCache, ResultCounts, ResultKey
+from retrieval.cache.results import Judge, ResultCache, ResultCounts, ResultKey
 from retrieval.cache.store import REDIS_WAIT, RedisWait, SharedStore, Store, StoreCounts
 
 __all__ = [
     "REDIS_WAIT",
     "EmbeddingCache",
+    "Judge",
     "MemoryStore",
     "RedisWait",
     "ResultCache",

@@ -10,6 +10,7 @@ Options are named as in redis-py: `?ssl_ca_certs=/etc/ca.pem&ssl_certfile=...&ss
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +24,11 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
+from indexes.base.errors import InvalidInput
+
 SENTINEL_PORT, PORT = 26379, 6379
 SENTINEL_S_MAX = 0.3  # then the next one is asked
+DATABASE = re.compile(r"/?[0-9]*/?")
 FORMS: Final = (
     "redis://, rediss:// or unix://, redis+sentinel://, redis+cluster://, and those two with rediss"
 )
@@ -42,12 +46,16 @@ class RedisClient:
 
 
 def open_client(url: str, *, connections_max: int) -> RedisClient:
-    """Create a client that connects on first use. Raises ValueError, without quoting the URL, which may hold a
+    """Create a client that connects on first use. Raises InvalidInput, without quoting the URL, which may hold a
     password."""
     try:
         return _open(url, connections_max)
     except Exception:  # noqa: BLE001 - redis-py quotes parts of the url
-        raise ValueError(f"not a usable Redis url: expected {FORMS}") from None
+        raise InvalidInput(
+            f"redis.url is not a usable address: expected {FORMS}, with the port, the database and the options as "
+            "docs/operations.md shows them",
+            param="redis.url",
+        ) from None
 
 
 def _open(url: str, connections_max: int) -> RedisClient:
@@ -83,6 +91,7 @@ def _open(url: str, connections_max: int) -> RedisClient:
             _hosts(parts, SENTINEL_PORT), sentinel_kwargs={"retry": Retry(NoBackoff(), 0), **asking}
         )
         client = found.master_for(name, **{**login, "db": int(database or 0), **options})
+        client.connection_pool.make_connection()  # refuses options that it does not know
         sentinels = found.sentinels
 
         async def close() -> None:
@@ -92,7 +101,10 @@ def _open(url: str, connections_max: int) -> RedisClient:
         return RedisClient(client.execute_command, client.mget, close, partial(found.discover_master, name))
     if kind:
         raise ValueError("neither a cluster nor a Sentinel")
-    client = Redis.from_pool(ConnectionPool.from_url(url, **options))
+    if scheme != "unix" and not DATABASE.fullmatch(parts.path):
+        raise ValueError("redis-py would take the first database")
+    client = Redis.from_pool(pool := ConnectionPool.from_url(url, **options))
+    pool.make_connection()  # type: ignore[no-untyped-call]  # refuses options that it does not know
     return RedisClient(client.execute_command, client.mget, client.aclose)
 
 

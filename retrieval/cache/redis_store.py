@@ -116,14 +116,6 @@ class RedisStore:
         reply = await self._wait_for_reply(self._read(lambda: self._client.execute(*command), refusable=True))
         return reply if isinstance(reply, list) else None
 
-    def seal(self, key: bytes, value: bytes) -> bytes:
-        """Return the bytes that go to Redis, laid out as drawn above."""
-        return seal(self._secret, self.full_key(key), value)
-
-    def unseal(self, key: bytes, sealed: bytes) -> bytes | None:
-        """Return the value, or None if it was not sealed with this secret for this key, or was changed since."""
-        return unseal(self._secret, self.full_key(key), sealed)
-
     async def drain(self) -> None:
         """Wait until the puts started so far have ended, successfully or not."""
         if self._puts:

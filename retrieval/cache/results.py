@@ -4,8 +4,8 @@ An answer is looked up by its request: the collection's name, its settings, and 
 answer, including the principal. Whether it is right is decided when it is found:
 
     same content         of documents as when it was computed: it is right, no matter who computed it
-    other content        the caller judges by the passages written and deleted since (`survival.py`). Only for answers
-                         computed since this collection was opened, because passage ids are only valid there
+    other content        the caller judges by the passages written and deleted since (`search/survival.py`). Only for
+                         answers computed since this collection was opened, because passage ids are only valid there
     otherwise            it is a miss, and the new answer replaces it
 
 So nothing is ever invalidated, and a deleted document cannot come back from the cache.

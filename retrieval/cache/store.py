@@ -50,12 +50,6 @@ class SharedStore(Store, Protocol):
     async def run_script(self, script: str, key: bytes, *arguments: int | bytes) -> list[object] | None:
         """Return the result of a Lua script for this key, a list; None if that is not known in time. Never raises."""
 
-    def seal(self, key: bytes, value: bytes) -> bytes:
-        """Return the value as stored under this key, for callers that store it by other means than `put`."""
-
-    def unseal(self, key: bytes, sealed: bytes) -> bytes | None:
-        """Return the value, None if it was not sealed with our secret for this key."""
-
 
 @dataclass(slots=True)
 class StoreCounts:

@@ -11,6 +11,7 @@ service almost nothing.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections import deque
@@ -298,16 +299,20 @@ def request_bytes(batch: Sequence[Encoded]) -> int:
     return ENVELOPE_BYTES + sum(len(one.body) + 1 for one in batch)  # plus a comma each
 
 
-def encode(
-    position: int, document: SentDocument | Mapping[str, Any], limits: RequestLimits
-) -> Encoded | Refused:
-    """Encode a document, or return Refused if it is not UTF-8 or exceeds a limit by itself."""
-    document_id: Any = document.get("id")
-    text: Any = document.get("text") or ""
+def encode(position: int, document: object, limits: RequestLimits) -> Encoded | Refused:
+    """Encode a document, or return Refused if it is none, is not UTF-8 or exceeds a limit by itself."""
+    document_id: Any = document.get("id") if isinstance(document, Mapping) else None
+    text: Any = (document.get("text") or "") if isinstance(document, Mapping) else ""
 
     def refused(reason: str) -> Refused:
         return Refused(position, document_id, reason)
 
+    if not isinstance(document, Mapping):
+        return refused(f"a document is an object, found {type(document).__name__}")
+    if not isinstance(text, str):
+        return refused(f"text is a string, found {type(text).__name__}")
+    if not is_finite(document.get("metadata")):
+        return refused("metadata has a number that JSON does not know (NaN or infinity)")
     try:
         body = msgspec.json.encode(document)
         text_bytes = len(text.encode())
@@ -321,6 +326,15 @@ def encode(
             f"has {len(body) + 1:,} bytes as JSON, at most {limits['request_bytes']:,} are allowed"
         )
     return one
+
+
+def is_finite(value: object) -> bool:
+    """Whether all numbers of a JSON value are finite; others would be sent as null."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Mapping):
+        return all(map(is_finite, value.values()))
+    return not isinstance(value, list | tuple) or all(map(is_finite, value))
 
 
 def refused_place(error: ServiceError, part: Sequence[Encoded]) -> int | None:

@@ -188,6 +188,15 @@ class Endpoints(Core):
         return written
 
     @endpoint
+    async def patch_documents(
+        self, collection: str, metadata: JSON, **which: Unpack[sent.PatchDocuments]
+    ) -> records.Patched:
+        """Merge into the metadata of documents, by `ids` or by `filter`, as `patch` does."""
+        path = path_of(collection, "documents", "patch")
+        patched: records.Patched = await self.request("POST", path, {"metadata": metadata, **which})
+        return patched
+
+    @endpoint
     async def delete(self, collection: str, document_id: str) -> records.Deleted:
         deleted: records.Deleted = await self.request("DELETE", path_of(collection, "documents", document_id))
         return deleted
@@ -238,6 +247,14 @@ class Endpoints(Core):
     @endpoint
     async def search(self, collection: str, **search: Unpack[sent.SearchRequest]) -> answers.SearchAnswer:
         found: answers.SearchAnswer = await self.request("POST", path_of(collection, "search"), search)
+        return found
+
+    @endpoint
+    async def search_collections(
+        self, **search: Unpack[sent.SearchCollections]
+    ) -> answers.SearchCollectionsAnswer:
+        """Search several `collections`, whose vectors are of one model, with one ranking over all."""
+        found: answers.SearchCollectionsAnswer = await self.request("POST", "/v1/search", search)
         return found
 
     @endpoint
@@ -325,6 +342,19 @@ class Endpoints(Core):
     async def reset_ranking(self, collection: str) -> None:
         """Return to the configured ranking."""
         await self.request("DELETE", path_of(collection, "ranking"))
+
+    @endpoint
+    async def synonyms(self, collection: str) -> records.SynonymsBody:
+        found: records.SynonymsBody = await self.request("GET", path_of(collection, "synonyms"))
+        return found
+
+    @endpoint
+    async def set_synonyms(
+        self, collection: str, **settings: Unpack[sent.SetSynonyms]
+    ) -> records.SynonymsBody:
+        """Set the lists of words and expressions that mean the same; empty lists remove them."""
+        found: records.SynonymsBody = await self.request("PUT", path_of(collection, "synonyms"), settings)
+        return found
 
     @endpoint
     async def send_feedback(

@@ -212,16 +212,16 @@ class NearlineVectorStore(VectorStore):
         return [passage(hit) for hit in await self._ahits(query, k, {"mmr": lambda_mult, **search})]
 
     def _hits(self, query: str, k: int, search: dict[str, Any]) -> list[Hit]:
-        vector = {} if self._embedding is None else {"vector": plain(self._embedding.embed_query(query))}
-        return self._store.run(search_hits, self._wanted({"query": query, "k": k, **vector, **search}))
+        wanted = self._wanted({"query": query, "k": k, **search})
+        if self._embedding is not None and wanted.get("mode") != "lexical":
+            wanted.setdefault("vector", plain(self._embedding.embed_query(query)))
+        return self._store.run(search_hits, wanted)
 
     async def _ahits(self, query: str, k: int, search: dict[str, Any]) -> list[Hit]:
-        vector = (
-            {} if self._embedding is None else {"vector": plain(await self._embedding.aembed_query(query))}
-        )
-        return await self._store.awaited(
-            search_hits, self._wanted({"query": query, "k": k, **vector, **search})
-        )
+        wanted = self._wanted({"query": query, "k": k, **search})
+        if self._embedding is not None and wanted.get("mode") != "lexical":
+            wanted.setdefault("vector", plain(await self._embedding.aembed_query(query)))
+        return await self._store.awaited(search_hits, wanted)
 
     # -- search by a vector, dense only
 

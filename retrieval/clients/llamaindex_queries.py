@@ -73,7 +73,10 @@ def search_of(query: VectorStoreQuery, options: dict[str, Any], *, own_vectors: 
             wanted["fusion"] = {"weights": {"dense": query.alpha, "lexical": 1 - query.alpha}}
     # An empty list from VectorStoreIndex means no restriction.
     condition = condition_of(query.filters, node_ids=query.node_ids or None, sources=query.doc_ids or None)
-    return narrow({**wanted, **options}, condition)
+    search = {**wanted, **options}
+    if search.get("mode") == "lexical":
+        search.pop("vector", None)
+    return narrow(search, condition)
 
 
 def narrow(search: dict[str, Any], condition: dict[str, Any] | None) -> dict[str, Any]:

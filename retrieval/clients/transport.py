@@ -254,6 +254,8 @@ class ServiceConnection:
         self, method: str, path: str, body: object, timeout: float | aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Open an answer with a status below 400. Raises ServiceError, also for errors while it is read."""
+        if not path.startswith("/"):
+            raise ValueError(f"a path begins with a slash, found {path!r}")
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers)
         data = None if body is None else msgspec.json.encode(body)

@@ -34,11 +34,12 @@ INSTRUCTION = (
 RULES = (
     "After each sentence cite the passages it is taken from by their numbers in brackets, as [1] or [2, 3]."
 )
-CITED = re.compile(r" ?\[(\d{1,6}(?: ?, ?\d{1,6})*)\]")
+CITED = re.compile(r" ?\[(\d{1,6}(?: ?[,;\u2013-] ?\d{1,6})*)\]")
 # In "It takes 14 days. [1]" the citation belongs to the sentence before it.
-AFTER_MARK = re.compile(r"([.!?…。！？])((?: ?\[\d[\d, ]*\])+)")
+AFTER_MARK = re.compile(r"([.!?…。！？])((?: ?\[\d[\d,;\u2013 -]*\])+)")
 # The end of the received text, if it may be the beginning of a citation.
-OPEN = re.compile(r" ?\[[\d, ]{0,64}$| $")
+OPEN = re.compile(r" ?\[[\d,;\u2013 -]{0,64}$| $")
+RANGE_MAX = 100  # passages in one range, as in [2-4]
 
 
 class Asking:
@@ -55,9 +56,7 @@ class Asking:
         self._model = model
         self._passages = passages
         self._messages: list[Message] = messages_for(wanted, context)
-        # Without relevant passages a model would make something up, so it is not called.
-        self._found = bool(context.citations) and (context.receipt.supported is not False)
-        self._asks = model.configured and (self._found or wanted.ask_anyway)
+        self._asks = model.configured and bool(context.citations)
         self._citations = Citations(len(context.citations))
         self._said: list[str] = []
         self._finish: str | None = None
@@ -83,10 +82,10 @@ class Asking:
         context = self._context
         said = "".join(self._said).strip() if self._asks else None
         reason: Literal["no_model", "not_in_documents", "declined"] | None = None
-        if not self._model.configured:
-            reason = "no_model"
-        if not self._asks and not self._found:
+        if not context.citations:
             reason = "not_in_documents"
+        elif not self._model.configured:
+            reason = "no_model"
         if said is not None and declines(said):
             reason = "declined"
         checked = []
@@ -97,7 +96,7 @@ class Asking:
         return Answer(
             answer=said,
             reason=reason,
-            supported=context.receipt.supported,
+            evidence=context.receipt.evidence,
             citations=context.citations,
             cited=self._citations.cited,
             unknown_citations=self._citations.unknown,
@@ -145,7 +144,7 @@ class Citations:
         return rest
 
     def _keep_known(self, found: re.Match[str]) -> str:
-        numbers = [int(one) for one in found[1].split(",")]
+        numbers = numbers_in(found[1])
         known = [one for one in numbers if 1 <= one <= self._passages]
         for one in numbers:
             seen = self.cited if one in known else self.unknown
@@ -155,6 +154,16 @@ class Citations:
             return found[0]
         space = " " if found[0].startswith(" ") else ""
         return f"{space}[{', '.join(map(str, known))}]" if known else ""
+
+
+def numbers_in(citation: str) -> list[int]:
+    """Return the numbers of a citation such as "1, 3" or "1; 3-5", those within its ranges too."""
+    numbers: list[int] = []
+    for part in re.split("[,;]", citation):
+        first, *last = map(int, re.split("[\u2013-]", part))
+        within = len(last) == 1 and first < last[0] < first + RANGE_MAX
+        numbers += range(first, last[0] + 1) if within else [first, *last]
+    return numbers
 
 
 def declines(answer: str) -> bool:
@@ -171,7 +180,7 @@ def check_sentences(answer: str, passages: Mapping[int, tuple[str, str]]) -> lis
     bounds = [0, *(found.end() for found in SENTENCE.finditer(answer)), len(answer)]
     sentences = []
     for start, end in pairwise(bounds):
-        numbers = [int(one) for found in CITED.finditer(answer[start:end]) for one in found[1].split(",")]
+        numbers = [one for found in CITED.finditer(answer[start:end]) for one in numbers_in(found[1])]
         text = CITED.sub("", answer[start:end]).strip()
         asked = set(query_terms(text, language))
         known = set().union(*(words[one] for one in numbers or words if one in words))

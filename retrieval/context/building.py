@@ -26,6 +26,7 @@ from retrieval.base.settings import Config
 from retrieval.context.framing import Framing, check_template, fence_for
 from retrieval.context.joining import Key, join_answers, key_of, without_repetition
 from retrieval.context.packing import (
+    SAMPLE_CHARS,
     Block,
     Packer,
     Page,
@@ -136,8 +137,9 @@ def build_context(
 
 
 def hint(hits: list[Hit], packer: Packer, config: Config) -> str:
-    """Return a message with the number of tokens that the smallest of these passages needs."""
-    excerpt_tokens = excerpt_tokens_of(packer.wanted, config)
+    """Return a message with the number of tokens that the smallest of these passages needs, estimated if no budget may
+    be as large."""
+    excerpt_tokens, most = excerpt_tokens_of(packer.wanted, config), config.limits.token_budget_max
 
     def needed(hit: Hit) -> int:
         packer.on_step()
@@ -145,11 +147,13 @@ def hint(hits: list[Hit], packer: Packer, config: Config) -> str:
         if 0 < excerpt_tokens < block.tokens:
             block = packer.excerpt(hit, excerpt_tokens)
         estimate = packer.besides + packer.tokens(block)
-        return max(estimate, packer.render([Page([block])]).tokens)
+        return estimate if estimate > most else max(estimate, packer.render([Page([block])]).tokens)
 
     shortest = heapq.nsmallest(HINTED, hits, key=lambda hit: len(hit.text) + len(hit.title))
-    least = min(map(needed, shortest))
-    return f"token_budget {packer.wanted.token_budget} is too small: the smallest passage found needs {least} tokens"
+    short = [hit for hit in shortest if len(hit.text) <= SAMPLE_CHARS]
+    least = min(map(needed, short or shortest[:1]))
+    needs = f"{least} tokens" if least <= most else f"more than the {most} tokens that it may have"
+    return f"token_budget {packer.wanted.token_budget} is too small: the smallest passage found needs {needs}"
 
 
 def fates(

@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import msgspec
 from msgspec import UNSET
 
 from indexes.base.normalizing import normalize
 from indexes.base.work import OnStep, do_nothing
-from retrieval.wire.search import Hit, Receipt, SearchAnswer, Timings
+from retrieval.wire.search import Evidence, Hit, Receipt, SearchAnswer, Timings
 
 Key = tuple[str, int]  # a passage's document id and its position there
 OVERLAP_MAX = 0.5  # share of the shorter passage above which two passages of a document count as repetition
 WORDS = re.compile(r"\w+")
-FIRST_WORDS, FIRST_CHARS = 3, 100
+FIRST_WORDS, FIRST_CHARS, COMPARED_CHARS = 3, 100, 20_000
 RANK_CONSTANT = 10  # of reciprocal ranks, which break ties
 
 
@@ -63,21 +64,25 @@ def join_answers(found: Sequence[SearchAnswer], floor: float) -> Joined:
 
 
 def relevant_of(hits: Sequence[Hit], floor: float) -> list[Hit]:
-    """Drop hits whose meaning is far from the query, unless they match its words about as well as the best hit."""
+    """Drop hits whose meaning is far from the query, unless it names them, or they match its words about as well as the
+    best hit."""
     words = max((hit.scores.lexical or 0.0 for hit in hits), default=0.0) / 2
     return [
         hit
         for hit in hits
-        if hit.scores.dense is None or hit.scores.dense >= floor or (hit.scores.lexical or 0.0) > words
+        if hit.scores.dense is None
+        or hit.scores.dense >= floor
+        or hit.scores.name
+        or (hit.scores.lexical or 0.0) > words
     ]
 
 
 def receipt_of(receipts: Sequence[Receipt]) -> Receipt:
-    """Return a receipt that holds for all searches; `supported` if one of them is."""
+    """Return a receipt that holds for all searches, with the most evidence of any."""
     first, *others = receipts
     if not others:
         return first
-    supported = [one.supported for one in receipts]
+    evidence = [one.evidence for one in receipts if one.evidence is not None]
     read = [one.share_read for one in receipts if one.share_read is not None]
     degraded = {what for one in receipts for what in one.degraded or ()}
     over_budget = {what for one in receipts for what in one.over_budget or ()}
@@ -85,6 +90,7 @@ def receipt_of(receipts: Sequence[Receipt]) -> Receipt:
         first,
         degraded=sorted(degraded) or UNSET,
         over_budget=sorted(over_budget) or UNSET,
+        query_cut=any(one.query_cut is True for one in receipts) or UNSET,
         generation=min(one.generation for one in receipts),
         seq=min(one.seq for one in receipts),
         tiers=list(dict.fromkeys(tier for one in receipts for tier in one.tiers)),
@@ -93,7 +99,7 @@ def receipt_of(receipts: Sequence[Receipt]) -> Receipt:
         cache="hit"
         if all(one.cache == "hit" for one in receipts)
         else ("bypass" if first.cache == "bypass" else "miss"),
-        supported=True if True in supported else (None if None in supported else False),
+        evidence=max(evidence, key=get_args(Evidence).index, default=None),
     )
 
 
@@ -103,18 +109,24 @@ def without_repetition(hits: Sequence[Hit], on_step: OnStep = do_nothing) -> tup
     kept: list[Hit] = []
     repeats: dict[Key, Hit] = {}
     by_document: dict[str, list[Hit]] = {}
-    # By their first words: all words are compared only if these are equal.
-    alike: dict[tuple[str, ...], list[Hit]] = {}
+    # All words are compared only where the first ones are equal, so of most passages only those are taken.
+    alone: dict[tuple[str, ...], Hit | None] = {}
+    by_words: dict[tuple[str, ...], Hit] = {}
     for hit in hits:
         on_step()
-        others = by_document.setdefault(hit.document_id, [])
-        near = alike.setdefault(first_words(hit), [])
-        same = next((one for one in near if words_of(one) == words_of(hit)), None)
+        others, first = by_document.setdefault(hit.document_id, []), first_words(hit)
+        words = all_words(hit) if first in alone else None
+        if (before := alone.get(first)) is not None:
+            by_words[all_words(before)], alone[first] = before, None
+        same = None if words is None else by_words.get(words)
         same = same or next((one for one in others if overlapping(hit, one)), None)
         if same is not None:
             repeats[key_of(hit)] = same
             continue
-        near.append(hit)
+        if words is None:
+            alone[first] = hit
+        else:
+            by_words[words] = hit
         others.append(hit)
         kept.append(hit)
     return kept, repeats
@@ -123,7 +135,12 @@ def without_repetition(hits: Sequence[Hit], on_step: OnStep = do_nothing) -> tup
 def first_words(hit: Hit) -> tuple[str, ...]:
     """Return a key that is equal for passages with equal words."""
     words = words_of(hit, FIRST_CHARS)
-    return tuple((words if len(words) > FIRST_WORDS else words_of(hit))[:FIRST_WORDS])
+    return tuple((words if len(words) > FIRST_WORDS else words_of(hit, COMPARED_CHARS))[:FIRST_WORDS])
+
+
+def all_words(hit: Hit) -> tuple[str, ...]:
+    """Return what is equal for passages with equal words; what follows COMPARED_CHARS is compared as it is."""
+    return (*words_of(hit, COMPARED_CHARS), hit.text[COMPARED_CHARS:])
 
 
 def words_of(hit: Hit, chars: int | None = None) -> list[str]:

@@ -108,7 +108,7 @@ class LanguageModel:
             raise failure("broke off" if connected else "cannot be reached") from None
 
     async def _pieces(self, content: aiohttp.StreamReader) -> AsyncIterator[Piece]:
-        finish = None
+        finish, said = None, False
         async for event in events(content, self._settings.reply_bytes_max):
             if event == b"[DONE]":
                 break
@@ -121,10 +121,15 @@ class LanguageModel:
             for choice in chunk.choices[:1]:
                 finish = choice.finish_reason or finish
                 if choice.delta.content:
+                    said = said or not choice.delta.content.isspace()
                     yield Piece(choice.delta.content)
         else:
             if finish is None:
                 raise failure("broke off before the end of its answer")
+        if not said:
+            raise failure(
+                "sent no answer" + (": its tokens ended before one began" if finish == "length" else "")
+            )
         yield Piece("", finish or "stop")
 
     def _open(self) -> aiohttp.ClientSession:

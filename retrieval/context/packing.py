@@ -32,6 +32,9 @@ STEM_CHARS = 5  # a word and its stem nearly always share as many: "happy" becom
 NOT_SPACE = re.compile(r"\S+")
 SPACES = str.maketrans(dict.fromkeys("\t\n\r\v\f\x1c\x1d\x1e\x1f", " "))
 USUAL_TOKEN_CHARS = 4  # for passages without a token count
+SAMPLE_CHARS = 20_000  # the beginning of a passage, from which its tokens are estimated
+FAR_MORE = 1.25  # times the budget: if a passage seems to take so much, the estimate is enough
+EXCERPT_CHARS = 100_000  # the beginning of a passage, from which its excerpt is taken
 USUAL_NUMBER = 10  # a frame number that takes as many tokens as most
 
 
@@ -136,11 +139,15 @@ class Packer:
         return hit.tokens if self.wanted.tokenizer is None else hit.tokens // 2
 
     def size(self, hit: Hit) -> int:
+        """Return the tokens of a hit. Of a long one that takes far more than the budget, judging by its beginning, it
+        is an estimate."""
         if self.wanted.tokenizer is None and hit.tokens:
             return hit.tokens
         key = key_of(hit)
         if key not in self._counted:
-            self._counted[key] = self.count(hit.text)
+            tokens, times = self.count(hit.text[:SAMPLE_CHARS]), len(hit.text) / SAMPLE_CHARS
+            far = tokens * times > FAR_MORE * self.wanted.token_budget
+            self._counted[key] = int(tokens * times) if far else self.count(hit.text)
         return self._counted[key]
 
     def whole(self, hit: Hit) -> Block:
@@ -281,8 +288,8 @@ def excerpt(
     The excerpt has at most `tokens_max` tokens. A single longer sentence is cut after a word. The best run is chosen
     by characters; only its tokens are counted.
     """
-    text = hit.text
-    room = len(text) * tokens_max // max(hit.tokens, 1) if hit.tokens else tokens_max * USUAL_TOKEN_CHARS
+    text = hit.text[:EXCERPT_CHARS]
+    room = len(hit.text) * tokens_max // hit.tokens if hit.tokens else tokens_max * USUAL_TOKEN_CHARS
     bounds = [0, *(match.end() for match in SENTENCE.finditer(text))]
     ends = [*bounds[1:], len(text)]
     words: list[set[str]] = [set() for _ in bounds]

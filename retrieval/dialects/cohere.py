@@ -18,6 +18,7 @@ from aiohttp import web
 
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Floats
+from retrieval.base.settings import Whole
 from retrieval.dialects.embedding import (
     Dimensions,
     NonEmptyText,
@@ -66,8 +67,8 @@ class CohereEmbed(msgspec.Struct, frozen=True, kw_only=True):
     embedding_types: list[EmbeddingType] | None = None
     output_dimension: Dimensions = None
     truncate: Literal["NONE", "END"] | None = None
-    max_tokens: int | None = None
-    priority: int | None = None
+    max_tokens: Whole | None = None
+    priority: Whole | None = None
 
 
 class CohereVectors(msgspec.Struct, omit_defaults=True):

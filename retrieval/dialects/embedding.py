@@ -15,6 +15,7 @@ from aiohttp import web
 from indexes.base.errors import InvalidInput, NotFound, TooLarge
 from indexes.base.model import Floats
 from retrieval.admission.gates import AdmittedRequest
+from retrieval.base.settings import Whole
 from retrieval.dialects.models import known_names, model_of
 from retrieval.embedding.embedders import Embedder
 from retrieval.embedding.models import Kind
@@ -32,7 +33,7 @@ Inputs = Annotated[
     str | list[str | int | list[int]],
     msgspec.Meta(extra_json_schema={"allOf": [{"anyOf": [NON_EMPTY, TOKEN_IDS, LISTED]}]}),
 ]
-Dimensions = Annotated[int | None, msgspec.Meta(extra_json_schema={"minimum": 1})]
+Dimensions = Annotated[Whole | None, msgspec.Meta(extra_json_schema={"minimum": 1})]
 Direction = Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": ["right", "Right", None]})]
 TextList = Annotated[list[str], msgspec.Meta(extra_json_schema={"minItems": 1})]
 NonEmptyText = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from aiohttp import web
@@ -37,7 +38,7 @@ from retrieval.dialects.vector_store_schemas import (
     OpenAIStoreFileList,
 )
 from retrieval.handlers.state import ENTRY
-from retrieval.handlers.wire import answer, answer_from, body, collection_of, query_int
+from retrieval.handlers.wire import answer, answer_from, body, collection_of, in_callers_words, query_int
 
 FOLDER = "file_batches"
 VERSION = 1
@@ -71,7 +72,8 @@ async def attach_files(request: web.Request) -> web.Response:
         )
         for one in wanted.file_ids or []
     ]
-    await require_uploads(request.app, [one.file_id for one in files])
+    where = "files[{at}].file_id" if wanted.files else "file_ids[{at}]"
+    await require_uploads(request.app, [one.file_id for one in files], where)
     batch = await attach_all(request.app, collection, files, request[ENTRY])
     await asyncio.to_thread(save_batch, collection, batch)
     return answer(batch_body(collection, batch))
@@ -86,10 +88,10 @@ async def attach_all(
         try:
             await attach_upload(app, collection, one, entry)
         except (InvalidInput, TooLarge, NotFound) as error:
-            unreadable = error.param == "file"
-            failed[one.file_id] = OpenAILastError(
-                "unsupported_file" if unreadable else "invalid_file", error.message
+            code: Literal["unsupported_file", "invalid_file"] = (
+                "unsupported_file" if error.param == "file" else "invalid_file"
             )
+            failed[one.file_id] = OpenAILastError(code, in_callers_words(app, error).message)
     ids = list(dict.fromkeys(one.file_id for one in files))
     return FileBatch(VERSION, f"vsfb_{secrets.token_hex(12)}", int(time.time()), ids, failed)
 

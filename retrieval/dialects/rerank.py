@@ -17,6 +17,7 @@ from aiohttp import web
 
 from indexes.base.errors import InvalidInput, TooLarge
 from indexes.base.model import Floats
+from retrieval.base.settings import Whole
 from retrieval.dialects.embedding import Direction, NonEmptyText, TextList, check_texts
 from retrieval.handlers.error_shapes import EmptyInput, ModelNotFound, NoReranker
 from retrieval.handlers.state import CONFIG, PIPELINE
@@ -26,7 +27,7 @@ from retrieval.search.reranking import PairsRead, Reranker, sigmoid
 SEARCH_UNIT_TEXTS = 100  # Cohere bills one unit for a query with up to this many documents
 
 
-TopN = Annotated[int | None, msgspec.Meta(extra_json_schema={"minimum": 1})]
+TopN = Annotated[Whole | None, msgspec.Meta(extra_json_schema={"minimum": 1})]
 
 
 class TeiRerank(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +54,7 @@ class CohereRerank(msgspec.Struct, frozen=True, kw_only=True):
     query: NonEmptyText
     documents: TextList
     top_n: TopN = None
-    max_tokens_per_doc: int | None = None
+    max_tokens_per_doc: Whole | None = None
 
 
 class CohereResult(msgspec.Struct):
@@ -93,8 +94,8 @@ class JinaRerank(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     top_n: TopN = None
     return_documents: bool | None = None
-    max_chunks_per_doc: int | None = None
-    max_tokens_per_doc: int | None = None
+    max_chunks_per_doc: Whole | None = None
+    max_tokens_per_doc: Whole | None = None
 
 
 class JinaResult(msgspec.Struct, omit_defaults=True):

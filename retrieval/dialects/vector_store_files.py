@@ -12,8 +12,9 @@ default size, so the requested size is a maximum; the answer has the size used.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -111,12 +112,16 @@ def passages_of(wanted: OpenAIAttachFile, usual: Passages, tokens_max: int) -> P
     return Passages(tokens_max=most, overlap_tokens=overlap)
 
 
-async def require_uploads(app: web.Application, file_ids: Sequence[str]) -> None:
-    """Raise NotFound for a missing upload, before anything is written."""
+async def require_uploads(app: web.Application, file_ids: Sequence[str], where: str) -> None:
+    """Raise NotFound for a missing upload, before anything is written. `where` names the field of the one numbered
+    `{at}`."""
 
     def work() -> None:
-        for one in file_ids:
-            app[UPLOADS].find(one)
+        for at, one in enumerate(file_ids):
+            try:
+                app[UPLOADS].find(one)
+            except NotFound as error:
+                raise NotFound(error.message, param=where.format(at=at)) from None
 
     await asyncio.to_thread(work)
 
@@ -150,7 +155,7 @@ def position_of(collection: Collection, after: str) -> int:
     """Return the position after a file, or 0 if it was deleted, as by a loop that deletes what it lists: listing some
     files twice is better than skipping the rest."""
     try:
-        return document_of(collection, after).position
+        return file_of(collection, after).position
     except NotFound:
         return 0
 
@@ -170,7 +175,8 @@ async def update_file(request: web.Request) -> web.Response:
         metadata = check_attributes(wanted.attributes, stored.title, request.app, stored.metadata)
         return stored if metadata == stored.metadata else replace(stored, metadata=metadata)
 
-    await asyncio.wrap_future(collection.change(file_id, change))
+    with missing_file_named(file_id):
+        await asyncio.wrap_future(collection.change(file_id, change))
     request.app[TASKS].reindex_if_due(collection.name, collection)
     return await answer_from(lambda: find_file(collection, file_id))
 
@@ -180,7 +186,7 @@ async def delete_file(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     file_id = request.match_info["file"]
     if not (await remove(request.app, collection, [file_id])).deleted:
-        raise NotFound(f"no file {file_id[:64]!r} in {collection.name!r}", param="file_id")
+        raise no_file(file_id)
     return answer(OpenAIStoreFileDeleted(file_id))
 
 
@@ -189,7 +195,7 @@ async def show_content(request: web.Request) -> web.Response:
     file_id, held = request.match_info["file"], request[HELD]
 
     def work() -> OpenAIFileContent:
-        text = document_of(collection, file_id).document.text
+        text = file_of(collection, file_id).document.text
         held.answer(len(text))
         return OpenAIFileContent([OpenAIText(text)])
 
@@ -201,7 +207,25 @@ async def show_content(request: web.Request) -> web.Response:
 
 def find_file(collection: Collection, file_id: str) -> OpenAIStoreFile:
     """Describe a document as a file. Reads the log: call it on a thread. Raises NotFound."""
-    return file_bodies(collection, [document_of(collection, file_id)])[0]
+    return file_bodies(collection, [file_of(collection, file_id)])[0]
+
+
+def file_of(collection: Collection, file_id: str) -> ScrolledDocument:
+    with missing_file_named(file_id):
+        return document_of(collection, file_id)
+
+
+@contextlib.contextmanager
+def missing_file_named(file_id: str) -> Iterator[None]:
+    """Raise NotFound in terms of files instead of documents."""
+    try:
+        yield
+    except NotFound:
+        raise no_file(file_id) from None
+
+
+def no_file(file_id: str) -> NotFound:
+    return NotFound(f"no file {file_id[:64]!r} in this vector store", param="file_id")
 
 
 def file_bodies(collection: Collection, found: Sequence[ScrolledDocument]) -> list[OpenAIStoreFile]:

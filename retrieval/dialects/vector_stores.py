@@ -16,13 +16,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from itertools import starmap
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
 from indexes.base.durable import disk_errors, publish
-from indexes.base.errors import Conflict
+from indexes.base.errors import Conflict, InvalidInput
 from indexes.base.normalizing import normalize
 from indexes.collection.collection import Collection
 from indexes.directory.marker import NAME
@@ -60,6 +61,11 @@ ID_CHARS_MAX = 48  # leaves room for a suffix
 LISTED_MAX, LISTED = 100, 20
 RESULTS = 10
 DAY_S = 86_400
+OPENAIS_NAMES = {
+    "filter": "filters",
+    "k": "max_num_results",
+    "min_relevance": "ranking_options.score_threshold",
+}
 
 _changing = threading.Lock()
 
@@ -78,7 +84,7 @@ class StoreDetails(msgspec.Struct, frozen=True, omit_defaults=True):
 async def create(request: web.Request) -> web.Response:
     wanted = await body(request, OpenAICreateVectorStore)
     app = request.app
-    await require_uploads(app, wanted.file_ids or [])
+    await require_uploads(app, wanted.file_ids or [], "file_ids[{at}]")
     name = own_name(wanted.name or "")
     try:
         collection = await make(app, CreateCollection(name=name))
@@ -251,19 +257,22 @@ async def search(request: web.Request) -> web.Response:
     most = wanted.max_num_results or RESULTS
     budget = budget_of(request, param="max_num_results")
 
-    async def find(query: str) -> SearchAnswer:
+    async def find(at: int, query: str) -> SearchAnswer:
         asked = SearchRequest(
             query=query,
             k=most,
             filter=wanted.filters,
             min_relevance=options.score_threshold,
         )
-        found = await request.app[PIPELINE].search(name, collection, asked, budget=budget)
+        try:
+            found = await request.app[PIPELINE].search(name, collection, asked, budget=budget)
+        except InvalidInput as error:
+            raise in_openais_names(error, None if isinstance(wanted.query, str) else at) from None
         note_search(request.app, collection, asked, found)
         return found
 
     best: dict[tuple[str, int], Hit] = {}
-    for found in await asyncio.gather(*map(find, queries)):
+    for found in await asyncio.gather(*starmap(find, enumerate(queries))):
         for hit in found.hits:
             before = best.setdefault((hit.document_id, hit.passage), hit)
             if score_of(hit) > score_of(before):
@@ -280,6 +289,18 @@ async def search(request: web.Request) -> web.Response:
         for hit in hits
     ]
     return answer(OpenAIStoreResults(queries, results))
+
+
+def in_openais_names(error: InvalidInput, at: int | None) -> InvalidInput:
+    """Name the field of the store search that became the faulty one of our search. `at` is the query's place in a
+    list."""
+    ours = re.split(r"\W", error.param or "", maxsplit=1)[0]
+    theirs = f"query[{at}]" if ours == "query" and at is not None else OPENAIS_NAMES.get(ours, ours)
+
+    def rename(text: str) -> str:
+        return re.sub(rf"^{ours}\b", theirs, text)
+
+    return type(error)(rename(error.message), param=rename(error.param)) if error.param else error
 
 
 def score_of(hit: Hit) -> float:

@@ -11,6 +11,7 @@ Durability: a file is synced when `keep` returns. Bounds: `bytes_max` for all fi
 from __future__ import annotations
 
 import asyncio
+import codecs
 import logging
 import os
 import re
@@ -27,6 +28,15 @@ from retrieval.access.auth import PRINCIPAL
 from retrieval.base.settings import Files as Settings
 
 logger = logging.getLogger(__name__)
+
+# Longest first: the UTF-32 mark begins with the UTF-16 mark. These decoders leave the mark out.
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 
 FOLDER = "openai.files"
 VERSION = 1
@@ -176,14 +186,16 @@ def decode_header(line: bytes) -> Upload | None:
 
 
 def text_of(content: bytes, filename: str) -> str:
-    """Decode the text of a file. Raises InvalidInput if it is not UTF-8 text."""
+    """Decode the text of a file by its byte order mark, else as UTF-8. Raises InvalidInput if that fails."""
+    encoding = next((name for mark, name in MARKS.items() if content.startswith(mark)), "utf-8")
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode(encoding)
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
         raise InvalidInput(
-            f"the file {filename!r} is neither text in UTF-8 nor named as a PDF or office file",
+            f"the file {filename!r} is neither text in UTF-8, nor in UTF-16 with a byte order mark, nor named as a PDF "
+            "or office file",
             param="file",
         )
     if not text.strip():

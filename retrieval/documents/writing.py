@@ -22,7 +22,7 @@ from msgspec import UNSET, UnsetType
 
 from indexes.base.errors import InvalidInput, NearlineError, TooLarge
 from indexes.base.languages import check_language
-from indexes.base.model import Floats, Metadata, NewPassage, Upsert, WriteResult
+from indexes.base.model import Floats, Ids, Metadata, NewPassage, Upsert, WriteResult
 from indexes.base.work import OnStep, do_nothing
 from indexes.base.yielding import yield_to_searches
 from indexes.collection.collection import Collection
@@ -90,24 +90,40 @@ async def write_documents(
 
 
 async def delete_matching(collection: Collection, condition: Filter) -> WriteResult:
-    """Delete the documents that match now, except those that are replaced before their turn.
+    """Delete the documents that match now, except those that are replaced before their turn."""
+    passages = await run_abandonable(partial(collection.snapshot.matching, condition))
+    return await write_in_parts(collection, passages, collection.delete_holding, "deleted")
+
+
+async def write_in_parts(
+    collection: Collection, passages: Ids, write: Callable[[Ids], Future[WriteResult]], done: str
+) -> WriteResult:
+    """Write what concerns the documents that hold these passages, and return the sum.
 
     Commits have at most `commit_ops_max` passages and their documents, so other writes can go in between and memory
-    does not grow with the number of documents. An error midway says how many are already deleted.
+    does not grow with the number of documents. An error midway says how many are already `done`. `write` is repeated
+    until it writes no document.
     """
-    snapshot, most = collection.snapshot, collection.options.commit_ops_max
-    passages = await asyncio.to_thread(snapshot.matching, condition)
-    total = WriteResult(snapshot.seq, documents=0, passages=0, tokens=0, deleted=0)
-    for at in range(0, len(passages), most):
+    most = collection.options.commit_ops_max
+    total = WriteResult(collection.snapshot.seq, documents=0, passages=0, tokens=0, deleted=0)
+    at = 0
+    while at < len(passages):
         try:
-            done = await asyncio.wrap_future(collection.delete_holding(passages[at : at + most]))
+            one = await asyncio.wrap_future(write(passages[at : at + most]))
         except NearlineError as error:
-            if not total.deleted:
+            if not (already := total.documents + total.deleted):
                 raise
             told = copy.copy(error)
-            told.message += f"; {total.deleted} documents were already deleted, up to seq {total.seq}"
+            told.message += f"; {already} documents were already {done}, up to seq {total.seq}"
             raise told from error
-        total = replace(total, seq=done.seq, deleted=total.deleted + done.deleted)
+        total = replace(
+            total,
+            seq=one.seq,
+            documents=total.documents + one.documents,
+            passages=total.passages + one.passages,
+            deleted=total.deleted + one.deleted,
+        )
+        at += 0 if one.documents else most
     return total
 
 
@@ -132,15 +148,11 @@ def digest_of(document: NewDocument, passages: Passages) -> bytes:
     return blake2b(encoded, digest_size=DIGEST_BYTES, person=b"nearline-docum-1").digest()
 
 
-def patch_metadata(
-    collection: Collection,
-    document_id: str,
-    patch: Metadata,
-    config: Config,
-    expires_ms: int | UnsetType | None = UNSET,
-) -> Future[WriteResult]:
-    """Merge a patch into the stored metadata, without embedding again; UNSET leaves the expiry. The future raises
-    TooLarge or InvalidInput for the result."""
+def patcher(
+    patch: Metadata, config: Config, expires_ms: int | UnsetType | None = UNSET
+) -> Callable[[Upsert], Upsert]:
+    """Return what merges a patch into the metadata of a stored document, without embedding again; UNSET leaves the
+    expiry. It raises TooLarge or InvalidInput for the result."""
 
     def change(stored: Upsert) -> Upsert:
         metadata = apply_patch(stored.metadata, patch)
@@ -150,7 +162,20 @@ def patch_metadata(
         check_limits(stored.title, check_metadata(metadata, "metadata"), "metadata", config)
         return replace(stored, metadata=metadata, expires_ms=expires)
 
-    return collection.change(document_id, change)
+    return change
+
+
+def naming_document(change: Callable[[Upsert], Upsert]) -> Callable[[Upsert], Upsert]:
+    """Return the same change, whose errors say which document cannot be changed."""
+
+    def named(stored: Upsert) -> Upsert:
+        try:
+            return change(stored)
+        except NearlineError as error:
+            error.message = f"document {stored.id!r}: {error.message}"
+            raise
+
+    return named
 
 
 async def off_loop(chars: int, work: Callable[[], T]) -> T:

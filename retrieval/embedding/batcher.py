@@ -5,12 +5,12 @@
     embed, many texts  -> bulk lane  --'
       (tokenized in a thread of its own)
 
-- A short query that is the only request runs on the event loop's own thread and blocks it for that run (`alone`). - An
-idle encoder starts at once; there is no batching window. What arrives during a run shares the next one. - The cost
-model keeps every run short, because a query may have to wait for it to end. - A caller that is cancelled, or whose
-deadline passes, leaves the queue: nothing is computed for it. - A run that fails is repeated text by text, so that only
-the text at fault fails. - Queues are bounded in tokens, the query lane also in predicted time. A refused caller is told
-when they will be empty.
+- A short query that is the only request runs on the event loop's own thread and blocks it for that run (`alone`).
+- An idle encoder starts at once; there is no batching window. What arrives during a run shares the next one.
+- The cost model keeps every run short, because a query may have to wait for it to end.
+- A caller that is cancelled, or whose deadline passes, leaves the queue: nothing is computed for it.
+- A run that fails is repeated text by text, so that only the text at fault fails.
+- Queues are bounded in tokens, the query lane also in predicted time. A refused caller is told when they will be empty.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Batcher:
     """Shared runs of one encoder. Use from one event loop: `start`, then embed from any task, then `close`.
 
         workers              how many runs go in parallel
-        query_run_s, bulk_run_s   predicted time of one run at most; a single text that takes longer runs alone
+        query_run_s          predicted time of one run at most; a single text that takes longer runs alone
+        bulk_run_s           the same for bulk runs
         query_wait_s_max     a query is refused when those before it take longer
         large_wait_s_max     a large request is refused when others delay it for longer
         lone                 decides which queries may block the loop for one short run; the rest uses other threads
@@ -152,11 +153,12 @@ class Batcher:
         """Return the vectors of the texts, in order, with what was read of each.
 
         kind        whose prefix the texts get
-        lane        by default a single text of moderate length is a query and anything else is bulk, as are windows
+        lane        by default a single text of moderate length is a query and anything else is bulk, as are windows;
+                    several texts cannot be a query
         long        how to treat a text longer than the model reads: `cut` drops its end, `windows` reads it in pieces
                     and averages them, `refuse` raises TooLong naming the text
         deadline    in the loop's time (`loop.time()`)
-        on_start    for a query: called on the loop when its run begins, to start work that can use another core
+        on_start    for a query: called on the loop as its run begins or it is queued, to start work for another core
         caller      whose share of the bulk lane this uses
         progress    for bulk requests: called on the loop after each run, with the share of the bytes that is done
 
@@ -167,6 +169,8 @@ class Batcher:
             return Embedded(np.empty((0, self._encoder.dimensions), dtype=np.float32), [], [], [])
         single = len(texts) == 1 and len(texts[0]) <= QUERY_CHARS_MAX and long != "windows"
         chosen: Lane = lane or ("query" if single else "bulk")
+        if chosen == "query" and len(texts) > 1:
+            raise ValueError("the query lane takes one text at a time")
 
         size, done = max(1, sum(len(text.encode()) for text in texts)), 0.0
 

@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from indexes.base.errors import (
     Damaged,
@@ -30,6 +33,7 @@ from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.counting import TokenCounter
 from retrieval.embedding.encoder import Encoder, available_threads
+from retrieval.embedding.long_queries import pieces_of
 from retrieval.embedding.models import (
     MANIFEST,
     SIMILARITY_FLOOR,
@@ -39,8 +43,8 @@ from retrieval.embedding.models import (
     load_model,
     read_manifest,
 )
-from retrieval.embedding.reading import share_read
-from retrieval.embedding.results import Embedded, Long, Observer
+from retrieval.embedding.reading import has_letters, share_read
+from retrieval.embedding.results import Embedded, Long, Observer, join_windows
 
 WARM_UP_QUERIES = 3
 ATTEMPTS = 30  # while too many documents wait; each refusal asks for a wait of a second to a minute
@@ -74,10 +78,11 @@ class Embedder:
         cached: bool = True,
         on_start: Callable[[], None] | None = None,
     ) -> Floats:
-        """Return the vector of a search query, float32 [dimensions]. `deadline` is in the loop's time.
+        """Return the vector of a search query, float32 [dimensions]; of a long one, that of what `long_queries`
+        chooses. `deadline` is in the loop's time.
 
-        With `cached` false no cache is read or filled. `on_start` is called on the loop right before the model runs, if
-        it has to.
+        With `cached` false no cache is read or filled. `on_start` is called on the loop if the model has to run: right
+        before, or as the query is queued.
         """
         # Tenants do not share a cache, or timing would reveal what another tenant has asked.
         kept_by = f"{self.fingerprint}@{PRINCIPAL.get().tenant}".removesuffix("@")
@@ -110,11 +115,31 @@ class Embedder:
     async def _embed_query(
         self, text: str, deadline: float | None, on_start: Callable[[], None] | None
     ) -> Floats:
-        embedded = await self.batcher.embed(
-            [text], "query", lane="query", deadline=deadline, on_start=on_start
+        pieces = [text] if self._fits(text) else await asyncio.to_thread(self._pieces, text)
+        embed = partial(self.batcher.embed, kind="query", lane="query", deadline=deadline)
+        if len(pieces) == 1:
+            vector: Floats = (await embed(pieces, on_start=on_start)).vectors[0]
+            return vector
+        # At once, so that one run of the model may read both; the query lane takes one text at a time.
+        found = await asyncio.gather(
+            *(embed([piece], on_start=None if at else on_start) for at, piece in enumerate(pieces))
         )
-        vector: Floats = embedded.vectors[0]
-        return vector
+        vectors, normalize = np.concatenate([one.vectors for one in found]), self.encoder.normalizes
+        mean: Floats = join_windows(vectors, [1] * len(pieces), [len(pieces)], normalize=normalize)[0]
+        return mean
+
+    def _fits(self, text: str) -> bool:
+        """Whether the model surely reads all of a query, without tokenizing it: a token has a byte or more."""
+        return len(text.encode()) <= self.encoder.room("query")
+
+    def _pieces(self, text: str) -> list[str]:
+        """Return what is read of a query: all of it, or of one that is too long what `long_queries` chooses."""
+        starts = self.counter.starts(text)
+        return [text] if len(starts) <= self.encoder.room("query") else pieces_of(text, starts)
+
+    def is_cut(self, text: str) -> bool:
+        """Whether a query has more tokens than the model reads. Not for the event loop."""
+        return not self._fits(text) and self._pieces(text) != [text]
 
     def share_read(self, text: str, language: str | None, held: Callable[[], Mapping[str, int]]) -> float:
         """Return how much of a query the model reads, 0 to 1: all of its own languages, what its tokenizer knows of
@@ -128,10 +153,10 @@ class Embedder:
             spoken_to = float(primary(language) in spoken)
         else:
             spoken_to = chance_of(text, spoken, held())
-        if spoken_to > SURE:
+        if spoken_to > SURE and has_letters(text):
             return 1.0  # tokenizing takes longer than detection
         with self.encoder.tokenizers.borrow() as tokenizer:
-            return max(spoken_to, share_read(tokenizer, text))
+            return share_read(tokenizer, text, least=spoken_to)
 
     async def documents(self, texts: list[str], progress: Callable[[float], None] | None = None) -> Floats:
         """Return the vectors of passages, float32 [texts, dimensions]. `progress` is called after each run with the

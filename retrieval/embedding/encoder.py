@@ -44,6 +44,10 @@ class Encoder:
         with self.tokenizers.borrow() as tokenizer:
             self._pad = pad_id(tokenizer)
             self._frame = Frame.of(tokenizer)
+            self._room = {
+                kind: self.tokens_max - len(tokenizer.encode(prefix).ids)
+                for kind, prefix in self._prefixes.items()
+            }
         self.makes = manifest.makes
         known = [self._known(answer) for answer in manifest.known_answers]
         opened = open_model(model, self._feed(known) if known else None, threads=threads)
@@ -58,6 +62,10 @@ class Encoder:
         with self.tokenizers.borrow() as tokenizer:
             read = read_enough(tokenizer, [prefix + text for text in texts], self.tokens_max)
         return [self._frame.cut(encoding.ids, self.tokens_max, whole=whole) for encoding, whole in read]
+
+    def room(self, kind: Kind) -> int:
+        """Return how many tokens of a text the model reads, beside the prefix and special tokens."""
+        return self._room[kind]
 
     def _known(self, answer: KnownAnswer) -> Tokens:
         if answer.query is None:

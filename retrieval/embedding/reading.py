@@ -22,8 +22,9 @@ IDEOGRAPHS = ((0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x
 SYLLABLES = ((0xAC00, 0xD7A3),)
 
 
-def share_read(tokenizer: Tokenizer, text: str) -> float:
-    """Return how much of the text the tokenizer knows, from 0 (next to nothing) to 1."""
+def share_read(tokenizer: Tokenizer, text: str, least: float = 0.0) -> float:
+    """Return how much of the text the tokenizer knows, from 0 (next to nothing) to 1; at least `least` if it knows a
+    part of a word."""
     text = text[:CHARS_MAX]
     encoding = tokenizer.encode(text, add_special_tokens=False)
     words: dict[int | None, list[int]] = defaultdict(list)  # letters of each token, 0 if unknown
@@ -31,12 +32,17 @@ def share_read(tokenizer: Tokenizer, text: str) -> float:
         if letters := sum(map(letters_in, text[start:end])):
             words[word].append(0 if token in UNKNOWN else letters)
     tokens = sum(map(len, words.values()))
-    if not tokens:
+    if not any(map(any, words.values())):
         return 0.0
     letters = sum(
         sum(one) if len(one) > 1 or not one[0] else max(one[0], WORD_LETTERS) for one in words.values()
     )
-    return min(1.0, max(0.0, (letters / tokens - LETTERS_NONE) / (LETTERS_ALL - LETTERS_NONE)))
+    return min(1.0, max(least, (letters / tokens - LETTERS_NONE) / (LETTERS_ALL - LETTERS_NONE)))
+
+
+def has_letters(text: str) -> bool:
+    """Whether there is anything to read; nothing in emoji or punctuation."""
+    return any(map(letters_in, text[:CHARS_MAX]))
 
 
 def letters_in(character: str) -> int:

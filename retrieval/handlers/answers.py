@@ -83,6 +83,8 @@ def check(wanted: AnswerRequest, request: web.Request) -> None:
     if wanted.queries is not None or wanted.format == "messages":
         param = "format" if wanted.queries is None else "queries"
         raise InvalidInput(f"{param}: an answer takes one query and builds its own messages", param=param)
+    if wanted.explain:
+        raise InvalidInput("an answer has no explain; a context with the same options has", param="explain")
     if wanted.instruction is not None and len(wanted.instruction) > limits.query_chars_max:
         raise TooLarge(
             f"instruction has {len(wanted.instruction)} characters, at most {limits.query_chars_max} are allowed",

@@ -43,7 +43,7 @@ async def assess(request: web.Request) -> web.Response:
     search = search_request(wanted, read, neighbors)
     note_queries(request, [read])
     budget = budget_of(request, "neighbors")
-    await await_writes(request, collection, [search], budget)
+    await await_writes(request, collection, [search])
     found = await app[PIPELINE].search(name, collection, search, budget=budget)
     note_search(app, collection, search, found)
     base_rate = await asyncio.to_thread(base_rate_of, collection, wanted, judge, config)

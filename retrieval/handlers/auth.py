@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+import msgspec
 from aiohttp import web
 
-from indexes.base.model import now_ms
 from indexes.directory.catalog import Catalog
 from retrieval.access.auth import PRINCIPAL, Principal
 from retrieval.access.key_file import Key, Scope
 from retrieval.access.privacy import SCOPE, require_vectors
-from retrieval.access.schemas import CreateKey, KeyBody, KeyList, KeyMade, RotateKey
+from retrieval.access.schemas import CreateKey, KeyBody, KeyList, KeyMade, RotateKey, key_of
 from retrieval.handlers.state import CATALOG, KEYS, LIMITER
 from retrieval.handlers.wire import answer, body
 from retrieval.wire.errors import Forbidden
@@ -21,21 +21,8 @@ from retrieval.wire.errors import Forbidden
 async def create(request: web.Request) -> web.Response:
     """Create a key. A key cannot grant rights that it does not have; limits are per key and not inherited."""
     wanted = await body(request, CreateKey)
-    tenant = reachable_tenant(wanted.tenant)
+    key = msgspec.structs.replace(key_of(wanted), tenant=reachable_tenant(wanted.tenant))
     require_grantable(wanted.scopes)
-    key = Key(
-        id="",
-        sha256="",
-        scopes=wanted.scopes,
-        name=wanted.name,
-        tenant=tenant,
-        collections=wanted.collections,
-        groups=wanted.groups,
-        signed_groups=wanted.signed_groups,
-        limits=wanted.limits,
-        created_ms=0,
-        expires_ms=None if wanted.expires_s is None else now_ms() + round(wanted.expires_s * 1000),
-    )
     made, text = await asyncio.to_thread(request.app[KEYS].create, key)
     return made_answer(request.app[CATALOG], made, text)
 

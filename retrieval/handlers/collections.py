@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
@@ -11,10 +12,11 @@ from indexes.base.errors import InvalidInput, NotFound
 from indexes.base.languages import check_language
 from indexes.base.model import Settings, now_ms
 from indexes.collection.collection import Collection
-from indexes.parts.learned import RankingSettings
+from indexes.lexical.operators import plain_words
+from indexes.parts.learned import RankingSettings, SynonymSettings
 from retrieval.access.auth import PRINCIPAL
 from retrieval.handlers.state import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, TASKS
-from retrieval.handlers.wire import aliases_of, answer, answer_from, body, collection_of, describe
+from retrieval.handlers.wire import answer, answer_from, body, collection_of, describe
 from retrieval.search.relevance import check_coefficients
 from retrieval.wire.collections import (
     AliasBody,
@@ -24,8 +26,12 @@ from retrieval.wire.collections import (
     RenameCollection,
     SetAlias,
     SetRanking,
+    SetSynonyms,
+    SynonymsBody,
 )
 from retrieval.wire.errors import without_folders
+
+SYNONYM_WORDS_MAX, SYNONYM_CHARS_MAX = 8, 100_000
 
 
 async def create(request: web.Request) -> web.Response:
@@ -65,8 +71,8 @@ async def list_collections(request: web.Request) -> web.Response:
             quarantined=[
                 QuarantinedBody(
                     caller.own(name),
-                    [caller.own(alias) for alias in aliases_of(name, aliases)],
-                    without_folders(reason, folders),
+                    caller.aliases_of(name, aliases),
+                    caller.hide_tenant(without_folders(reason, folders)),
                 )
                 for name, reason in sorted(catalog.quarantined.items())
                 if caller.sees(name, aliases)
@@ -96,11 +102,12 @@ async def remove(app: web.Application, name: str) -> None:
 
 
 def own_name(app: web.Application, name: str) -> str:
-    """Return the full name of a collection. Raises NotFound for an alias, and for one that the caller may not see."""
-    caller = PRINCIPAL.get()
-    if not caller.sees(caller.full(name), app[CATALOG].aliases):
-        raise NotFound(f"no collection {name!r}", param="collection")
-    return caller.full(name)
+    """Return the full name of a collection or alias. Raises NotFound for one that the caller may not see."""
+    caller, aliases = PRINCIPAL.get(), app[CATALOG].aliases
+    full = caller.full(name)
+    if not caller.sees(aliases.get(full, full), aliases):
+        raise NotFound(f"no collection {full!r}", param="collection")
+    return full
 
 
 def forget(app: web.Application, name: str) -> None:
@@ -137,6 +144,50 @@ async def remove_ranking(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     await asyncio.to_thread(collection.ranking.clear)
     return web.Response(status=204)
+
+
+async def set_synonyms(request: web.Request) -> web.Response:
+    """Set the synonyms. Every search that starts afterwards uses them; nothing is indexed again."""
+    wanted = await body(request, SetSynonyms)
+    _, collection = collection_of(request)
+    check_synonyms(wanted.synonyms)
+    settings = SynonymSettings.of(wanted.synonyms, now_ms())
+    await asyncio.to_thread(collection.synonyms.set, settings)
+    return answer(synonyms_body(collection))
+
+
+async def show_synonyms(request: web.Request) -> web.Response:
+    return answer(synonyms_body(collection_of(request)[1]))
+
+
+async def remove_synonyms(request: web.Request) -> web.Response:
+    """Remove the synonyms. Idempotent: succeeds if there are none."""
+    _, collection = collection_of(request)
+    await asyncio.to_thread(collection.synonyms.clear)
+    return web.Response(status=204)
+
+
+def synonyms_body(collection: Collection) -> SynonymsBody:
+    current = collection.synonyms.current
+    if current is None:
+        return SynonymsBody([], None)
+    return SynonymsBody([list(one) for one in current.synonyms.lists], current.set_ms)
+
+
+def check_synonyms(lists: Sequence[Sequence[str]]) -> None:
+    """Raise InvalidInput naming an alternative that has no words, or more than fit."""
+    chars = sum(len(one) for alternatives in lists for one in alternatives)
+    if chars > SYNONYM_CHARS_MAX:
+        raise InvalidInput(
+            f"synonyms have {chars:,} characters, at most {SYNONYM_CHARS_MAX:,} are allowed", param="synonyms"
+        )
+    for at, alternatives in enumerate(lists):
+        for place, one in enumerate(alternatives):
+            if not 1 <= len(plain_words(one).split()) <= SYNONYM_WORDS_MAX:
+                raise InvalidInput(
+                    f"{one!r} has no words, or more than {SYNONYM_WORDS_MAX}",
+                    param=f"synonyms[{at}][{place}]",
+                )
 
 
 async def set_alias(request: web.Request) -> web.Response:

@@ -6,26 +6,45 @@ import asyncio
 import base64
 import binascii
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 
 import msgspec
+import numpy as np
 from aiohttp import web
 from msgspec import UNSET
 
 from indexes.base.errors import InvalidInput, NotFound, TooLarge
-from indexes.base.model import Delete, WriteResult
+from indexes.base.model import Delete, Upsert, WriteResult
+from indexes.base.work import OnStep
 from indexes.collection.collection import Collection
+from indexes.filters.grammar import Filter
 from indexes.reading import scrolling
 from indexes.reading.scrolling import Page, ScrolledDocument, VectorPassage
 from retrieval.access.auth import PRINCIPAL
 from retrieval.access.privacy import VECTOR_EXPORT, VectorExport, require_vectors
-from retrieval.base.settings import Config
+from retrieval.base.cancellation import run_abandonable
+from retrieval.base.settings import Config, Whole
 from retrieval.documents.metadata import date_of, expires_ms_of, metadata_of
-from retrieval.documents.writing import delete_matching, patch_metadata, write_documents
+from retrieval.documents.writing import (
+    delete_matching,
+    naming_document,
+    patcher,
+    write_documents,
+    write_in_parts,
+)
 from retrieval.handlers.state import CONFIG, EMBEDDERS, ENTRY, HELD, METRICS, TASKS
-from retrieval.handlers.wire import answer, answer_from, body, collection_of, document_of, query_int
+from retrieval.handlers.wire import (
+    answer,
+    answer_from,
+    body,
+    collection_of,
+    document_of,
+    json_answer,
+    query_int,
+)
 from retrieval.search.plan import filter_of
 from retrieval.search.stopwatch import elapsed_ms
 from retrieval.wire.decoding import decode_part, is_absent, no_metadata
@@ -37,6 +56,8 @@ from retrieval.wire.documents import (
     DocumentBody,
     PassageBody,
     PatchDocument,
+    PatchDocuments,
+    Patched,
     ScrollDocuments,
     WriteDocuments,
     Written,
@@ -94,21 +115,49 @@ async def patch(request: web.Request) -> web.Response:
     started = time.perf_counter()
     wanted = await body(request, PatchDocument)
     name, collection = collection_of(request)
-    app = request.app
+    change = await change_of(wanted, request.app[CONFIG])
+    result = await asyncio.wrap_future(collection.change(request.match_info["id"], change))
+    return answer(written_body(note_patched(request.app, name, collection, result, started), started))
 
+
+async def patch_many(request: web.Request) -> web.Response:
+    started = time.perf_counter()
+    wanted = await body(request, PatchDocuments)
+    name, collection = collection_of(request)
+    change = naming_document(await change_of(wanted, request.app[CONFIG]))
+    chosen = await chosen_by(wanted, request.app[CONFIG])
+    if isinstance(chosen, list):
+        found = await asyncio.to_thread(
+            lambda: [one for each in chosen for one in collection.log.passages_of(each)]
+        )
+        passages = np.array(found, np.int64)
+    else:
+        passages = await run_abandonable(partial(collection.snapshot.matching, chosen))
+    write = partial(collection.change_holding, change=change)
+    result = await write_in_parts(collection, passages, write, "changed")
+    note_patched(request.app, name, collection, result, started)
+    return answer(Patched(result.seq, result.documents))
+
+
+async def change_of(wanted: PatchDocument | PatchDocuments, config: Config) -> Callable[[Upsert], Upsert]:
+    """Return what a patch does to a document. Raises InvalidInput for one that says nothing."""
     expires = (
         wanted.expires_at if wanted.expires_at is UNSET else expires_ms_of(wanted.expires_at, "expires_at")
     )
     if is_absent(wanted.metadata) and expires is UNSET:
         raise InvalidInput("expected metadata, expires_at, or both", param="metadata")
     sent = no_metadata() if is_absent(wanted.metadata) else wanted.metadata
+    return patcher(await asyncio.to_thread(metadata_of, sent, "metadata", config), config, expires)
 
-    patch = await asyncio.to_thread(metadata_of, sent, "metadata", app[CONFIG])
-    future = patch_metadata(collection, request.match_info["id"], patch, app[CONFIG], expires)
-    result = replace(await asyncio.wrap_future(future), tokens=0)  # nothing was embedded
+
+def note_patched(
+    app: web.Application, name: str, collection: Collection, result: WriteResult, started: float
+) -> WriteResult:
+    """Count what was written, and return it without tokens: nothing was embedded."""
+    result = replace(result, tokens=0)
     app[TASKS].reindex_if_due(collection.name, collection)
     app[METRICS].written(name, result, time.perf_counter() - started)
-    return answer(written_body(result, started))
+    return result
 
 
 def written_body(result: WriteResult, started: float) -> Written:
@@ -132,37 +181,43 @@ async def delete(request: web.Request) -> web.Response:
 
 
 async def remove(app: web.Application, collection: Collection, ids: Iterable[str]) -> WriteResult:
-    """Delete these documents, skipping ids that do not exist."""
+    """Delete these documents, skipping ids that do not exist. Expired ones are deleted too, but not counted: to
+    callers, they are gone."""
     result = await asyncio.wrap_future(collection.write([Delete(one) for one in ids]))
     app[TASKS].reindex_if_due(collection.name, collection)
-    return result
+    return replace(result, deleted=result.deleted - result.expired)
 
 
 async def delete_many(request: web.Request) -> web.Response:
     wanted = await body(request, DeleteDocuments)
     _, collection = collection_of(request)
-    condition = filter_of(wanted.filter, request.app[CONFIG])
-    ids = await asyncio.to_thread(ids_of, wanted.ids, request.app[CONFIG])
-    if (ids is None) == (condition is None):
-        raise InvalidInput("expected either ids or filter", param="ids")
-    if ids is not None:
-        result = await remove(request.app, collection, ids)
+    chosen = await chosen_by(wanted, request.app[CONFIG])
+    if isinstance(chosen, list):
+        result = await remove(request.app, collection, chosen)
     else:
-        assert condition is not None
-        result = await delete_matching(collection, condition)
+        result = await delete_matching(collection, chosen)
         request.app[TASKS].reindex_if_due(collection.name, collection)
     return answer(Deleted(result.seq, result.deleted))
 
 
+async def chosen_by(wanted: DeleteDocuments | PatchDocuments, config: Config) -> list[str] | Filter:
+    """Return the ids, or the filter, that choose documents. Raises InvalidInput unless there is one of both."""
+    condition = filter_of(wanted.filter, config)
+    ids = await asyncio.to_thread(ids_of, wanted.ids, config)
+    if (chosen := condition if ids is None else ids) is None or (ids is not None and condition is not None):
+        raise InvalidInput("expected either ids or filter", param="ids")
+    return chosen
+
+
 def ids_of(raw: msgspec.Raw, config: Config) -> list[str] | None:
-    """Return the distinct ids of a delete request, or None if it has none. Raises TooLarge, before decoding far too
+    """Return the distinct ids of a request, or None if it has none. Raises TooLarge, before decoding far too
     many."""
     if is_absent(raw):
         return None
     limits = config.limits
     most = limits.documents_per_request_max
     if len(raw) <= most * (limits.id_chars_max + 4) * ESCAPED_BYTES:
-        sent = decode_part(raw, list[str | int], "ids")
+        sent = decode_part(raw, list[str | Whole], "ids")
         if len(sent) <= most:
             ids = [str(one) for one in sent]
             if any(len(one) > limits.id_chars_max for one in ids):
@@ -187,7 +242,7 @@ async def scroll(request: web.Request) -> web.Response:
     condition = filter_of(wanted.filter, config)
     bytes_max = request[HELD].page(config.limits.answer_bytes_max)
 
-    def work() -> dict[str, object]:
+    def work(on_step: OnStep) -> bytes:
         page = scrolling.page(
             collection,
             after,
@@ -196,18 +251,21 @@ async def scroll(request: web.Request) -> web.Response:
             text=wanted.text,
             vectors=wanted.vectors,
             bytes_max=bytes_max,
+            on_step=on_step,
         )
         cursor = None if page.following is None else encode_cursor(page.following, collection.uid)
-        return {"documents": encode_page(page, export, text=wanted.text), "cursor": cursor}
+        return msgspec.json.encode(
+            {"documents": encode_page(page, export, text=wanted.text), "cursor": cursor}
+        )
 
-    return await answer_from(work)
+    return json_answer(await run_abandonable(work))
 
 
 async def count(request: web.Request) -> web.Response:
     wanted = await body(request, CountDocuments)
     _, collection = collection_of(request)
     condition = filter_of(wanted.filter, request.app[CONFIG])
-    counted = await asyncio.to_thread(scrolling.count, collection, condition)
+    counted = await run_abandonable(partial(scrolling.count, collection, condition))
     return answer(CountBody(counted.documents, counted.passages, counted.seq))
 
 

@@ -11,15 +11,16 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from indexes.base.errors import DeadlineExceeded, InvalidInput, NearlineError, TooLarge
+from indexes.base.errors import DeadlineExceeded, InvalidInput, NearlineError, NotFound, TooLarge
 from indexes.collection.collection import Collection
+from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import AnswerBudget
 from retrieval.base.cancellation import run_abandonable
 from retrieval.cache import REDIS_WAIT, RedisWait
 from retrieval.context.building import build_context, check_context, search_requests
 from retrieval.context.encodings import Encoding, encoding
 from retrieval.embedding.counting import TokenCounter
-from retrieval.handlers.state import CONFIG, EMBEDDERS, ENTRY, HELD, PIPELINE
+from retrieval.handlers.state import CONFIG, EMBEDDERS, ENTRY, HELD, METRICS, PIPELINE
 from retrieval.handlers.wire import (
     answer,
     answer_from,
@@ -28,6 +29,7 @@ from retrieval.handlers.wire import (
     collection_of,
     in_callers_words,
     json_answer,
+    named_collection,
     note_search,
     timing_headers,
 )
@@ -39,13 +41,17 @@ from retrieval.wire.errors import body_of
 from retrieval.wire.search import (
     ContextAnswer,
     ContextRequest,
+    PageOptions,
     SearchAnswer,
     SearchBatch,
     SearchBatchAnswer,
+    SearchCollections,
+    SearchCollectionsAnswer,
     SearchRequest,
     Timings,
 )
 
+COLLECTIONS_MAX = 16  # of one search
 CONCURRENT_SEARCHES = 8  # per batch, so that a large batch does not delay other callers' queries
 INLINE_BYTES = 1 << 18  # of searches or hits processed on the event loop, in under a millisecond
 
@@ -55,11 +61,50 @@ async def search(request: web.Request) -> web.Response:
     note_queries(request, [wanted.query])
     name, collection = collection_of(request)
     budget = budget_of(request)
-    await await_writes(request, collection, [wanted], budget)
+    await await_writes(request, collection, [wanted])
     found = await request.app[PIPELINE].search(name, collection, wanted, budget=budget)
     request[RECEIPT] = found.receipt
     note_search(request.app, collection, wanted, found)
     return json_answer(await encode_answer(found, budget), headers_of(found.timings_ms))
+
+
+async def search_collections(request: web.Request) -> web.Response:
+    """Search several collections with one ranking over all."""
+    wanted = await body(request, SearchCollections)
+    note_queries(request, [wanted.query])
+    if wanted.min_seq is not None:
+        raise InvalidInput(
+            "min_seq is an operation of one collection, and several are searched", param="min_seq"
+        )
+    collections = collections_of(request, wanted.collections)
+    await charge(request.app, len(collections))
+    budget = budget_of(request)
+    options = {name: getattr(wanted, name) for name in PageOptions.__struct_fields__}
+    found = await request.app[PIPELINE].search_together(
+        wanted.collections, collections, SearchRequest(**options), budget
+    )
+    request.app[METRICS].search(found.receipts, found.timings_ms)
+    return json_answer(await encode_answer(found, budget), headers_of(found.timings_ms))
+
+
+def collections_of(request: web.Request, names: Sequence[str]) -> list[Collection]:
+    """Return the collections that a body names. Raises InvalidInput for none, too many, or one that is named twice, and
+    NotFound, each naming its place."""
+    if not 1 <= len(names) <= COLLECTIONS_MAX:
+        raise InvalidInput(
+            f"a search is of 1 to {COLLECTIONS_MAX} collections, found {len(names)}", param="collections"
+        )
+    found: list[Collection] = []
+    for at, name in enumerate(names):
+        place = f"collections[{at}]"
+        try:
+            collection = named_collection(request, name)
+        except NotFound as error:
+            raise NotFound(f"no collection {name!r}", param=place) from error
+        if collection in found:
+            raise InvalidInput(f"{name!r} is a collection that is already named", param=place)
+        found.append(collection)
+    return found
 
 
 async def search_batch(request: web.Request) -> web.Response:
@@ -88,7 +133,7 @@ async def search_batch(request: web.Request) -> web.Response:
     pipeline = request.app[PIPELINE]
     budget = budget_of(request, param="searches")
     with contextlib.suppress(DeadlineExceeded):  # each says so in its place
-        await await_writes(request, collection, searches, budget)
+        await await_writes(request, collection, searches)
     scan = pipeline.joint_scan(collection, sum(search.exact for search in searches))
 
     async def find(search: SearchRequest) -> SearchAnswer:
@@ -125,7 +170,8 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
     deadline_ms = wanted.deadline_ms or config.search.deadline_ms
     deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
     embedder = await app[EMBEDDERS].of(collection)
-    slots, budget = asyncio.Semaphore(CONCURRENT_SEARCHES), budget_of(request)
+    slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
+    budget = budget_of(request, None if wanted.k is None else "k")
     counter: TokenCounter | Encoding = embedder.counter
     if wanted.tokenizer is not None:
         counter = await asyncio.to_thread(encoding, wanted.tokenizer)
@@ -139,7 +185,10 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
     wanted_searches = search_requests(wanted, config)
     note_queries(request, [search.query for search in wanted_searches])
     await charge(app, len(wanted_searches))
-    await await_writes(request, collection, wanted_searches, budget)
+    await await_writes(request, collection, wanted_searches)
+    # To a caller with groups, the keys that there are would tell of hidden documents.
+    if wanted.date_key is not None and PRINCIPAL.get().groups is None:
+        await asyncio.to_thread(collection.snapshot.require_key, wanted.date_key, "date_key")
     searches = [asyncio.ensure_future(find(search)) for search in wanted_searches]
     try:
         found = await asyncio.gather(*searches)
@@ -159,30 +208,28 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
     )
 
 
-def budget_of(request: web.Request, param: str = "k") -> AnswerBudget:
+def budget_of(request: web.Request, param: str | None = "k") -> AnswerBudget:
     return AnswerBudget(request.app[CONFIG].limits.answer_bytes_max, param=param, hold=request[HELD].answer)
 
 
 async def await_writes(
-    request: web.Request, collection: Collection, searches: Sequence[SearchRequest], budget: AnswerBudget
+    request: web.Request, collection: Collection, searches: Sequence[SearchRequest]
 ) -> None:
     """Wait until all writes that the searches ask for can be searched, once for all of them, before they count as under
-    way. Searches whose write has not come then fail at once. Raises DeadlineExceeded at the first of their deadlines.
-    """
+    way. Searches whose write has not come by then fail. Raises DeadlineExceeded at the first of their deadlines."""
     newest = max((one.min_seq or 0 for one in searches), default=0)
     if collection.snapshot.seq >= newest:
         return
     usual, loop = request.app[CONFIG].search.deadline_ms, asyncio.get_running_loop()
     deadline_ms = min(one.deadline_ms or (math.inf if one.exact else usual) for one in searches)
     until = loop.time() + deadline_ms / 1000
-    with contextlib.suppress(DeadlineExceeded), request[ENTRY].waiting():
+    with request[ENTRY].waiting():
         await wait_for_seq(collection, newest, until)
-    budget.seq_until = loop.time()
     if collection.snapshot.seq < newest and loop.time() >= until:
         raise DeadlineExceeded(f"no answer within deadline_ms={deadline_ms}", param="deadline_ms")
 
 
-async def encode_answer(found: SearchAnswer, budget: AnswerBudget) -> bytes:
+async def encode_answer(found: SearchAnswer | SearchCollectionsAnswer, budget: AnswerBudget) -> bytes:
     """Return the answer as JSON, encoded on a thread if its hits are large."""
 
     def in_pieces() -> bytes:

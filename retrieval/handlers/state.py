@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from retrieval.access.auth import Keys, Needed
 from retrieval.access.limits import Limiter
 from retrieval.admission.ceiling import Ceiling, Held
 from retrieval.admission.gates import AdmittedRequest, Gates, Load
+from retrieval.admission.pace import Pace
 from retrieval.base.cancellation import Stopping
 from retrieval.base.config import Config
 from retrieval.cache import SharedStore
@@ -60,6 +61,7 @@ API = web.AppKey("API", dict[str, Any])
 PARAMETERS = web.AppKey(  # allowed in the query string, by handler; others are refused
     "PARAMETERS", dict[object, tuple[str, ...]]
 )
+PACES = web.AppKey[MutableMapping[str, Pace]]("PACES")  # of the standing queries of each key
 READY = web.AppKey("READY", dict[str, bool])
 RELOADED = web.AppKey[list[Callable[[], None]]]("RELOADED")  # called when CONFIG has changed
 START = web.AppKey("START", Start)

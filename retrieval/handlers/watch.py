@@ -6,7 +6,8 @@
 
 A client that reconnects with `Last-Event-ID` gets what was written since and is still among the first k. The id holds
 the operation and the collection, because a recreated collection of the same name counts from 1 again. The search is
-repeated after each write, from the cache: an answer that the write does not affect stays cached.
+repeated after each write, from the cache: an answer that the write does not affect stays cached. The streams of one key
+take turns (`admission.pace`).
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from indexes.base.errors import (
 from indexes.collection.collection import Collection
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import AnswerBudget
+from retrieval.admission.pace import Pace
 from retrieval.base.cancellation import RETRY_AFTER_S
 from retrieval.cache import REDIS_WAIT, RedisWait
-from retrieval.handlers.state import CONFIG, KEYS, METRICS, PIPELINE, READY
+from retrieval.handlers.state import CONFIG, KEYS, METRICS, PACES, PIPELINE, READY
 from retrieval.handlers.streams import event, event_stream
 from retrieval.handlers.wire import body, collection_of, in_callers_words
 from retrieval.observe.request_log import note_queries
@@ -85,12 +87,16 @@ class Watch:
     def __init__(
         self, request: web.Request, name: str, collection: Collection, wanted: SearchRequest
     ) -> None:
+        if wanted.collapse is None:  # what is written again is news
+            wanted = msgspec.structs.replace(wanted, collapse=False)
         self._request, self._name, self._collection, self._wanted = request, name, collection, wanted
+        self._pace = request.app[PACES].setdefault(PRINCIPAL.get().key, Pace())
 
     async def events(self, after: int | None) -> AsyncGenerator[bytes]:
         """Yield encoded events. `after` is the operation the client knows already, or None for a new client. Raises
         only before the first event; later errors become an event."""
         loop, begun, shown, looked = asyncio.get_running_loop(), False, None, 0.0
+        searching = None
         if after is not None and after > (last := self._collection.snapshot.seq):
             raise Conflict(
                 f"the collection has {last} operations, and the client knows {after}: it was recreated or restored; "
@@ -98,11 +104,8 @@ class Watch:
                 param="Last-Event-ID",
             )
         try:
+            seq, hits = await self._hits(patient=False)
             while True:
-                if begun and loop.time() - looked > LOOK_EVERY_S:  # even while writes keep arriving
-                    looked = loop.time()
-                    self._look()
-                seq, hits = await self._hits(patient=begun)
                 known = seq if after is None else after
                 new = [] if hits == shown else await self._written_between(hits, known, seq)
                 after, shown = max(known, seq), hits
@@ -112,18 +115,29 @@ class Watch:
                     name, data = ("hits", Entered(after, new)) if new else ("watching", {"seq": after})
                     yield event(name, data, f"{after}-{id_of(self._collection)}")
                 await asyncio.sleep(PAUSE_S)
-                arrived = False
-                while not arrived:
+                searching = asyncio.ensure_future(self._next_hits(seq + 1))
+                while not searching.done():
                     if loop.time() - said > KEEP_ALIVE_S:
                         said = loop.time()
                         yield KEEP_ALIVE
-                    arrived = await self._wait_for(seq + 1)
-                    if not arrived:
+                    await asyncio.wait({searching}, timeout=LOOK_EVERY_S)
+                    if loop.time() - looked > LOOK_EVERY_S:  # even while writes keep arriving
+                        looked = loop.time()
                         self._look()
+                seq, hits = searching.result()
         except NearlineError as error:
             if not begun:
                 raise
             yield event("error", body_of(in_callers_words(self._request.app, error)))
+        finally:
+            if searching is not None:
+                searching.cancel()
+
+    async def _next_hits(self, seq: int) -> tuple[int, list[Hit]]:
+        """Wait for this operation, then for the turn of a search, and return what `_hits` does."""
+        await asyncio.wrap_future(self._collection.arrivals.at(seq))
+        async with self._pace.turn():
+            return await self._hits(patient=True)
 
     async def _hits(self, *, patient: bool) -> tuple[int, list[Hit]]:
         """Return the current hits and the operation they include. If `patient`, wait out an overload of the service."""
@@ -151,22 +165,15 @@ class Watch:
             if after < seqs.get(hit.document_id, 0) <= upto
         ]
 
-    async def _wait_for(self, seq: int) -> bool:
-        """Wait for this operation, and return whether it arrived in time."""
-        try:
-            async with asyncio.timeout(LOOK_EVERY_S):
-                await asyncio.wrap_future(self._collection.arrivals.at(seq))
-        except TimeoutError:
-            return False
-        return True
-
     def _look(self) -> None:
         """Raises if the stream must end: the key is no longer valid, the collection is gone, or the service is
         stopping."""
         request = self._request
         PRINCIPAL.set(request.app[KEYS].admit(request.headers, "search"))
-        if collection_of(request)[1] is not self._collection:
-            raise Conflict(f"{self._name!r} is another collection now; watch again", param="collection")
+        if (now := collection_of(request)[1]) is not self._collection:
+            same = now.uid == self._collection.uid
+            what = "was renamed or restored" if same else "is another collection now"
+            raise Conflict(f"{self._name!r} {what}; watch again", param="collection")
         if not request.app[READY]["ready"]:
             raise NotReady("the service is stopping; watch again later", retry_after_s=RETRY_AFTER_S)
 

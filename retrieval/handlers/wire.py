@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
+from multidict import MultiMapping
 
 from indexes.base.errors import InvalidInput, NearlineError, NotFound, TooLarge
 from indexes.collection.collection import Collection
+from indexes.directory.catalog import tenant_of
 from indexes.reading import scrolling
 from indexes.reading.scrolling import ScrolledDocument
 from retrieval.access.auth import PRINCIPAL
@@ -33,7 +35,7 @@ from retrieval.handlers.state import (
     USED,
 )
 from retrieval.wire.collections import CollectionBody, RankingBody, RequestLimits
-from retrieval.wire.decoding import INLINE_BYTES, decode
+from retrieval.wire.decoding import INLINE_BYTES, decode, shorten
 from retrieval.wire.errors import MalformedRequest, without_folders
 from retrieval.wire.search import SearchAnswer, SearchRequest
 
@@ -52,17 +54,28 @@ async def body(request: web.Request, kind: type[T]) -> T:
 
 
 async def form(request: web.Request) -> Mapping[str, Any]:
-    """Return the parts of a form; aiohttp spools large ones to disk. Raises MalformedRequest, and TooLarge."""
+    """Return the parts of a form; aiohttp spools large ones to disk. Raises MalformedRequest, TooLarge, and, for a part
+    that is given twice, InvalidInput."""
     try:
         if request.content_type == FORM and not request.content.at_eof():
             await _require_boundary(request.content)
-        return await request.post()
+        parts = await request.post()
     except web.HTTPRequestEntityTooLarge as error:
         raise TooLarge(f"the form is too large: {error.text}", param="body") from None
     except (ValueError, LookupError, RuntimeError) as error:  # from the boundary, a charset or an encoding
         raise MalformedRequest(f"the body is not a valid form: {error}") from None
     except HttpProcessingError as error:  # from a part's headers
         raise MalformedRequest(f"the body is not a valid form: {error.message}") from None
+    return require_once(parts, "the form")
+
+
+def require_once(given: MultiMapping[T], where: str) -> MultiMapping[T]:
+    """Raises InvalidInput naming what is given more than once."""
+    for name in given if len(given) > len(set(given)) else ():
+        if len(given.getall(name)) > 1:
+            shown = shorten(name)
+            raise InvalidInput(f"{shown} is given more than once in {where}", param=shown)
+    return given
 
 
 async def _require_boundary(content: StreamReader) -> None:
@@ -75,9 +88,12 @@ async def _require_boundary(content: StreamReader) -> None:
 
 
 def in_callers_words(app: web.Application, error: NearlineError) -> NearlineError:
-    """Replace names in the error by those the caller knows, and remove paths, which belong in the log only."""
+    """Replace names in the error by those the caller knows, and remove paths, which belong in the log only. An error
+    about another field quotes the caller's own text, and keeps it."""
     folders = app[FOLDERS]
-    error.message = PRINCIPAL.get().hide_tenant(without_folders(error.message, folders))
+    error.message = without_folders(error.message, folders)
+    if error.param in {None, "collection", "name", "alias"}:
+        error.message = PRINCIPAL.get().hide_tenant(error.message)
     return error
 
 
@@ -85,7 +101,7 @@ def note_search(
     app: web.Application, collection: Collection, asked: SearchRequest, found: SearchAnswer
 ) -> None:
     """Count an answered search in the metrics, the query log, and the frequent queries."""
-    app[METRICS].search(found)
+    app[METRICS].search([found.receipt], found.timings_ms)
     app[QUERY_LOG].note(collection, asked)
     app[FREQUENT].note(collection, asked)
 
@@ -124,10 +140,15 @@ def collection_of(request: web.Request) -> tuple[str, Collection]:
     request and use that collection, and its own name, throughout.
     """
     name = request.match_info["collection"]
+    return name, named_collection(request, name)
+
+
+def named_collection(request: web.Request, name: str) -> Collection:
+    """Return the collection of this name or alias, and record that it is used. Raises as `collection_of` does."""
     collection = PRINCIPAL.get().collection(request.app[CATALOG], name)
     if request.method != "GET":
         request.app[USED][collection.name] = time.time()
-    return name, collection
+    return collection
 
 
 def document_of(collection: Collection, document_id: str, *, vectors: bool = False) -> ScrolledDocument:
@@ -151,10 +172,6 @@ def query_int(request: web.Request, name: str, default: int, *, least: int, most
     return int(text)
 
 
-def aliases_of(name: str, aliases: Mapping[str, str]) -> list[str]:
-    return sorted(alias for alias, target in aliases.items() if target == name)
-
-
 def describe(app: web.Application, collection: Collection) -> CollectionBody:
     """Describe a collection. Reads its folder: run it on a thread. Raises Forbidden for a caller that sees only some
     documents."""
@@ -163,8 +180,8 @@ def describe(app: web.Application, collection: Collection) -> CollectionBody:
     ranking, manifest = collection.ranking.current, app[EMBEDDERS].try_manifest(settings.model)
     return CollectionBody(
         name=caller.own(name),
-        aliases=[caller.own(alias) for alias in aliases_of(name, app[CATALOG].aliases)],
-        tenant=name.partition("@")[2],
+        aliases=caller.aliases_of(name, app[CATALOG].aliases),
+        tenant=tenant_of(name),
         model=settings.model,
         fingerprint=settings.fingerprint,
         model_languages=manifest.languages if manifest else None,

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Metadata, Scalar
 from indexes.base.paths import value_at, values_at
+from indexes.filters.grammar import canonical, kind_of
 from indexes.rebuild.shares import wilson
 from retrieval.base.settings import Assess
 from retrieval.wire.assess import Assessment, AssessRequest, Outcome, PastEvent, RemedyOf
@@ -66,8 +67,8 @@ class Judge:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and self.bad_from is not None and float(value) >= self.bad_from:
             return True
-        # In Python, 1 == True.
-        return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.bad)
+        wanted = kind_of(value), canonical(value)
+        return any(wanted == (kind_of(one), canonical(one)) for one in self.bad)
 
     def filters(self) -> list[dict[str, Any]]:
         """Return two filters: one for events with an outcome, one for events with a bad outcome."""
@@ -117,6 +118,7 @@ def search_request(wanted: AssessRequest, text: str, neighbors: int) -> SearchRe
         mode="hybrid",
         fusion=Fusion(method="weighted"),
         group_by_document=True,
+        collapse=False,  # each event is evidence of its own
         filter=wanted.filter,
         language=wanted.language,
         min_seq=wanted.min_seq,

@@ -6,22 +6,23 @@ count as the cause only if a passage that had them would be among the hits.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from indexes.base.languages import primary, sure_language
 from indexes.base.model import Floats
 from indexes.base.paths import value_at
-from indexes.filters.grammar import Comparison, parse_filter
-from indexes.filters.unmet import Unmet, relax
-from indexes.parts.standing import find_holding
+from indexes.filters.grammar import Comparison
+from indexes.filters.unmet import Unmet
 from retrieval.documents.writing import TITLE_TOKENS_MAX
 from retrieval.embedding.embedders import Embedder
+from retrieval.embedding.long_queries import sentences_of
 from retrieval.insight.trail import WORD, Trail, first_index, round_score, strings_in, terms_in
 from retrieval.search.relevance import READ_MIN
 from retrieval.wire.explain import Cause, Kind, Stage
+from retrieval.wire.options import Collapse
 
 SHOWN_CHARS = 80
 PASSAGES, LISTED_MAX = "other passages", 5
@@ -40,7 +41,9 @@ def cause_of_rank(trail: Trail) -> Cause:
         words = ", ".join(f"{row.word} {row.share:.0%}" for row in rows) or "none of its words"
         place = "last by words" if first.lexical is None else f"{ordinal(first.lexical_rank)} by words"
         parts.append(f"{place} (BM25 {first.lexical or 0:.3f}: {words})")
-    reason = f"it is hit {trail.rank}: its passage {trail.passage.ordinal} is {' and '.join(parts)}"
+    name = trail.name(first)
+    named = f"the query names it{'' if name == 1 else ' in part'}, and " if name else ""
+    reason = f"it is hit {trail.rank}: {named}its passage {trail.passage.ordinal} is {' and '.join(parts)}"
     return cause(trail, "found", "page", reason)
 
 
@@ -69,9 +72,10 @@ def numbers(trail: Trail) -> dict[str, Any]:
         "lexical_rank": first.lexical_rank,
         "place": trail.place(first),
         "k": plan.k,
-        "depth": plan.query.depth,
-        "weight_dense": plan.weight_dense,
-        "share_read": plan.share_read,
+        "depth": trail.embedded.query.depth,
+        "weight_dense": trail.embedded.weight_dense,
+        "share_read": trail.embedded.share_read,
+        "query_cut": trail.embedded.query_cut or None,
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -84,11 +88,9 @@ def cause(trail: Trail, kind: Kind, stage: Stage, reason: str, **more: Any) -> C
 # --- stages before scores ---------------------------------------------------------------------------------------
 
 
-def filter_cause(trail: Trail, value: dict[str, Any]) -> tuple[Cause, dict[str, Any] | None] | None:
-    """Return the conditions that the document fails, and the filter without them. `value` is the request's filter,
-    without the conditions for what the caller may see."""
-    condition = parse_filter(value, conditions_max=sys.maxsize)
-    rest, unmet = relax(value, condition, trail.satisfies)
+def filter_cause(trail: Trail) -> Cause | None:
+    """Return the conditions of the request's filter that the document fails."""
+    unmet = trail.found.unmet
     if not unmet:
         return None
     metadata = trail.target.document.metadata
@@ -101,7 +103,7 @@ def filter_cause(trail: Trail, value: dict[str, Any]) -> tuple[Cause, dict[str, 
         }
         for one in unmet
     ]
-    return Cause("filtered", "filter", f"the filter leaves it out: {reason}", {"conditions": evidence}), rest
+    return Cause("filtered", "filter", f"the filter leaves it out: {reason}", {"conditions": evidence})
 
 
 def describe_unmet(unmet: Unmet, value: object) -> str:
@@ -129,6 +131,26 @@ def grouping_cause(trail: Trail) -> Cause | None:
     rank, passage = other
     reason = f"group_by_document shows one passage of each document, here passage {passage} at rank {rank}"
     return cause(trail, "grouped", "group", reason, shown_passage=passage, shown_rank=rank)
+
+
+def collapsing_cause(trail: Trail) -> Cause | None:
+    """Other documents stand for it."""
+    followed = set(trail.target.followed.tolist())
+    group = next((one for one in trail.search.groups if not followed.isdisjoint(one.behind)), None)
+    if group is None:
+        return None
+    rank = 1 + sum(len(one.shown) for one in trail.search.groups[: group.place])
+    _, other = group.shown[0]
+    what = f"passage {other.ordinal} of {other.document_id!r} at rank {rank}"
+    wanted = trail.plan.request.collapse
+    if isinstance(wanted, Collapse) and wanted.key is not None:
+        hits = count_of(len(group.shown), "hit")
+        reason = f"collapse shows {hits} with {wanted.key} {show_value(group.value)}, the first is {what}"
+    else:
+        alike = "text" if wanted == "text" else "text or a similar vector"
+        reason = f"collapse shows one hit of those with the same {alike}, here {what}"
+    shown = {"shown_document": other.document_id, "shown_passage": other.ordinal, "shown_rank": rank}
+    return cause(trail, "collapsed", "group", reason, **shown, collapsed=len(group.behind))
 
 
 def below_floor(trail: Trail) -> tuple[Cause, dict[str, float]] | None:
@@ -162,10 +184,10 @@ def missed_by_index(trail: Trail) -> Cause | None:
     candidates = trail.search.fused.candidates
     if position is not None and candidates.dense_ranks[position] >= 0:
         return None
-    wanted = plan.k if plan.mode == "dense" else plan.query.depth
+    wanted = plan.k if plan.mode == "dense" else trail.embedded.query.depth
     if first.dense_rank > wanted or trail.score_with(first.dense, first.lexical) < trail.last_score:
         return None
-    if position is not None and plan.weight_dense is not None:
+    if position is not None and trail.embedded.weight_dense is not None:
         return None  # weighted fusion scored it anyway
     evidence: dict[str, Any] = {"tier": first.tier}
     cold = first.cold_list
@@ -192,20 +214,42 @@ def missed_by_index(trail: Trail) -> Cause | None:
 def unread_query(trail: Trail) -> Cause | None:
     """Dense search of a query that the model cannot read."""
     plan = trail.plan
-    if plan.mode != "dense" or plan.share_read is None or plan.share_read >= READ_MIN:
+    if plan.mode != "dense" or trail.embedded.share_read is None or trail.embedded.share_read >= READ_MIN:
         return None
     # Cosines of such a query prove nothing, but its words may occur literally in the metadata.
     words = set(WORD.findall((plan.request.query or "").lower()))
     if words <= set(WORD.findall(" ".join(strings_in(trail.target.document.metadata)).lower())):
         return elsewhere(trail, "metadata", "all words of the query stand", sorted(words))
-    reason = f"the model reads {plan.share_read:.0%} of this query, and mode dense has nothing else to go by"
+    reason = f"the model reads {trail.embedded.share_read:.0%} of this query, and mode dense has nothing else to go by"
     return cause(trail, "unread_query", "candidates", reason)
+
+
+async def nearest_sentence(trail: Trail, embedder: Embedder, own: Floats) -> str | None:
+    """Return the sentence of a query longer than the model reads that is nearest to the vector of the document's best
+    passage; None for other queries."""
+    if not trail.embedded.query_cut or trail.plan.text is None:
+        return None
+    sentences = list(dict.fromkeys(sentences_of(trail.plan.text)))
+    if len(sentences) > PIECES_MAX:
+        sentences = sentences[: PIECES_MAX // 2] + sentences[-PIECES_MAX // 2 :]
+    if len(sentences) < 2:
+        return None
+    cut = [one[:PIECE_CHARS_MAX] for one in sentences]
+    return cut[int(np.argmax(await embedder.queries(cut) @ own))]
+
+
+def cut_query(trail: Trail, rank: int) -> Cause:
+    reason = (
+        "the query is longer than the model reads, and so the model read its questions, or its beginning and end: "
+        f"by one of its sentences alone, it is hit {rank}"
+    )
+    return cause(trail, "cut_query", "candidates", reason)
 
 
 async def own_vector(trail: Trail, embedder: Embedder) -> Cause | None:
     """The document was written with its own vector, and the vector of its text would have found it."""
-    plan, first, passage = trail.plan, trail.first, trail.passage
-    vector = plan.query.vector
+    first, passage = trail.first, trail.passage
+    vector = trail.embedded.query.vector
     if passage.tokens or not passage.text or vector is None or first.dense is None:
         return None
     (of_text,) = await embedder.documents([f"{passage.title}\n{passage.text}".strip()])
@@ -223,7 +267,9 @@ async def own_vector(trail: Trail, embedder: Embedder) -> Cause | None:
 def words_elsewhere(trail: Trail) -> Cause | None:
     """The query's words occur where no index looks, or in other passages; with them, it would be a hit."""
     first = trail.first
-    lacking = {word: own for word, own in trail.words.items() if not any(one in first.gains for one in own)}
+    lacking = {
+        word: own for word, own in trail.found.words.items() if not any(one in first.gains for one in own)
+    }
     for place, held in places_of(trail, {one for own in lacking.values() for one in own}).items():
         words = {word: [one for one in own if one in held] for word, own in lacking.items()}
         words = {word: own for word, own in words.items() if own}
@@ -244,7 +290,7 @@ def places_of(trail: Trail, lacking: set[str]) -> dict[str, dict[str, list[int]]
     """Return where else the document has terms that the best passage lacks: by place, the terms and their passages."""
     passage, ids = trail.passage, trail.target.ids
     metadata = "\n".join(strings_in(trail.target.document.metadata))
-    others = find_holding(trail.prepared, np.array(ids, np.int64), lacking)
+    others = {term: held for term, held in trail.found.holding.items() if term in lacking}
     return {
         "metadata": {key: [] for key in lacking & terms_in(metadata, passage.language)},
         "headings": {key: [] for key in lacking & terms_in(passage.heading, passage.language)},
@@ -254,7 +300,7 @@ def places_of(trail: Trail, lacking: set[str]) -> dict[str, dict[str, list[int]]
 
 async def meant_elsewhere(trail: Trail, embedder: Embedder) -> Cause | None:
     """The cut part of the title, or the metadata, embedded by itself, would be a hit."""
-    vector, title = trail.plan.query.vector, trail.passage.title
+    vector, title = trail.embedded.query.vector, trail.passage.title
     starts = embedder.counter.starts(title) if title and trail.passage.tokens else ()
     pieces = [("metadata", text[:PIECE_CHARS_MAX]) for text in strings_in(trail.target.document.metadata)]
     if len(starts) > TITLE_TOKENS_MAX:
@@ -289,7 +335,7 @@ def elsewhere(trail: Trail, place: str, what: str, words: list[str]) -> Cause:
 def missing_terms(trail: Trail) -> Cause | None:
     """Words decide here, and the document has none of the query's words."""
     plan = trail.plan
-    unread = plan.share_read is not None and plan.share_read < READ_MIN
+    unread = trail.embedded.share_read is not None and trail.embedded.share_read < READ_MIN
     if plan.mode == "dense" or (plan.mode == "hybrid" and not unread) or trail.first.lexical is not None:
         return None
     language = trail.passage.language
@@ -298,12 +344,14 @@ def missing_terms(trail: Trail) -> Cause | None:
     reason = f"words decide here, and it holds none of {', '.join(repr(row.word) for row in rows)}"
     if near:
         reason += "; but it holds " + ", ".join(f"{own!r} for {word!r}" for word, own in near.items())
-    if language and trail.query_language and language != trail.query_language:
-        reason += f"; it is in language {language!r}, the query in {trail.query_language!r}"
-    words, languages = (
-        [row.word for row in rows],
-        {"language": language, "query_language": trail.query_language},
-    )
+    # Not the language whose words were looked up, which is always one that passages have.
+    asked = plan.query.language or sure_language(plan.request.query or "")
+    languages = {"language": language}
+    if asked is not None:
+        languages["query_language"] = asked = primary(asked)
+    if language and asked and language != asked:
+        reason += f"; it is in language {language!r}, the query in {asked!r}"
+    words = [row.word for row in rows]
     return cause(trail, "missing_terms", "candidates", reason, words=words, near=near, **languages)
 
 
@@ -314,8 +362,9 @@ def beyond_depth(trail: Trail) -> tuple[Cause, int] | None:
     ranks = [rank for rank in (first.dense_rank, first.lexical_rank) if rank is not None]
     if plan.mode != "hybrid" or trail.position(first) is not None or not ranks:
         return None
+    depth = trail.embedded.query.depth
     reason = (
-        f"each ranking hands its first {plan.query.depth} passages on, and it is {ordinal(first.dense_rank)} by "
+        f"each ranking hands its first {depth} passages on, and it is {ordinal(first.dense_rank)} by "
         f"meaning and {ordinal(first.lexical_rank)} by words"
     )
     if trail.score_with(first.dense, first.lexical) >= trail.last_score:
@@ -327,8 +376,11 @@ def beyond_depth(trail: Trail) -> tuple[Cause, int] | None:
 def score_cause(trail: Trail) -> tuple[Cause, int]:
     """Others score higher. Also returns the number of hits that would reach it, as far as known."""
     first, evidence, plan = trail.first, numbers(trail), trail.plan
-    if plan.leaves_out(trail.passage):
-        example = plan.examples is not None and trail.passage.document_id in plan.examples.documents
+    if trail.embedded.leaves_out(trail.passage, trail.work):
+        example = (
+            trail.embedded.examples is not None
+            and trail.passage.document_id in trail.embedded.examples.documents
+        )
         reason = "it is an example itself" if example else "it does not hold a phrase or prefix of the query"
         return Cause("left_out", "page", f"{reason}, and so no hit", evidence), plan.k
     needed = place_after_floors(trail) or first.dense_rank or first.lexical_rank or trail.plan.k + 1

@@ -5,7 +5,8 @@
                  +---- none helps: apply the change that the cause requires, go on to the next cause
 
 Searches here run through the service's pipeline, but bypass the caches and are not counted. Every proposed change
-was tried and found the document.
+was tried and found the document. Those that bring it among the first hits as asked (`mending`) come before a later page
+and a larger `k`.
 """
 
 from __future__ import annotations
@@ -20,30 +21,38 @@ import msgspec
 from msgspec import UNSET
 
 from indexes.base.errors import DeadlineExceeded, InvalidInput, NotFound, TooLarge
+from indexes.base.model import Floats
 from indexes.base.suggestions import similar
+from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from retrieval.access.auth import PRINCIPAL
-from retrieval.base.cancellation import run_abandonable
 from retrieval.base.settings import Config
+from retrieval.documents.metadata import date_of
 from retrieval.embedding.embedders import Embedders
 from retrieval.insight.causes import (
     below_floor,
     beyond_depth,
     cause_of_rank,
+    collapsing_cause,
+    cut_query,
     filter_cause,
     grouping_cause,
     meant_elsewhere,
     missed_by_index,
     missing_terms,
+    nearest_sentence,
     numbers,
     own_vector,
     score_cause,
     unread_query,
     words_elsewhere,
 )
+from retrieval.insight.mending import MODES, mends_of, modes
 from retrieval.insight.trail import Target, Trail, as_json, trail_of
-from retrieval.search.pipeline import Pipeline, TracedSearch
-from retrieval.search.plan import SPARE_HITS, filter_of
+from retrieval.search.option_checks import check_offset
+from retrieval.search.pipeline import Pipeline, TracedSearch, wait_for_seq
+from retrieval.search.plan import SPARE_HITS, check_k, filter_of
+from retrieval.search.shard import run_at_once
 from retrieval.wire.decoding import decode, decode_part, is_absent
 from retrieval.wire.explain import Cause, Change, ExplainAnswer, ExplainRequest
 from retrieval.wire.search import Mode, SearchRequest
@@ -52,16 +61,22 @@ JSON = dict[str, Any]
 
 CAUSES_MAX = 5  # in a row
 SEARCHES_MAX = 24  # per explanation; most take two to six, contrived ones at most 12
-SEARCHED_S_MAX = 0.15  # of CPU time, after which no further search is run
+SEARCHED_S_MAX = 0.16  # of CPU time that an explanation's searches may take together
+RERANKED_S_MAX = 0.25  # the same if the last of them reads candidates with the cross-encoder
+PHRASE_CHARS = 500_000  # that all changes to phrases may look for them in
 IDS_COMPARED = 1000  # ids compared with an unknown one, per kind
 SIMILAR_MAX = 3
 HALVINGS_MAX = 4  # when searching for the fewest hits
 # Options that other causes cover, and options that change no answer.
 NAMED_OPTIONS = frozenset({
-    "cache", "deadline_ms", "exact", "explain", "filter", "group_by_document", "k", "min_relevance", "min_score",
-    "min_seq", "mode", "query", "rerank", "vector",
+    "cache", "collapse", "deadline_ms", "exact", "explain", "filter", "group_by_document", "k", "min_relevance",
+    "min_score", "min_seq", "mode", "query", "rerank", "vector",
 })  # fmt: skip
-MODES: tuple[Mode, ...] = ("hybrid", "lexical", "dense")
+MODES_OF: dict[str, tuple[Mode, ...]] = {
+    "exact": ("dense",),
+    "fusion": ("hybrid",),
+    "vector": ("hybrid", "dense"),
+}
 
 
 async def explain(
@@ -72,15 +87,19 @@ async def explain(
     # Checked here too, before its filter is decoded.
     filter_of(wanted.filter, config)
     search: JSON = as_json(wanted, SearchRequest)
+    pages: JSON = {}
+    page_size = check_k(wanted.k, config)
     if skipped := search.pop("offset", 0):  # earlier pages count as found
-        search["k"] = search.get("k", config.search.k) + skipped
+        search["k"] = check_offset(skipped, page_size, config)
+        pages = {"offset": None, "k": search["k"]}
     try:
         target = await asyncio.to_thread(target_of, collection, document_id, wanted.passage)
     except NotFound:
-        absent = await asyncio.to_thread(no_document, collection, document_id)
+        absent = await asyncio.to_thread(absence, collection, document_id)
         await pipeline.follow(collection, request_of(search))  # raises what the search would raise
         return ExplainAnswer(None, absent, [], None, [], [], 1, collection.snapshot.seq)
-    return await Inquiry(pipeline, embedders, collection, target, search, config).explain(wanted.answer_seq)
+    inquiry = Inquiry(pipeline, embedders, collection, target, search, config, pages, page_size)
+    return await inquiry.explain(wanted.answer_seq)
 
 
 def target_of(collection: Collection, document_id: str, passage: int | None) -> Target:
@@ -91,6 +110,17 @@ def target_of(collection: Collection, document_id: str, passage: int | None) -> 
     if passage is not None and passage >= len(ids):
         raise InvalidInput(f"the document has {len(ids)} passages, and no passage {passage}", param="passage")
     return Target(document, ids, passage)
+
+
+def absence(collection: Collection, document_id: str) -> Cause:
+    """Say that the document has expired, as long as the log still has it and if the caller may know, or else that there
+    is none."""
+    ended = collection.log.expired(document_id)
+    if ended is None or ended.expires_ms is None or not PRINCIPAL.get().may_read(ended.metadata):
+        return no_document(collection, document_id)
+    when = date_of(ended.expires_ms)
+    reason = f"it expired at {when}: searches hide it from then on, and it will be deleted soon"
+    return Cause("expired", "log", reason, {"expires_at": when, "written_seq": ended.seq})
 
 
 def no_document(collection: Collection, document_id: str) -> Cause:
@@ -113,7 +143,8 @@ def not_visible(reason: str, **evidence: int) -> Cause:
 
 @dataclass(slots=True)
 class Inquiry:
-    """One explanation. `search` is the request as JSON; `patch` collects the changes that causes so far require."""
+    """One explanation. `search` is the request as JSON, and `pages` the patch that made it one page from the first hit;
+    `patch` collects the changes that causes so far require."""
 
     pipeline: Pipeline
     embedders: Embedders
@@ -121,7 +152,11 @@ class Inquiry:
     target: Target
     search: JSON
     config: Config
+    pages: JSON
+    page_size: int
     patch: JSON = field(default_factory=dict)
+    vectors: dict[str, Floats] = field(default_factory=dict)
+    phrase_work: WorkBudget = field(default_factory=lambda: WorkBudget(phrase_chars=PHRASE_CHARS))
     causes: list[Cause] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     searches: int = 0
@@ -154,16 +189,19 @@ class Inquiry:
                 if self._spent():
                     break
                 trail = await self._trail()
+        found = first.rank if self.causes[0].kind == "found" else None
+        changes = sorted(self.changes, key=lambda one: not is_within(one, first.plan.k))
         return ExplainAnswer(
-            found=first.rank if self.causes[0].kind == "found" else None,
+            found=found,
             cause=self.causes[0],
             also=self.causes[1:],
-            change=self.changes[0] if self.changes else None,
-            others=self.changes[1:],
+            change=changes[0] if changes else None,
+            others=changes[1:],
+            within_k=UNSET if found else any(is_within(one, first.plan.k) for one in changes[:1]),
             passages=await asyncio.to_thread(first.rows),
             searches=self.searches,
             over_budget=UNSET if self.whole else True,
-            seq=first.search.snapshot.seq,
+            seq=first.search.shard.seq,
         )
 
     # --- causes, stage by stage ---------------------------------------------------------------------------------
@@ -172,17 +210,19 @@ class Inquiry:
         """Find the cause of a miss and try what may help. Return False if nothing more can be done."""
         plan = trail.plan
         if not trail.best:
-            written, seq = self.target.document.seq, trail.search.snapshot.seq
+            written, seq = self.target.document.seq, trail.search.shard.seq
             reason = f"it was written by operation {written}, and this search saw those up to {seq}"
+            await wait_for_seq(self.collection, written)
             return await self._next(not_visible(reason, written_seq=written, seq=seq), [{"min_seq": written}])
-        if not is_absent(plan.request.filter):
-            value = decode_part(plan.request.filter, dict[str, Any], "filter")
-            if kept_out := await asyncio.to_thread(filter_cause, trail, value):
-                patch: JSON = {"filter": merge_patch(value, kept_out[1])}
-                return await self._next(kept_out[0], [patch], patch)
+        if kept_out := filter_cause(trail):
+            patch: JSON = {"filter": merge_patch(condition_of(plan.request) or {}, trail.found.relaxed)}
+            return await self._next(kept_out, [patch], patch)
         if one := grouping_cause(trail):
             alone: JSON = {"group_by_document": False}
             return await self._next(one, [alone], alone)
+        if one := collapsing_cause(trail):
+            whole: JSON = {"collapse": False}
+            return await self._next(one, [whole], whole)
         if low := below_floor(trail):
             return await self._next(low[0], [dict(low[1])], dict(low[1]))
         if plan.rerank is not None and (change := await self._try({"rerank": False})):
@@ -192,15 +232,29 @@ class Inquiry:
             self.causes.append(Cause("reranked", "rerank", reason, numbers(trail)))
             self.changes.append(change)
             return True
-        return await self._cause_of_scores(trail)
+        return await self._cut_query(trail) or await self._cause_of_scores(trail)
+
+    async def _cut_query(self, trail: Trail) -> bool:
+        """Whether one sentence of a query that is longer than the model reads finds the document."""
+        if not trail.embedded.query_cut:
+            return False
+        own = await asyncio.to_thread(self.collection.log.vectors_of, [trail.first.id])
+        embedder = await self.embedders.of(self.collection)
+        sentence = await nearest_sentence(trail, embedder, own[0]) if len(own) else None
+        change = await self._try({"query": sentence}) if sentence else None
+        if change is None:
+            return False
+        self.causes.append(cut_query(trail, change.verified_rank))
+        self.changes.append(change)
+        return True
 
     async def _cause_of_scores(self, trail: Trail) -> bool:
         if missed := missed_by_index(trail):
             await self._deeper(trail.plan.k + 1, most=4 * trail.plan.k)
-            if await self._next(missed, self._modes(trail)):
+            if await self._next(missed, self._modes(trail, MODES)):
                 return True
             # Last, because it reads every vector of the log.
-            exact = await self._try({"mode": "dense", "exact": True})
+            exact = await self._try({**self._mode("dense"), "exact": True})
             self.changes += [exact] if exact else []
             return exact is not None
         deeper = beyond_depth(trail)
@@ -208,16 +262,27 @@ class Inquiry:
         if deeper is not None:
             needed = deeper[1]
         cause = await self._confirmed_cause(trail) or await asyncio.to_thread(missing_terms, trail)
-        if cause is not None:
-            # Lexical search never ranks a passage without query terms.
-            speechless = trail.plan.mode == "lexical" and trail.first.lexical is None and self._modes(trail)
-            found = await self._next(cause, self._modes(trail), {"mode": "hybrid"} if speechless else None)
-            if not self.changes and not speechless:
-                await self._deeper(needed)
-            return found or bool(self.changes)
-        if needed > trail.plan.k:
+        # Lexical search never ranks a passage without query terms.
+        lexical = trail.plan.mode == "lexical" and trail.first.lexical is None
+        speechless = cause is not None and lexical and self._modes(trail, ["hybrid"])
+        mends = await asyncio.to_thread(mends_of, trail)
+        tried = [*mends, *self._modes(trail, modes(trail)), *(self._options() if cause is None else [])]
+        named = cause or (deeper[0] if deeper else other)
+        found = await self._next(named, tried, {"mode": "hybrid"} if speechless else None)
+        if not self.changes:
+            await self._rerank(trail)
+        if not speechless and needed > trail.plan.k and (cause is None or not self.changes):
             await self._deeper(needed)
-        return await self._next(deeper[0] if deeper else other, [*self._modes(trail), *self._options()])
+        return found or bool(self.changes)
+
+    async def _rerank(self, trail: Trail) -> None:
+        """Try the cross-encoder, if one is configured, it would read the document, and there is time for it."""
+        settings, plan, place = self.config.rerank, trail.plan, trail.place(trail.first)
+        possible = settings.model and plan.request.query and not plan.rerank
+        in_time = self.searched_s + settings.budget_ms / 1000 < RERANKED_S_MAX
+        if possible and in_time and place and place <= settings.candidates:
+            change = await self._try({"rerank": True})
+            self.changes += [change] if change else []
 
     async def _confirmed_cause(self, trail: Trail) -> Cause | None:
         """Return a cause that holds only if the document would be a hit without it."""
@@ -238,29 +303,41 @@ class Inquiry:
         self.patch |= needed or {}
         return bool(self.changes) or needed is not None
 
-    def _modes(self, trail: Trail) -> list[JSON]:
-        """Return patches to the other modes, if the search has a text for them."""
+    def _modes(self, trail: Trail, wanted: Sequence[Mode]) -> list[JSON]:
+        """Return patches to those of these modes that are others, if the search has a text for them."""
         plan = trail.plan
-        if not plan.request.query:
-            return []
-        return [
-            {"mode": mode, **({"exact": False} if plan.request.exact else {})}
-            for mode in MODES
-            if mode != plan.mode
-        ]
+        return [self._mode(mode) for mode in wanted if mode != plan.mode] if plan.request.query else []
+
+    def _mode(self, mode: Mode) -> JSON:
+        """Return the patch to a mode, without options that it refuses."""
+        refused = {
+            name: None for name, modes in MODES_OF.items() if name in self.search and mode not in modes
+        }
+        return {"mode": mode, **refused}
 
     def _options(self) -> list[JSON]:
         """Return patches that each remove one further option of the search."""
         return [{name: None} for name in self.search if name not in NAMED_OPTIONS]
 
     async def _deeper(self, needed: int, most: int | None = None) -> None:
-        """Ask for this many hits, or more if that is not enough: deeper rankings have new candidates."""
+        """Ask for this many hits, or more if that is not enough: deeper rankings have new candidates. Then for the page
+        on which it stands."""
         most, failed = min(most or self.config.limits.k_max, self.config.limits.k_max), 0
         while needed <= most:
             if change := await self._try({"k": needed}):
-                self.changes.append(await self._least(change, failed, needed))
+                least = await self._least(change, failed, needed)
+                self.changes += [*await self._page(least.verified_rank), least]
                 return
-            failed, needed = needed, 2 * needed + SPARE_HITS
+            failed, needed = needed, min(2 * needed + SPARE_HITS, most if needed < most else most + 1)
+
+    async def _page(self, rank: int) -> list[Change]:
+        """Return the change to the page with this rank, if the document is on it."""
+        size = self.page_size
+        skipped = (rank - 1) // size * size
+        if not skipped:
+            return []
+        change = await self._try({"offset": skipped, **({"k": size} if self.pages else {})})
+        return [change] if change else []
 
     async def _least(self, change: Change, failed: int, enough: int) -> Change:
         """Return the change with about the fewest hits that still finds the document, between `failed` and `enough`."""
@@ -278,19 +355,24 @@ class Inquiry:
     # --- searches -------------------------------------------------------------------------------------------------
 
     async def _trail(self) -> Trail:
-        followed = await self._follow(self.patch)
-        return await run_abandonable(partial(trail_of, self.collection, followed, self.target))
+        search = await self._follow(self.patch)
+        work = partial(trail_of, search, self.target, condition_of(search.embedded.request))
+        try:
+            return await asyncio.to_thread(run_at_once, work)
+        finally:
+            search.watch.left = True
 
     async def _follow(self, patch: JSON) -> TracedSearch:
         self.searches += 1
         request = request_of(apply_patch(self.search, patch))
-        followed = await self.pipeline.follow(self.collection, request)
+        work = self.phrase_work if patch.get("operators") else None
+        followed = await self.pipeline.follow(self.collection, request, self.vectors, work)
         self.searched_s += followed.cpu_s
         return followed
 
     def _spent(self) -> bool:
-        """Whether the searches have taken too long to run another one, which the answer then says."""
-        if self.searched_s >= SEARCHED_S_MAX:
+        """Whether another search, if it takes as long as those before, would take too long; the answer then says so."""
+        if self.searched_s * (1 + 1 / self.searches) > SEARCHED_S_MAX:
             self.whole = False
         return not self.whole
 
@@ -305,7 +387,12 @@ class Inquiry:
         except (InvalidInput, TooLarge, DeadlineExceeded):
             return None
         rank = self.target.rank_in(found.answer.hits)
-        return None if rank is None else Change(together, rank)
+        return None if rank is None else Change({**self.pages, **together}, rank)
+
+
+def is_within(change: Change, k: int) -> bool:
+    """Whether it brings the document among the first `k` hits."""
+    return change.verified_rank <= k and not change.patch.get("offset")
 
 
 # --- JSON merge patches (RFC 7396) ------------------------------------------------------------------------------
@@ -313,6 +400,11 @@ class Inquiry:
 
 def request_of(search: JSON) -> SearchRequest:
     return decode(msgspec.json.encode(search), SearchRequest)
+
+
+def condition_of(request: SearchRequest) -> JSON | None:
+    """Return the request's filter, without the conditions for what the caller may see."""
+    return None if is_absent(request.filter) else decode_part(request.filter, dict[str, Any], "filter")
 
 
 def apply_patch(value: JSON, patch: JSON) -> JSON:

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from indexes.base.model import Floats, Ids, Metadata, StoredDocument, StoredPassage
 from indexes.base.paths import leaves
 from indexes.base.suggestions import similar
-from indexes.base.work import OnStep
-from indexes.collection.collection import Collection
-from indexes.dense.vectors import search_with_one_thread
-from indexes.filters.grammar import Filter
-from indexes.lexical.analysis import query_terms, terms
+from indexes.base.work import WorkBudget
+from indexes.lexical.analysis import terms
 from indexes.log.reader import searchable_text
-from indexes.parts.prepared import Prepared
-from indexes.parts.query import Query
-from indexes.parts.snapshot import Snapshot
-from indexes.parts.standing import Standing, holds, standings
+from indexes.parts.standing import BEST, Standing
 from retrieval.search.fusion import reciprocal_rank
+from retrieval.search.hydrating import ranks_of
 from retrieval.search.pipeline import TracedSearch
-from retrieval.search.plan import Plan
-from retrieval.search.stages import fuse_scores, none_if_nan, ranks_of
+from retrieval.search.plan import EmbeddedQuery, Plan
+from retrieval.search.ranking import fuse_scores, none_if_nan
+from retrieval.search.shard import Follow, Followed
 from retrieval.wire.explain import FollowedPassage, FollowedWord
 from retrieval.wire.search import Hit, Ranks, Scores
 
-BEST = 3  # passages examined per score
 ALIKE = 0.75  # word similarity from 0 to 1 above which a word is an inflection or a typo
+CHARS_COMPARED = 20_000  # of a passage, in which similar words are looked for
+PHRASE_CHARS = 2_000_000  # searched for phrases besides those of the searches
 DECIMALS = 4
 WORD = re.compile(r"\w+")
 Ranked = NDArray[np.int32]
@@ -67,21 +66,24 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """One followed search. `best` holds the highest-scoring passages, a hit first; it is empty if the snapshot has
-    none. `words` maps the words of the query to its terms."""
+    """One followed search. `best` holds the highest-scoring passages, a hit first; it is empty if the shard has none.
+    `own_words` maps passages to words near which those of the query may be."""
 
     target: Target
     search: TracedSearch
-    prepared: Prepared
+    found: Followed
     best: list[Standing]
-    stored: Mapping[int, StoredPassage]
-    words: Mapping[str, list[str]]
-    query_language: str
     rank: int | None
+    own_words: dict[int, set[str]] = field(default_factory=dict)
+    work: WorkBudget = field(default_factory=lambda: WorkBudget(phrase_chars=PHRASE_CHARS))
+
+    @property
+    def embedded(self) -> EmbeddedQuery:
+        return self.search.embedded
 
     @property
     def plan(self) -> Plan:
-        return self.search.plan
+        return self.search.embedded.plan
 
     @property
     def first(self) -> Standing:
@@ -90,7 +92,7 @@ class Trail:
     @property
     def passage(self) -> StoredPassage:
         """The best passage's text and position."""
-        return self.stored[self.first.id]
+        return self.found.passages[self.first.id]
 
     def position(self, one: Standing) -> int | None:
         """Return the position of a passage among the candidates, or None."""
@@ -101,6 +103,11 @@ class Trail:
         at = first_index(self.search.fused.candidates.ids[self.search.fused.order], one.id)
         return None if at is None else at + 1
 
+    def name(self, one: Standing) -> float:
+        """Return how exactly the query names a passage, from 0 to 1."""
+        names, position = self.search.fused.candidates.names, self.position(one)
+        return 0.0 if names is None or position is None else float(names[position])
+
     def score_with(self, dense: float | None, lexical: float | None) -> float:
         """Return the score of a passage with these two scores. Rank fusion ranks it among the present candidates."""
         plan, found = self.plan, self.search.fused.candidates
@@ -108,11 +115,11 @@ class Trail:
             score = dense if plan.mode == "dense" else lexical
             return -np.inf if score is None else score
         both = [np.array([np.nan if one is None else one], np.float32) for one in (dense, lexical)]
-        if plan.weight_dense is not None:
-            return float(fuse_scores(plan, plan.weight_dense, found, *both)[0])
+        if self.embedded.weight_dense is not None:
+            return float(fuse_scores(self.embedded, self.embedded.weight_dense, found, *both)[0])
         rankings = (found.dense, found.dense_ranks), (found.lexical, found.lexical_ranks)
         places = [before(score, *ranking) for score, ranking in zip(both, rankings)]
-        return float(reciprocal_rank(places, plan.rrf_k)[0])
+        return float(reciprocal_rank(places, plan.fusion.rrf_k)[0])
 
     @property
     def last_score(self) -> float:
@@ -120,22 +127,29 @@ class Trail:
         hits = self.search.answer.hits
         return hits[-1].score if len(hits) >= self.plan.k else -np.inf
 
-    def satisfies(self, condition: Filter) -> bool:
-        return holds(self.prepared, self.first.id, condition)
-
     def word_rows(self, one: Standing) -> list[FollowedWord]:
         """Return what each word of the query contributes to a passage, matching words first."""
-        passage = self.stored[one.id]
-        own = {word.lower() for word in WORD.findall(searchable_text(passage.title, passage.text))}
         total = sum(one.gains.values()) or 1.0
         rows = []
-        named = {term for of_word in self.words.values() for term in of_word}
+        named = {term for of_word in self.found.words.values() for term in of_word}
         others = {term: [term] for term in one.gains if term not in named}
-        for word, of_word in {**self.words, **others}.items():
+        for word, of_word in {**self.found.words, **others}.items():
             gain = sum(one.gains.get(term, 0.0) for term in of_word)
-            near = None if gain else next(iter(similar(word.lower(), own, 1, ALIKE)), None)
+            near = None if gain else self._near(word, one)
             rows.append(FollowedWord(word, round(gain, DECIMALS), round(gain / total, DECIMALS), near))
         return sorted(rows, key=lambda row: -row.score)
+
+    def _near(self, word: str, one: Standing) -> str | None:
+        """Return a similar word of a passage, as far as `work` allows to compare its words."""
+        if one.id not in self.own_words:
+            passage = self.found.passages[one.id]
+            beginning = searchable_text(passage.title, passage.text[:CHARS_COMPARED])
+            self.own_words[one.id] = {own.lower() for own in WORD.findall(beginning)}
+        own = self.own_words[one.id]
+        self.work.near_words -= len(own)
+        if self.work.near_words < 0:
+            return None
+        return next(iter(similar(word.lower(), own, 1, ALIKE)), None)
 
     def rows(self) -> list[FollowedPassage]:
         candidates, fused = self.search.fused.candidates, self.search.fused
@@ -144,9 +158,11 @@ class Trail:
             position = self.position(one)
             found.append(
                 FollowedPassage(
-                    passage=self.stored[one.id].ordinal,
+                    passage=self.found.passages[one.id].ordinal,
                     tier=one.tier,
-                    scores=Scores(round_score(one.dense), round_score(one.lexical)),
+                    scores=Scores(
+                        round_score(one.dense), round_score(one.lexical), name=self.name(one) or UNSET
+                    ),
                     exact=Ranks(one.dense_rank, one.lexical_rank),
                     candidate=Ranks() if position is None else ranks_of(candidates, position),
                     score=None if position is None else none_if_nan(float(fused.scores[position])),
@@ -157,61 +173,29 @@ class Trail:
         return found
 
 
-def trail_of(collection: Collection, search: TracedSearch, target: Target, on_step: OnStep) -> Trail:
-    """Follow a document. Scores everything that the filter allows: keep it off the event loop. Calls `on_step` in
-    between."""
-    search_with_one_thread()
-    plan, snapshot = search.plan, search.snapshot
-    words, language = words_of(snapshot, plan.query)
-    counts: dict[str, float] = {}
-    for of_word in words.values():
-        counts.update(of_word)
-    prepared = search.prepared.again(plan.query, on_step)
-    best = standings(prepared, furthest(prepared, search, target.followed), counts, on_step)
-    stored = collection.passages([one.id for one in best])
-    trail = Trail(
-        target=target,
-        search=search,
-        prepared=prepared,
-        best=[one for one in best if one.id in stored],
-        stored=stored,
-        words={word: list(of_word) for word, of_word in words.items()},
-        query_language=language,
-        rank=target.rank_in(search.answer.hits),
+async def trail_of(search: TracedSearch, target: Target, condition: dict[str, Any] | None) -> Trail:
+    """Follow a document. `condition` is the filter of the request. Scores everything that the filter allows: keep it
+    off the event loop."""
+    rank = target.rank_in(search.answer.hits)
+    final = search.fused.candidates.ids[search.fused.order]
+    found = await search.shard.follow(
+        Follow(
+            search.embedded.query,
+            target.followed,
+            final[np.isin(final, target.followed)][:BEST],
+            condition,
+            whole=rank is None,
+        )
     )
+    trail = Trail(target, search, found, [one for one in found.standings if one.id in found.passages], rank)
     shown = {hit.passage for hit in search.answer.hits if hit.document_id == target.document.id}
 
-    def order(one: Standing) -> tuple[bool, float, int]:
-        found = trail.rank is not None and stored[one.id].ordinal in shown
-        return not found, -trail.score_with(one.dense, one.lexical), one.id
+    def order(one: Standing) -> tuple[bool, float, float, int]:
+        is_hit = rank is not None and found.passages[one.id].ordinal in shown
+        return not is_hit, -trail.name(one), -trail.score_with(one.dense, one.lexical), one.id
 
     trail.best.sort(key=order)
     return trail
-
-
-def furthest(prepared: Prepared, search: TracedSearch, ids: Ids) -> Ids:
-    """Return a few of these passages: the best by each score, and those ranked first by the search."""
-    chosen: set[int] = set()
-    for scores in prepared.scores(ids):
-        order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), kind="stable")
-        chosen.update(ids[order[:BEST]].tolist())
-    final = search.fused.candidates.ids[search.fused.order]
-    chosen.update(final[np.isin(final, ids)][:BEST].tolist())
-    return np.array(sorted(chosen), np.int64)
-
-
-def words_of(snapshot: Snapshot, query: Query) -> tuple[dict[str, dict[str, float]], str]:
-    """Return the query's words that count, each with its terms and their counts, and the query's language."""
-    if query.text is None:
-        return {}, ""
-    spoken = snapshot.language_of(query.text, query.language)
-    counts = query_terms(query.text, spoken.language, spoken.others)
-    words: dict[str, dict[str, float]] = {}
-    for token in dict.fromkeys(query.text.split()):
-        own = query_terms(token, spoken.language, spoken.others)
-        if kept := {term: counts[term] for term in own if term in counts}:
-            words[token.strip(".,;:!?\"'()[]") or token] = kept
-    return words, spoken.language
 
 
 def terms_in(text: str, language: str) -> set[str]:
@@ -243,8 +227,8 @@ def round_score(score: float | None) -> float | None:
 def as_json(request: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, object]:
     """Return the fields of `kind` that a request sets, ready for encoding."""
     found = {}
-    for field in msgspec.structs.fields(kind):
-        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-        if (value := getattr(request, field.name)) != default:
-            found[field.encode_name] = value
+    for one in msgspec.structs.fields(kind):
+        default = one.default if one.default_factory is msgspec.NODEFAULT else one.default_factory()
+        if (value := getattr(request, one.name)) != default:
+            found[one.encode_name] = value
     return found

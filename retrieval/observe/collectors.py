@@ -16,7 +16,6 @@ from retrieval.access.limits import Limiter
 from retrieval.admission.ceiling import SHARES, Ceiling
 from retrieval.admission.gates import Gates
 from retrieval.cache import EmbeddingCache, ResultCache, ResultCounts, SharedVectors, Store
-from retrieval.cache.semantic import SemanticCache, SemanticCounts
 from retrieval.embedding.embedders import Embedders
 from retrieval.search.pipeline import Pipeline
 from retrieval.upkeep.frequent import Frequent
@@ -219,27 +218,6 @@ def caches(
     return found
 
 
-def semantic(cache: SemanticCache) -> list[Metric]:
-    counts = cache.counts
-    return [
-        lookups("nearline_semantic_cache", "Lookups in the semantic cache", counts),
-        counter(
-            "nearline_semantic_cache_checks",
-            "Semantic hits that were searched anyway as a check: false ones lacked the best hit or half of all",
-            ["verdict"],
-            [("right", counts.right), ("false", counts.false)],
-        ),
-        gauge(
-            "nearline_semantic_cache_switched_off", "Collections whose semantic cache false hits have disabled", [],
-            [(len(cache.off),)],
-        ),
-        gauge(
-            "nearline_semantic_cache_bytes", "Memory of the questions in this process", [],
-            [(cache.questions.bytes_used,)],
-        ),
-    ]  # fmt: skip
-
-
 def warm_ups(frequent: Frequent) -> list[Metric]:
     text = "Frequent searches repeated by the service after a swap or a start"
     return [counter("nearline_warm_searches", text, [], [(frequent.made,)])]
@@ -257,5 +235,5 @@ def query_vectors(cache: EmbeddingCache) -> list[Metric]:
     ]  # fmt: skip
 
 
-def lookups(name: str, text: str, cache: ResultCounts | EmbeddingCache | SemanticCounts) -> Metric:
+def lookups(name: str, text: str, cache: ResultCounts | EmbeddingCache) -> Metric:
     return counter(name, text, ["outcome"], [("hit", cache.hits), ("miss", cache.misses)])

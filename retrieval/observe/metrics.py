@@ -6,7 +6,7 @@ scrape time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from importlib.metadata import version
 
@@ -27,7 +27,7 @@ from retrieval.access.auth import PRINCIPAL
 from retrieval.embedding.results import Lane, Observer, WhyLeft
 from retrieval.observe.collectors import OnScrape
 from retrieval.wire.collections import JobBody
-from retrieval.wire.search import SearchAnswer
+from retrieval.wire.search import Receipt, Timings
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
@@ -84,10 +84,12 @@ class Metrics:
         self._request_count(method, route, status).inc()
         self._request_time(route).observe(seconds)
 
-    def search(self, answer: SearchAnswer) -> None:
-        receipt, timings = answer.receipt, answer.timings_ms
-        cold = "searched" if "cold" in receipt.tiers else "skipped"
-        self._searches.labels(PRINCIPAL.get().full(receipt.collection), receipt.cache, cold).inc()
+    def search(self, receipts: Sequence[Receipt], timings: Timings) -> None:
+        """Count a search, of each of its collections."""
+        receipt = receipts[0]
+        for one in receipts:
+            cold = "searched" if "cold" in one.tiers else "skipped"
+            self._searches.labels(PRINCIPAL.get().full(one.collection), one.cache, cold).inc()
         for left_out in receipt.degraded or ():
             self._degraded.labels(left_out).inc()
         self._stage_time("total").observe(timings.total / 1000)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -32,9 +32,11 @@ QUERIES = web.RequestKey[list[str]]("QUERIES")  # its queries, if they are to be
 STAGE = re.compile(r"(\w+);dur=([\d.]+)")
 
 
-def new_request_id() -> str:
-    """Return a unique id. It need not be unguessable: asking the system for random bytes would release the GIL."""
-    return random.randbytes(16).hex()
+def request_id_of(headers: Mapping[str, str]) -> str:
+    """Return the client's X-Request-Id, or a unique one if it has none that may be logged. It need not be unguessable:
+    asking the system for random bytes would release the GIL."""
+    given = headers.get("X-Request-Id", "")
+    return given if GIVEN_ID.fullmatch(given) else random.randbytes(16).hex()
 
 
 class RequestLog(AbstractAccessLogger):

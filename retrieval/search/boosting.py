@@ -21,10 +21,9 @@ from indexes.filters.dates import instant_of_date
 from indexes.filters.grammar import Kind
 from retrieval.documents.metadata import instant_at
 from retrieval.search.fusion import Scores
-from retrieval.search.plan import Plan
+from retrieval.search.ranking import Fused, round_scores
 from retrieval.search.shard import ValuesQuery
-from retrieval.search.stages import Fused, round_scores
-from retrieval.wire.options import Boost
+from retrieval.wire.options import Boost, Collapse
 from retrieval.wire.search import SearchRequest
 
 DAY_US = 86_400_000_000
@@ -38,26 +37,31 @@ Values = Sequence[Sequence[Scalar]]  # for each candidate, its values under one 
 
 
 def values_queries(request: SearchRequest) -> tuple[ValuesQuery, ...]:
-    """Return what `arrange` needs to know of the candidates."""
+    """Return what `arrange` needs to know of the candidates, and last the key by which they collapse: it must exist."""
     boosts = [
         ValuesQuery(one.key, f"boosts[{at}].key", COUNTED[one.decay is not None], one.decay is not None)
         for at, one in enumerate(request.boosts or [])
     ]
     sorts = [ValuesQuery(one.key, f"sort[{at}].key") for at, one in enumerate(request.sort or [])]
-    return (*boosts, *sorts)
+    grouped = request.collapse.key if isinstance(request.collapse, Collapse) else None
+    return (
+        *boosts,
+        *sorts,
+        *([] if grouped is None else [ValuesQuery(grouped, "collapse.key", exists=True)]),
+    )
 
 
-def arrange(plan: Plan, fused: Fused, values: Sequence[Values]) -> Fused:
+def arrange(request: SearchRequest, fused: Fused, values: Sequence[Values]) -> Fused:
     """Order the candidates by boosts and sort. `values` are those that `values_queries` asks for."""
-    boosts, sorts = plan.request.boosts or [], plan.request.sort or []
+    boosts, sorts = request.boosts or [], request.sort or []
     for boost, held in zip(boosts, values, strict=False):
         factors = np.array([factor(boost, one) for one in held])
         fused = replace(fused, boosts=factors if fused.boosts is None else fused.boosts * factors)
     if fused.boosts is not None:
-        boosted = round_scores(boost_scores(fused.scores, fused.boosts))
-        fused = replace(fused, order=fused.ordered_by(boosted), scores=boosted)
+        boosted = round_scores(boost_scores(fused.ranked, fused.boosts))
+        fused = replace(fused, order=fused.ordered_by(boosted), ranked=boosted)
     positions: list[int] = fused.order.tolist()
-    for sort, held in reversed(list(zip(sorts, values[len(boosts) :], strict=True))):
+    for sort, held in reversed(list(zip(sorts, values[len(boosts) :], strict=False))):
         keys = sort_keys(held, last=sort.order == "desc")
         present = [position for position in positions if keys[position] is not None]
         present.sort(key=keys.__getitem__, reverse=sort.order == "desc")

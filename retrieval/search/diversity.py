@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from indexes.base.model import Floats
 from retrieval.search.option_checks import MMR_CANDIDATES
 from retrieval.search.plan import Plan
-from retrieval.search.shard import Shard, What
-from retrieval.search.stages import Fused, Positions
+from retrieval.search.ranking import Fused, Positions
+from retrieval.search.shard import Searchable, What
 
 
-async def diversify(plan: Plan, fused: Fused, shard: Shard) -> Fused:
+async def diversify(plan: Plan, fused: Fused, shard: Searchable) -> Fused:
     """Reorder the first candidates so that each trades its score against how much the ones before it already say."""
     mmr = plan.request.mmr
     if mmr is None:
@@ -29,7 +29,9 @@ async def diversify(plan: Plan, fused: Fused, shard: Shard) -> Fused:
         first = first[fused.levels[first] == 0]
     found = await shard.fetch(fused.candidates.ids[first].tolist(), What(vectors=True))
     assert found.vectors is not None
-    moved = marginal_relevance(found.vectors, fused.scores[first], mmr)
+    moved = marginal_relevance(found.vectors, fused.ranked[first], mmr)
+    if fused.exact is not None:
+        moved = moved[np.argsort(~fused.exact[first[moved]], kind="stable")]
     return replace(fused, order=np.concatenate([first[moved], fused.order[len(first) :]]))
 
 

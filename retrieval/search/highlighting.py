@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from indexes.lexical.spans import mark_spans
+from indexes.base.work import WorkBudget
+from indexes.lexical.spans import Marks
 from retrieval.wire.search import Hit
 
 Span = tuple[int, int]
 
-HITS_READ = 3
+HITS_READ, CHARS_READ = 3, 4000  # to find out how a word is spelled
 LEAD = 4  # a snippet's first word is preceded by one part in LEAD of its spare room
 
 
@@ -24,6 +25,7 @@ def snippet(text: str, marks: Sequence[Span], chars_max: int) -> Span:
     if len(text) <= chars_max:
         return 0, len(text)
     words = [text[start:end].casefold() for start, end in marks]
+    distinct = len(set(words))
     first, last, most = 0, 0, 0
     until = 0
     counts: Counter[str] = Counter()  # of words[at:until]
@@ -33,6 +35,8 @@ def snippet(text: str, marks: Sequence[Span], chars_max: int) -> Span:
             until += 1
         if len(counts) > most:
             first, last, most = start, max(marks[until - 1][1], end), len(counts)
+            if most == distinct:
+                break
         if until > at:
             counts[words[at]] -= 1
             if not counts[words[at]]:
@@ -51,17 +55,21 @@ def snippet(text: str, marks: Sequence[Span], chars_max: int) -> Span:
     return start, end
 
 
-def surface_form(term: str, hits: Sequence[Hit]) -> str:
-    """Return the word of this term in the first hit that has it; the term itself if none of the first few hits does."""
+def surface_form(term: str, hits: Sequence[Hit], work: WorkBudget) -> str:
+    """Return the word of this term in the first hit that has it; the term itself if none of the first few hits does, as
+    far as `work` allows to read their beginnings."""
+    marks = Marks([term])
     for hit in hits[:HITS_READ]:
-        for text in (hit.text, hit.title):
-            for start, end in mark_spans(text, [term], hit.language):
+        for text in (hit.text[:CHARS_READ], hit.title):
+            for start, end in marks.of(text, hit.language, work):
                 return text[start:end]
     return term
 
 
-def corrected_words(corrected: Mapping[str, str], hits: list[Hit]) -> dict[str, str] | UnsetType:
+def corrected_words(
+    corrected: Mapping[str, str], hits: list[Hit], work: WorkBudget
+) -> dict[str, str] | UnsetType:
     """Map each corrected word to its replacement as the first hit spells it, or else to the term, a stem."""
     if not corrected:
         return UNSET
-    return {word: surface_form(term, hits) for word, term in corrected.items()}
+    return {word: surface_form(term, hits, work) for word, term in corrected.items()}

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 from indexes.base.errors import InvalidInput
 from indexes.base.model import StoredPassage
+from indexes.base.work import WorkBudget
 from indexes.lexical.operators import plain_words
 
 QUOTED = re.compile(r'["\u201c\u201d\u201e]([^"\u201c\u201d\u201e]*)["\u201c\u201d\u201e]')
 STARRED = re.compile(r"(?<!\S)(\w+)\*(?!\S)")
 OPERATORS_MAX = 16
 PREFIX_CHARS_MIN = 2
+# Fetching a passage costs as much as searching PASSAGE_CHARS characters for phrases. A character costs as much as
+# FOLDED_CHARS if the passage is not all ASCII.
+PASSAGE_CHARS, FOLDED_CHARS = 1000, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +30,13 @@ class Operators:
 
     wanted: tuple[str, ...]  # all of them normalized by `plain_words`, a prefix without its trailing space
 
-    def hold_in(self, passage: StoredPassage) -> bool:
-        """Whether the passage or its title has everything that the query requires."""
-        texts = plain_words(passage.text), plain_words(passage.title)
+    def hold_in(self, passage: StoredPassage, work: WorkBudget) -> bool:
+        """Whether the passage, as far as `work` allows to read it, or its title has everything that the query
+        requires."""
+        text, title = passage.text, passage.title
+        each = 1 if text.isascii() and title.isascii() else FOLDED_CHARS
+        texts = plain_words(text, max(work.phrase_chars, 0) // each), plain_words(title)
+        work.phrase_chars -= PASSAGE_CHARS + each * (len(text) + len(title))
         return all(any(one in text for text in texts) for one in self.wanted)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import numpy as np
 
@@ -9,8 +11,10 @@ from indexes.base.errors import InvalidInput
 from indexes.filters.dates import instant_of_date
 from indexes.reading.surroundings import Reach
 from retrieval.base.settings import Config
-from retrieval.wire.options import Boost, Expand, Neighbors
+from retrieval.wire.options import Boost, Collapse, Expand, Neighbors
 from retrieval.wire.search import SearchRequest
+
+CollapseOption = bool | Literal["text"] | Collapse | None
 
 HOUR_S = 3600
 MMR_CANDIDATES = (
@@ -43,6 +47,22 @@ def check_arranged(request: SearchRequest, last: int, page_depth: int) -> None:
             f"boosts and sort order the first {page_depth} candidates, offset + k is {last}",
             param="offset",
         )
+
+
+def checked_collapse(collapse: CollapseOption, last: int, config: Config) -> CollapseOption:
+    """Return the option in its one form. `last` is the place of the last hit. Raises InvalidInput naming the field."""
+    if not isinstance(collapse, Collapse):
+        return False if collapse is False else "text"
+    if (collapse.similarity is None) == (collapse.key is None):
+        raise InvalidInput("collapse needs either similarity or key", param="collapse")
+    if collapse.hits is not None and collapse.key is None:
+        raise InvalidInput("collapse.hits goes with collapse.key", param="collapse.hits")
+    hits, most = last * (collapse.hits or 1), config.limits.k_max
+    if hits > most:
+        raise InvalidInput(
+            f"(offset + k) * collapse.hits must be at most {most}, found {hits}", param="collapse.hits"
+        )
+    return collapse
 
 
 def reach_of(expand: Expand | None, chars_max: int) -> Reach | None:

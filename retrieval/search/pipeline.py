@@ -1,18 +1,20 @@
 """One search, from text to hits.
 
-    plan -> result cache -> embed -> shard: BM25, dense -> fuse (-> rerank) -> hydrate -> answer with its receipt
+    plan -> result cache -> embed -> shard: BM25, dense -> fuse (-> rerank) -> hydrate
+         -> answer with its receipt, which the result cache keeps
 
-The event loop only coordinates: embedding runs on the batcher's threads, and all later stages run in one step on a
-search thread. A search reads from one snapshot throughout; its hits are read from the log last, so that nothing deleted
-is returned.
+The event loop coordinates. Embedding runs on the batcher's threads (a lone short query on the loop). The later stages
+of a round run in one step on a search thread; examples, facets and a deeper round are steps of their own, and BM25 of
+the only search begins while its text is embedded. A search reads from one snapshot throughout; its hits are read from
+the log last, so that nothing deleted is returned.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -21,56 +23,59 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from indexes.base.errors import DeadlineExceeded, Unavailable
-from indexes.base.model import Ranking
+from indexes.base.errors import DeadlineExceeded, InvalidInput, Unavailable
+from indexes.base.model import Floats, Ranking
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
-from indexes.parts.prepared import Prepared
+from indexes.filters.grammar import Filter
 from indexes.parts.snapshot import Snapshot
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import AnswerBudget, BudgetShare
 from retrieval.admission.turns import PATIENT, Flow, Turns
-from retrieval.base.flights import Flights
 from retrieval.base.settings import Config
 from retrieval.cache import ResultCache, ResultKey
-from retrieval.cache.semantic import Questions, SemanticCache
 from retrieval.embedding.embedders import Embedders
-from retrieval.search.plan import Plan, make_plan
-from retrieval.search.reranking import PAIRS_A_RUN, PairsRead, Reranker
-from retrieval.search.rounds import (
-    CachedAnswer,
-    Found,
+from retrieval.search.answer_cache import (
+    AnswerCache,
+    Answered,
+    Asked,
+    State,
     answer_of,
-    count_facets_of,
-    decode_and_charge,
-    rounds_of,
-    run_stages,
+    receipt_of,
 )
+from retrieval.search.collapsing import Group
+from retrieval.search.joint import JointShard
+from retrieval.search.plan import EmbeddedQuery, Plan, make_plan
+from retrieval.search.ranking import Fused
+from retrieval.search.reranking import PAIRS_A_RUN, PairsRead, Reranker
+from retrieval.search.rounds import Rounds, rounds_of
 from retrieval.search.scanning import JointScan, Place, Scanner
-from retrieval.search.shard import LocalShard, run_at_once
+from retrieval.search.shard import LocalShard, Searchable, Shard, run_at_once
 from retrieval.search.similar import read_examples
-from retrieval.search.stages import Fused, Rounds
+from retrieval.search.stages import CachedAnswer, Found, count_facets_of, run_stages
 from retrieval.search.stopwatch import Stopwatch, in_time
 from retrieval.search.survival import is_light, renew_grounds
 from retrieval.search.threads import SearchThreads
-from retrieval.wire.search import SearchAnswer, SearchRequest
+from retrieval.wire.search import Mode, SearchAnswer, SearchCollectionsAnswer, SearchRequest
 
 MIN_SEQ_WAIT_S = 5.0
 # More would not raise throughput, and would make each pass of the event loop longer for every caller.
 ACTIVE_PER_THREAD = 4
 T = TypeVar("T")
-ANYTHING = "*"  # placeholder for the text in the key of a semantic scope
+Scan = Callable[[Floats, int, Filter | None], Coroutine[Any, Any, Ranking]]
 
 
 @dataclass(frozen=True, slots=True)
 class TracedSearch:
-    """A search with its intermediate results: the prepared query, the plan of its last round, and the candidates in
-    their final order. Also the CPU time it took."""
+    """A search with its intermediate results: the shard in the state it searched, the query of its last round, the
+    candidates in their final order, and the groups of its page. Also the CPU time it took. Work on the shard ends once
+    `watch.left` is set."""
 
-    snapshot: Snapshot
-    prepared: Prepared
-    plan: Plan
+    shard: Shard
+    watch: Stopwatch
+    embedded: EmbeddedQuery
     fused: Fused
+    groups: list[Group]
     answer: CachedAnswer
     cpu_s: float
 
@@ -84,17 +89,15 @@ class Pipeline:
         results: ResultCache,
         config: Config,
         reranker: Reranker | None = None,
-        semantic: SemanticCache | None = None,
         crowded: Callable[[str], bool] = lambda key: False,
     ) -> None:
         """`crowded` tells whether requests of an access key are being refused."""
         self._reranker = reranker
         self._embedders = embedders
         self._results = results
-        self._semantic = semantic or SemanticCache(lambda: config.semantic_cache, Questions(0))
+        self._answers = AnswerCache(results)
         self._config = config
         self._scanner = Scanner()
-        self._flights: Flights[bytes] = Flights()
         self.under_way = 0
         self._threads = SearchThreads(config.search.threads)
         self._active = Turns(ACTIVE_PER_THREAD * config.search.threads, lambda: config.admission, crowded)
@@ -149,9 +152,9 @@ class Pipeline:
     ) -> SearchAnswer:
         """Answer a search. `name` is what the client calls the collection. Never returns a partial answer.
 
-        Raises InvalidInput, Unavailable, DeadlineExceeded and others, and TooLarge for hits that exceed `budget`, by
-        default the limit of one answer. `counted` is false for searches that no user asked for: they do not move hits
-        to the hot tier, do not count in the cache statistics, and are never answered by a similar question.
+        Raises InvalidInput, Unavailable, DeadlineExceeded (at once if `min_seq` is to come) and others, and TooLarge
+        for hits that exceed `budget`, by default the limit of one answer. `counted` is false for searches that no user
+        asked for: they do not move hits to the hot tier, and do not count in the cache statistics.
         """
         budget = budget or AnswerBudget(self._config.limits.answer_bytes_max)
         strained = counted and 0 < self._config.search.strained_from <= self.under_way
@@ -167,9 +170,62 @@ class Pipeline:
             self.under_way -= 1
             watch.left = True
 
+    async def search_together(
+        self,
+        names: Sequence[str],
+        collections: Sequence[Collection],
+        request: SearchRequest,
+        budget: AnswerBudget,
+    ) -> SearchCollectionsAnswer:
+        """Answer a search of several collections, which the client calls `names`. No cache is read or filled, and the
+        configuration ranks, not what one of the collections has learned.
+
+        Raises as `search` does, and InvalidInput for vectors that do not compare.
+        """
+        watch, work = Stopwatch(), budget.work
+        plan = make_plan(request, collections[0].settings.dimensions, self._config)
+        require_one_model(collections, plan.mode)
+        documents = None if plan.query.condition else sum(one.documents for one in collections)
+        share = BudgetShare(budget)
+
+        async def search_now() -> tuple[list[LocalShard], JointShard, Found]:
+            shards = [LocalShard(one, one.snapshot, watch, work) for one in collections]
+            joint = JointShard(shards)
+            rounds = Rounds(share, documents, on_step=watch.on_step, collections=names)
+            return shards, joint, await self._search_deeper(joint, embedded, watch, rounds)
+
+        self.under_way += 1
+        work.searches += 1
+        try:
+            async with self._in_time(plan, watch), self._turn(plan):
+                first = LocalShard(collections[0], collections[0].snapshot, watch, work)
+                embedded = await self._embed_text(first, plan, watch, {})
+                shards, joint, found = await search_now()
+                if found.vanished and any(one.seq < one.collection.snapshot.seq for one in shards):
+                    shards, joint, found = await search_now()  # as in `_search_latest`
+        finally:
+            self.under_way -= 1
+            watch.left = True
+        receipts = [
+            receipt_of(
+                name,
+                shard.collection.settings.model,
+                plan,
+                Answered(state_of(shard.collection, shard.snapshot), Found(answer), "bypass"),
+            )
+            for name, shard, answer in zip(names, shards, joint.answers_by_shard(found.answer), strict=True)
+        ]
+        return SearchCollectionsAnswer(found.answer.hits, receipts, watch.stop())
+
     def _plan(self, collection: Collection, request: SearchRequest, *, strained: bool = False) -> Plan:
-        settings, ranking = collection.settings, collection.ranking.current
-        return make_plan(request, settings.dimensions, self._config, ranking, strained=strained)
+        return make_plan(
+            request,
+            collection.settings.dimensions,
+            self._config,
+            collection.ranking.current,
+            collection.synonyms.current,
+            strained=strained,
+        )
 
     def _in_time(self, plan: Plan, watch: Stopwatch) -> AbstractAsyncContextManager[None]:
         """Return the deadline as a context manager, and set it on `watch`, where the stages read it."""
@@ -199,77 +255,27 @@ class Pipeline:
         place: Place | None,
         budget: AnswerBudget,
     ) -> SearchAnswer:
-        """Answer from the cache, else from an identical search under way, else by searching."""
-        snapshot = await wait_for_seq(collection, plan.request.min_seq or 0, budget.seq_until)
-        if not plan.request.cache:
-            self._results.counts.bypassed += 1
+        """Answer from the cache, or by searching."""
+        snapshot = snapshot_with(collection, plan.request.min_seq)
+
+        async def search() -> Answered:
             async with self._turn(plan):
                 shard = LocalShard(collection, snapshot, watch, budget.work)
-                plan = await self._embed(shard, plan, watch)
-                snapshot, found = await self._search_latest(shard, plan, watch, place, BudgetShare(budget))
-            return answer_of(name, collection, snapshot, plan, found.answer, watch, "bypass")
-        key = self._key(collection, snapshot, plan)
-        stored = await watch.time_await(
-            "cache", self._get_cached(key, collection, snapshot, plan, budget.work)
+                embedded = await self._embed(shard, plan, watch)
+                shard, found = await self._search_latest(shard, embedded, watch, place, BudgetShare(budget))
+            return Answered(state_of(collection, shard.snapshot), found, "miss")
+
+        asked = Asked(
+            state=state_of(collection, snapshot),
+            plan=plan,
+            key_of=partial(self._key, collection, snapshot),
+            judge_of=lambda plan: partial(self._judge, collection, snapshot, plan, budget.work),
+            shared=place is None,  # a joint scan waits for all of its members
+            budget=budget,
+            watch=watch,
         )
-        flight = key.near + key.content
-        if (
-            stored is None
-            and place is None  # a joint scan waits for all of its members
-            and (stored := await watch.time_await("cache", self._flights.join(flight))) is not None
-        ):
-            self._results.counts.joined += 1
-        if stored is not None and (answer := decode_and_charge(stored, budget)) is not None:
-            return answer_of(name, collection, snapshot, plan, answer, watch, "hit")
-        with self._flights.lead(flight) as leading:
-            begun, before = watch.elapsed_ms, key.content
-            scope = self._scope(collection, snapshot, plan)
-            async with self._turn(plan):
-                shard = LocalShard(collection, snapshot, watch, budget.work)
-                plan = await self._embed(shard, plan, watch)
-                alike = await watch.time_await(
-                    "cache", self._find_similar(scope, collection, snapshot, plan, budget.work)
-                )
-                if (
-                    alike is not None
-                    and not self._semantic.should_check()
-                    and (answer := decode_and_charge(alike, budget))
-                ):
-                    leading.land(None)
-                    return answer_of(name, collection, snapshot, plan, answer, watch, "semantic")
-                snapshot, found = await self._search_latest(shard, plan, watch, place, BudgetShare(budget))
-            if alike is not None and found.answer.whole and not plan.degraded and snapshot.content == before:
-                given = msgspec.msgpack.decode(alike, type=CachedAnswer)
-                self._semantic.record_check(collection.name, given.hits, found.answer.hits)
-            encoded = self._encode_lasting(collection, snapshot, plan, found, budget.work)
-            leading.land(encoded if snapshot.content == before else None)
-            if encoded is not None:
-                settled = not collection.moved_since(snapshot)
-                key = replace(key, content=snapshot.content if settled else b"")
-                took_ms = watch.elapsed_ms - begun
-                await watch.time_await("cache", self._keep(key, scope, plan, encoded, found.grounds, took_ms))
-        return answer_of(name, collection, snapshot, plan, found.answer, watch, "miss")
-
-    async def _keep(
-        self, key: ResultKey, scope: bytes | None, plan: Plan, encoded: bytes, grounds: bytes, took_ms: float
-    ) -> None:
-        """Cache an answer, and remember its question for similar ones."""
-        await self._results.put(key, encoded, grounds, took_ms)
-        if scope is not None and plan.query.vector is not None:
-            self._semantic.keep(scope, plan.request.query or "", plan.query.vector)
-
-    def _encode_lasting(
-        self, collection: Collection, snapshot: Snapshot, plan: Plan, found: Found, work: WorkBudget
-    ) -> bytes | None:
-        """Return the answer in the form that is cached, or None if it may not be given to another request."""
-        # An answer that saw a later commit (a hit gone from the log, an exact scan) would be wrong if this content came
-        # back, unless all that it rests on is known and checked then.
-        lasting = not collection.moved_since(snapshot) or (found.grounds and plan.reach is None)
-        # Another request may have the work budget that other searches of this request used up.
-        starved = found.answer.over_budget and work.searches > 1
-        if starved or not (found.answer.whole and not plan.degraded and lasting):
-            return None
-        return msgspec.msgpack.encode(found.answer)
+        answered = await self._answers.answer(asked, search)
+        return answer_of(name, collection.settings.model, plan, answered, watch)
 
     def _lexical_head_start(self, shard: LocalShard, plan: Plan) -> Callable[[], None] | None:
         """Return a callback that starts the lexical search while the text is embedded, if this is the only search and a
@@ -280,88 +286,57 @@ class Pipeline:
         return partial(shard.begin, plan.query, self._threads.submit)
 
     async def _search_latest(
-        self, shard: LocalShard, plan: Plan, watch: Stopwatch, place: Place | None, share: BudgetShare
-    ) -> tuple[Snapshot, Found]:
-        """Return the answer, and the snapshot it was computed on."""
-        found = await self._search(shard, plan, watch, place, share)
+        self,
+        shard: LocalShard,
+        embedded: EmbeddedQuery,
+        watch: Stopwatch,
+        place: Place | None,
+        share: BudgetShare,
+    ) -> tuple[LocalShard, Found]:
+        """Return the answer, and the state it was computed on."""
+        found = await self._search(shard, embedded, watch, place, share)
         newest = shard.collection.snapshot
         if not found.vanished or newest.seq <= shard.seq:
-            return shard.snapshot, found
+            return shard, found
         # Hits were replaced or deleted during the search; their new versions are in the newer snapshot.
         newer = LocalShard(shard.collection, newest, watch, shard.work)
-        return newest, await self._search(newer, plan, watch, place, share)
+        return newer, await self._search(newer, embedded, watch, place, share)
 
-    def _scope(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> bytes | None:
-        """Return the key of the questions that may answer this one: those whose answers depend on the same things,
-        apart from the text. None if only its own answer will do."""
-        if (
-            not plan.counted
-            or plan.request.operators
-            or not self._semantic.serves(collection.name, plan.text)
-        ):
-            return None
-        return self._key(collection, snapshot, self._plan_for_text(ANYTHING, collection, plan)).far
-
-    def _plan_for_text(self, text: str, collection: Collection, plan: Plan) -> Plan:
-        return self._plan(collection, replace(plan.request, query=text))
-
-    async def _find_similar(
-        self, scope: bytes | None, collection: Collection, snapshot: Snapshot, plan: Plan, work: WorkBudget
+    async def _judge(
+        self, collection: Collection, snapshot: Snapshot, plan: Plan, work: WorkBudget, grounds: bytes
     ) -> bytes | None:
-        """Return the cached answer to a question that asks the same thing in other words."""
-        text, vector = plan.request.query, plan.query.vector
-        if scope is None or not text or vector is None:
-            return None
-        for question in await self._semantic.find_alike(scope, text, vector):
-            other = self._plan_for_text(question.text, collection, plan)
-            key = self._key(collection, snapshot, other)
-            stored = await self._get_cached(key, collection, snapshot, other, work, counted=False)
-            if stored is not None:
-                self._semantic.counts.hits += 1
-                return stored
-            self._semantic.forget(scope, question)
-        self._semantic.counts.misses += 1
-        return None
+        """Return the grounds that an answer to this plan has on this snapshot; None if it does not hold."""
+        floor = self._embedders.similarity_floor(collection.settings.model)
+        shard = LocalShard(collection, snapshot, Stopwatch(), work)
+        renew = partial(renew_grounds, grounds, plan, floor, shard)
+        return await (renew() if is_light(grounds) else self._threads.run(partial(run_at_once, renew)))
 
-    async def _get_cached(
+    async def follow(
         self,
-        key: ResultKey,
         collection: Collection,
-        snapshot: Snapshot,
-        plan: Plan,
-        work: WorkBudget,
-        *,
-        counted: bool = True,
-    ) -> bytes | None:
-        """Return a cached answer that holds on this snapshot."""
-
-        async def judge(grounds: bytes) -> bytes | None:
-            floor = self._embedders.similarity_floor(collection.settings.model)
-            shard = LocalShard(collection, snapshot, Stopwatch(), work)
-            renew = partial(renew_grounds, grounds, replace(plan, similarity_floor=floor), shard)
-            return await (renew() if is_light(grounds) else self._threads.run(partial(run_at_once, renew)))
-
-        # An exact search moves no passages, but a user waits for it.
-        return await self._results.get(key, judge, counted=counted and (plan.counted or plan.request.exact))
-
-    async def follow(self, collection: Collection, request: SearchRequest) -> TracedSearch:
-        """Run the same search and return what its last round chose from. No cache is read or filled, and nothing is
-        counted."""
-        watch, share = Stopwatch(), BudgetShare(AnswerBudget(self._config.limits.answer_bytes_max))
+        request: SearchRequest,
+        vectors: dict[str, Floats] | None = None,
+        work: WorkBudget | None = None,
+    ) -> TracedSearch:
+        """Search for an explanation, and return what the last round chose from. No cache is read or filled, and nothing
+        is counted. `vectors` holds those of the texts that this explanation has embedded; `work` is what it may do, by
+        default that of a search."""
+        watch, budget = Stopwatch(), AnswerBudget(self._config.limits.answer_bytes_max)
+        budget.work, share = work or budget.work, BudgetShare(budget)
         plan = self._plan(collection, replace(request, cache=False))
         try:
             async with self._in_time(plan, watch):
-                snapshot = await wait_for_seq(collection, request.min_seq or 0)
+                snapshot = snapshot_with(collection, request.min_seq)
                 async with self._turn(plan):
                     shard = LocalShard(collection, snapshot, watch)
-                    plan = await self._embed(shard, plan, watch)
-                    rounds = rounds_of(collection, plan, share, watch)
-                    found = await self._search(shard, plan, watch, None, share, rounds)
+                    embedded = await self._embed(shard, plan, watch, vectors)
+                    rounds = rounds_of(collection, embedded, share, watch)
+                    found = await self._search(shard, embedded, watch, None, share, rounds)
         finally:
             watch.left = True
         assert rounds.last is not None
-        assert shard.first is not None
-        return TracedSearch(snapshot, shard.first[0], *rounds.last, answer=found.answer, cpu_s=watch.cpu_s)
+        shard.watch = Stopwatch()
+        return TracedSearch(shard, shard.watch, *rounds.last, rounds.groups, found.answer, cpu_s=watch.cpu_s)
 
     def _key(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> ResultKey:
         settings = collection.settings
@@ -380,57 +355,79 @@ class Pipeline:
         )
 
     def forget_answers(self) -> None:
-        self._results.clear()
+        self._answers.forget()
 
-    async def _embed(self, shard: LocalShard, plan: Plan, watch: Stopwatch) -> Plan:
-        """Return the plan with the query's vector, and with what fusion needs to know of the model."""
-        plan = await self._embed_text(shard, plan, watch)
-        if not plan.request.like and not plan.request.unlike:
-            return plan
-        read = partial(read_examples, shard, plan.request, shard.collection.settings.dimensions)
-        return plan.with_examples(await self._threads.run(partial(run_at_once, read)))
-
-    async def _embed_text(self, shard: LocalShard, plan: Plan, watch: Stopwatch) -> Plan:
-        collection, snapshot = shard.collection, shard.snapshot
-        if plan.text is None:
-            if plan.mode == "lexical":
-                return plan
-            floor = self._embedders.similarity_floor(collection.settings.model)
-            return replace(plan, similarity_floor=floor)
-        embedder = await self._embedders.of(collection)
+    async def _embed(
+        self, shard: LocalShard, plan: Plan, watch: Stopwatch, vectors: dict[str, Floats] | None = None
+    ) -> EmbeddedQuery:
+        """Embed the text of the query, unless `vectors` holds its vector, and read the examples that it names."""
         head_start = self._lexical_head_start(shard, plan)
-        query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache, on_start=head_start)
-        return plan.with_vector(
-            await watch.time_await("embed", query),
-            partial(embedder.share_read, plan.text, plan.query.language, lambda: snapshot.spoken),
-            embedder.manifest.similarity_floor,
-        )
+        embedded = await self._embed_text(shard, plan, watch, {} if vectors is None else vectors, head_start)
+        if not plan.request.like and not plan.request.unlike:
+            return embedded
+        read = partial(read_examples, shard, plan.request, shard.collection.settings.dimensions)
+        return embedded.with_examples(await self._threads.run(partial(run_at_once, read)))
+
+    async def _embed_text(
+        self,
+        shard: LocalShard,
+        plan: Plan,
+        watch: Stopwatch,
+        vectors: dict[str, Floats],
+        head_start: Callable[[], None] | None = None,
+    ) -> EmbeddedQuery:
+        collection, snapshot = shard.collection, shard.snapshot
+        if plan.mode == "lexical":
+            return EmbeddedQuery(plan, plan.query)
+        if plan.text is None:
+            floor = self._embedders.similarity_floor(collection.settings.model)
+            return EmbeddedQuery(plan, plan.query, floor)
+        embedder, text, language = await self._embedders.of(collection), plan.text, plan.query.language
+        if text not in vectors:
+            vector = embedder.query(text, watch.deadline, cached=plan.request.cache, on_start=head_start)
+            vectors[text] = await watch.time_await("embed", vector)
+
+        def read() -> tuple[float, bool]:
+            return embedder.share_read(text, language, lambda: snapshot.spoken), embedder.is_cut(text)
+
+        query, floor = replace(plan.query, vector=vectors[text]), embedder.manifest.similarity_floor
+        return EmbeddedQuery(plan, query, floor, read)
 
     async def _search(
         self,
         shard: LocalShard,
-        plan: Plan,
+        embedded: EmbeddedQuery,
         watch: Stopwatch,
         place: Place | None,
         budget: BudgetShare,
         rounds: Rounds | None = None,
     ) -> Found:
-        """Search ever deeper until there are k hits or the rankings end. The deadline may fall between two rounds."""
-        collection = shard.collection
-        rounds = rounds or rounds_of(collection, plan, budget, watch)
+        """Answer from one collection. The deadline may fall between two rounds."""
+        rounds = rounds or rounds_of(shard.collection, embedded, budget, watch)
+        scan = partial((place or self._scanner).rank, shard.collection) if embedded.request.exact else None
+        found = await self._search_deeper(shard, embedded, watch, rounds, scan)
+        if embedded.plan.facets:
+            await self._run(partial(count_facets_of, embedded, shard, shard.work, found.answer), watch)
+        return found
+
+    async def _search_deeper(
+        self,
+        shard: Searchable,
+        embedded: EmbeddedQuery,
+        watch: Stopwatch,
+        rounds: Rounds,
+        scan: Scan | None = None,
+    ) -> Found:
+        """Search ever deeper until there are k hits or the rankings end; by `scan` instead of the indexes if given."""
         while True:
-            known: Ranking | None = None
-            if plan.request.exact and plan.query.vector is not None:
-                scan = place or self._scanner
-                ranked = scan.rank(collection, plan.query.vector, plan.query.depth, plan.query.condition)
-                known = await watch.time_await("dense", ranked)
-            stages = partial(run_stages, plan, shard, watch, rounds, known, self._reranker)
-            found = await self._run(stages, watch, long=plan.rerank is not None)
+            known, query = None, embedded.query
+            if scan is not None and query.vector is not None:
+                known = await watch.time_await("dense", scan(query.vector, query.depth, query.condition))
+            stages = partial(run_stages, embedded, shard, watch, rounds, known, self._reranker)
+            found = await self._run(stages, watch, long=embedded.plan.rerank is not None)
             if found is not None:
-                if plan.facets:
-                    await self._run(partial(count_facets_of, plan, shard, shard.work, found.answer), watch)
                 return found
-            plan = plan.deeper()
+            embedded = embedded.deeper()
 
     async def _run(
         self, stages: Callable[[], Coroutine[Any, Any, T]], watch: Stopwatch, *, long: bool = False
@@ -439,15 +436,34 @@ class Pipeline:
         return await self._threads.run(partial(watch.charge_cpu, partial(run_at_once, stages)), long=long)
 
 
-async def wait_for_seq(collection: Collection, min_seq: int, until: float = math.inf) -> Snapshot:
-    """Return the current snapshot once it holds operation `min_seq`. Raises DeadlineExceeded if that takes too long, or
-    longer than `until`, in the loop's time."""
+def require_one_model(collections: Sequence[Collection], mode: Mode) -> None:
+    """Raise InvalidInput if the vectors of the collections do not compare, unless only words are searched."""
+    first, *others = (one.settings for one in collections)
+    other = next((one for one in others if one.fingerprint != first.fingerprint), None)
+    if mode != "lexical" and other is not None:
+        raise InvalidInput(
+            f"the collections have vectors of different models, {first.model!r} and {other.model!r}: search them with "
+            "mode lexical, or one by one",
+            param="collections",
+        )
+
+
+def snapshot_with(collection: Collection, min_seq: int | None) -> Snapshot:
+    """Return the current snapshot. Raises DeadlineExceeded if it does not hold operation `min_seq` yet."""
+    snapshot = collection.snapshot
+    if snapshot.seq < (min_seq or 0):
+        raise DeadlineExceeded(f"the log is at seq {snapshot.seq}, before min_seq={min_seq}", param="min_seq")
+    return snapshot
+
+
+async def wait_for_seq(collection: Collection, min_seq: int, until: float = math.inf) -> None:
+    """Wait until operation `min_seq` can be searched, at most until `until`, in the loop's time."""
     if collection.snapshot.seq < min_seq:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout_at(min(until, asyncio.get_running_loop().time() + MIN_SEQ_WAIT_S)):
                 await asyncio.wrap_future(collection.arrivals.at(min_seq))
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"the log is at seq {collection.snapshot.seq}, before min_seq={min_seq}", param="min_seq"
-            ) from None
-    return collection.snapshot
+
+
+def state_of(collection: Collection, snapshot: Snapshot) -> State:
+    settled = not collection.moved_since(snapshot)
+    return State(snapshot.generation, snapshot.seq, snapshot.content, settled)

@@ -12,31 +12,37 @@ from msgspec.structs import replace
 
 from indexes.base.errors import InvalidInput, TooLarge
 from indexes.base.languages import AUTO, check_language
-from indexes.base.model import Floats, StoredPassage
+from indexes.base.model import StoredPassage
+from indexes.base.work import WorkBudget
 from indexes.filters.grammar import Filter, parse_filter
 from indexes.lexical.analysis import ANALYSIS_VERSION
-from indexes.parts.learned import RankingSettings
-from indexes.parts.query import Query
+from indexes.parts.learned import RankingSettings, SynonymSettings
+from indexes.parts.query import Candidates, Query
 from indexes.reading.facets import FacetQuery
 from indexes.reading.surroundings import Reach
 from retrieval.access.auth import PRINCIPAL
 from retrieval.base.settings import Config
+from retrieval.cache.wording import wording
 from retrieval.embedding.models import SIMILARITY_FLOOR
 from retrieval.search.facets import facet_queries
 from retrieval.search.fusion import DEEPER
 from retrieval.search.operators import Operators, parse_operators
-from retrieval.search.option_checks import boosts_at, check_arranged, check_offset, reach_of
+from retrieval.search.option_checks import boosts_at, check_arranged, check_offset, checked_collapse, reach_of
 from retrieval.search.relevance import BUILT_IN, Calibration, Calibrations, calibration_for, calibrations_of
 from retrieval.search.similar import ExampleDocuments
 from retrieval.wire.decoding import decode_part, is_absent
-from retrieval.wire.options import Facet, Rerank
+from retrieval.wire.options import Collapse, Facet, Rerank
 from retrieval.wire.search import Degraded, Fusion, Mode, SearchRequest, Weights
 from retrieval.wire.vectors import unit_vector, vector_of
 
-ANSWER_VERSION = 7  # of the cached encoding
+ANSWER_VERSION = 11  # of the cached encoding
+REWORDED_WORDS_MIN, REWORDED_CHARS_MAX = 3, 500  # of a question that another one may answer
 SHARE_READ_MIN = 0.1  # numbers and names are read in any language
 SPARE_HITS = 16  # beyond k in a dense ranking, for candidates deleted during the search
 EXAMPLE_PASSAGES_MAX = 4096  # a ranking starts at most this much deeper; beyond, `deeper` continues
+
+
+Method = Literal["rrf", "weighted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +54,24 @@ class RerankOptions:
     weight: float
 
 
+class FusionOptions(msgspec.Struct, frozen=True):
+    """How the two scores become one. `base_weight` is that of the dense score, from 0 to 1; the lexical score has the
+    rest."""
+
+    method: Method
+    rrf_k: int
+    base_weight: float
+
+
 class Plan(msgspec.Struct, frozen=True):
     """A checked request with every choice made.
 
-    query       what the indexes are asked; its vector is missing until the text is embedded
-    identity    equal for requests that must get the same answer
-    counted     whether the k hits are counted, for the hot tier
     last        the place of the last hit of the page
     page_depth  how deep the first page goes
+    counted     whether the k hits are counted, for the hot tier
+    query       what the indexes are asked; its vector is missing until the text is embedded
+    identity    equal for requests that must get the same answer
+    degraded    what was left out because of the load
     """
 
     request: SearchRequest
@@ -68,18 +84,12 @@ class Plan(msgspec.Struct, frozen=True):
     reach: Reach | None
     facets: list[tuple[Facet, FacetQuery]]
     mode: Mode
-    method: Literal["rrf", "weighted"]
-    rrf_k: int
-    base_weight: float  # of the dense score, from 0 to 1; the lexical score has the rest
+    fusion: FusionOptions
+    calibrations: Calibrations
     rerank: RerankOptions | None
     deadline_ms: int | None
     identity: bytes
-    reads: Callable[[], float] | None = None  # measures how much of the text the model reads, in some 50 us
-    share_read: float | None = None  # its result; None if no text was embedded
-    similarity_floor: float = SIMILARITY_FLOOR  # of the model
-    examples: ExampleDocuments | None = None
-    calibrations: Calibrations = msgspec.field(default_factory=lambda: BUILT_IN)
-    degraded: tuple[Degraded, ...] = ()  # what was left out because of the load
+    degraded: tuple[Degraded, ...]
 
     @property
     def text(self) -> str | None:
@@ -88,41 +98,72 @@ class Plan(msgspec.Struct, frozen=True):
             return None
         return (self.operators.text if self.operators else self.request.query) or None
 
-    def with_vector(self, vector: Floats, reads: Callable[[], float], similarity_floor: float) -> Plan:
-        """Add the query's vector, and what fusion needs to know of the model that made it."""
-        query = replace(self.query, vector=vector)
-        return replace(self, query=query, reads=reads, similarity_floor=similarity_floor)
 
-    def with_examples(self, examples: ExampleDocuments) -> Plan:
+class EmbeddedQuery(msgspec.Struct, frozen=True):
+    """A plan whose query has its vector, with what fusion needs to know of the model that made it.
+
+    query             as in the plan, with the vector, and deeper in later rounds
+    similarity_floor  of the model
+    reads             measures the next two, in some 50 us
+    share_read        how much of the text the model reads, from 0 to 1; None if no text was embedded
+    query_cut         whether the text is longer than the model reads
+    """
+
+    plan: Plan
+    query: Query
+    similarity_floor: float = SIMILARITY_FLOOR
+    reads: Callable[[], tuple[float, bool]] | None = None
+    share_read: float | None = None
+    query_cut: bool = False
+    examples: ExampleDocuments | None = None
+
+    @property
+    def request(self) -> SearchRequest:
+        return self.plan.request
+
+    @property
+    def page_depth(self) -> int:
+        """How deep the first page goes."""
+        more = len(self.examples.passages) if self.examples else 0
+        return self.plan.page_depth + min(more, EXAMPLE_PASSAGES_MAX)
+
+    def with_examples(self, examples: ExampleDocuments) -> EmbeddedQuery:
         """Add the examples to the query's vector, and deepen the search by as many passages as they have themselves."""
         more = min(len(examples.passages), EXAMPLE_PASSAGES_MAX)
-        page_depth, first = self.page_depth + more, (*self.query.steps, self.query.depth)[0] + more
-        *steps, depth = depths_to(self.last + more, first)
+        first = (*self.query.steps, self.query.depth)[0] + more
+        *steps, depth = depths_to(self.plan.last + more, first)
         query = replace(
             self.query, vector=examples.move_query(self.query.vector), depth=depth, steps=tuple(steps)
         )
-        return replace(self, query=query, page_depth=page_depth, examples=examples)
+        return replace(self, query=query, examples=examples)
 
-    def leaves_out(self, passage: StoredPassage) -> bool:
-        """Whether a candidate is not a hit, because it belongs to an example or lacks a phrase."""
+    def leaves_out(self, passage: StoredPassage, work: WorkBudget) -> bool:
+        """Whether a candidate is not a hit, because it belongs to an example or lacks a phrase, in the part of it that
+        `work` allows to read."""
         if self.examples is not None and passage.document_id in self.examples.documents:
             return True
-        return self.operators is not None and not self.operators.hold_in(passage)
+        return self.plan.operators is not None and not self.plan.operators.hold_in(passage, work)
 
-    def with_share_read(self) -> Plan:
+    def with_share_read(self) -> EmbeddedQuery:
         """Measure how much of the query the model reads. Not for the event loop."""
-        return self if self.reads is None else replace(self, reads=None, share_read=self.reads())
+        if self.reads is None:
+            return self
+        share_read, query_cut = self.reads()
+        return replace(self, reads=None, share_read=share_read, query_cut=query_cut)
 
     @property
     def weight_dense(self) -> float | None:
         """The weight of the dense score, 0 to 1, lower if the model reads less of the query. None unless scores are
         fused."""
-        if self.mode != "hybrid" or self.method != "weighted":
+        if self.plan.mode != "hybrid" or self.plan.fusion.method != "weighted":
             return None
-        share_read = 1.0 if self.share_read is None else max(self.share_read, SHARE_READ_MIN)
-        return self.base_weight * share_read
+        return self.weight_as_read(self.plan.fusion.base_weight)
 
-    def deeper(self) -> Plan:
+    def weight_as_read(self, weight: float) -> float:
+        """Return a weight of the dense score, lowered by what the model does not read."""
+        return weight * (1.0 if self.share_read is None else max(self.share_read, SHARE_READ_MIN))
+
+    def deeper(self) -> EmbeddedQuery:
         """Deepen the rankings for another round. Only the first round is counted.
 
         The cost of each round grows with its depth, so the depth grows fast. An exact round scans everything, so there
@@ -132,10 +173,12 @@ class Plan(msgspec.Struct, frozen=True):
         steps = *self.query.steps, self.query.depth
         return replace(self, query=replace(self.query, k=depth, depth=depth, steps=steps, counted=False))
 
-    @property
-    def calibration(self) -> Calibration | None:
-        """The calibration that hits are judged by once the query is embedded."""
-        return None if self.examples else calibration_for(self.calibrations, self.mode, self.share_read)
+    def calibration(self, found: Candidates) -> Calibration | None:
+        """Return the calibration by which these hits are judged."""
+        if self.examples:
+            return None
+        words = found.lexical_bound > 0
+        return calibration_for(self.plan.calibrations, self.plan.mode, self.share_read, words=words)
 
 
 def make_plan(
@@ -143,6 +186,7 @@ def make_plan(
     dimensions: int,
     config: Config,
     ranking: RankingSettings | None = None,
+    synonyms: SynonymSettings | None = None,
     now: Callable[[], float] = time.time,
     *,
     strained: bool = False,
@@ -159,21 +203,20 @@ def make_plan(
     k = check_k(request.k, config)
     last, page_depth = check_offset(request.offset, k, config), max(config.search.candidates, k)
     check_arranged(request, last, page_depth)
+    request = replace(request, collapse=checked_collapse(request.collapse, last, config))
     degraded: list[Degraded] = []
     # Boosts, sort, mmr and later pages would give other results among fewer candidates.
     if strained and not (request.exact or request.offset or request.boosts or request.sort or request.mmr):
         fewer = max(config.search.strained_candidates, k)
-        if fewer < page_depth and (mode != "dense" or request.group_by_document):
+        if fewer < page_depth and (mode != "dense" or gathers(request)):
             page_depth, degraded = fewer, ["candidates"]
-    fusion = request.fusion or Fusion()
-    weights = fusion.weights or default_weights(config, ranking)
-    if weights.dense + weights.lexical <= 0:
-        raise InvalidInput("one weight must be above 0", param="fusion.weights")
     wanted = reranking = rerank_options(request, text, config)
     if strained and wanted:
         reranking = None
         degraded.append("rerank")
     query = query_of(request, text, mode, operators, (k, last, page_depth), dimensions, config)
+    query = replace(query, synonyms=synonyms and synonyms.synonyms)
+    said = asked_words(request, text, mode, config)
     return Plan(
         request=replace(request, query=text),
         k=k,
@@ -185,18 +228,22 @@ def make_plan(
         reach=reach_of(request.expand, config.limits.expanded_chars_max),
         facets=facet_queries(request.facets),
         mode=mode,
-        method=fusion.method
-        or (fusion.weights and "weighted")
-        or (ranking and ranking.method)
-        or config.search.fusion,
-        rrf_k=fusion.k or config.search.rrf_k,
-        base_weight=weights.dense / (weights.dense + weights.lexical),
+        fusion=fusion_options(request.fusion or Fusion(), config, ranking),
         rerank=reranking,
         deadline_ms=request.deadline_ms or (None if request.exact else config.search.deadline_ms),
-        identity=identity_of(canonical_request(request, text, k, mode, wanted), config, ranking),
+        identity=identity_of(canonical_request(request, said, k, mode, wanted), config, ranking, synonyms),
         calibrations=calibrations_of(ranking.coefficients) if ranking else BUILT_IN,
         degraded=tuple(degraded),
     )
+
+
+def fusion_options(fusion: Fusion, config: Config, ranking: RankingSettings | None) -> FusionOptions:
+    """Complete how the two scores become one. Raises InvalidInput if both weights are 0."""
+    method, weights = method_of(fusion, config, ranking), fusion.weights or default_weights(config, ranking)
+    if weights.dense + weights.lexical <= 0:
+        raise InvalidInput("one weight must be above 0", param="fusion.weights")
+    share = weights.dense / (weights.dense + weights.lexical)
+    return FusionOptions(method, fusion.k or config.search.rrf_k, share)
 
 
 def query_of(
@@ -213,10 +260,10 @@ def query_of(
     k, last, page_depth = pages
     numbers = vector_of(request.vector, dimensions, "vector")
     vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
-    # A fused or grouped ranking has a depth independent of k, so that the page size does not change the order, unless
-    # that depth does not hold enough hits (`deeper`). A later page continues from the depth of the first one, so that
-    # it repeats nothing.
-    alone = mode == "dense" and not request.group_by_document
+    # A fused, grouped or rearranged ranking has a depth independent of k, so that the page size does not change the
+    # order, unless that depth does not hold enough hits (`deeper`). A later page continues from the depth of the
+    # first one, so that it repeats nothing.
+    alone = mode == "dense" and not (gathers(request) or request.sort or request.boosts or request.mmr)
     *steps, depth = depths_to(last, k + SPARE_HITS if alone else page_depth)
     return Query(
         k=last,
@@ -236,7 +283,28 @@ def query_of(
     )
 
 
-def identity_of(asked: SearchRequest, config: Config, ranking: RankingSettings | None) -> bytes:
+def gathers(request: SearchRequest) -> bool:
+    """Whether many candidates may become one hit."""
+    return request.group_by_document or isinstance(request.collapse, Collapse)
+
+
+def asked_words(request: SearchRequest, text: str, mode: Mode, config: Config) -> str:
+    """Return what of the query's text decides its answer: all of it, or with `cache.reworded` what it asks."""
+    exact = (
+        not config.cache.reworded
+        or mode == "lexical"
+        or request.operators
+        or request.highlight
+        or request.exact
+    )
+    if exact or len(text) > REWORDED_CHARS_MAX or len(words := wording(text)) < REWORDED_WORDS_MIN:
+        return text
+    return " ".join(words)
+
+
+def identity_of(
+    asked: SearchRequest, config: Config, ranking: RankingSettings | None, synonyms: SynonymSettings | None
+) -> bytes:
     """Encode everything that the answer depends on except the documents. The configuration is included, because a cache
     in Redis outlives a restart with other settings."""
     own = ranking and (ranking.method, ranking.weight_dense, ranking.coefficients)
@@ -244,7 +312,8 @@ def identity_of(asked: SearchRequest, config: Config, ranking: RankingSettings |
     caller = (
         PRINCIPAL.get()
     )  # with its tenant: a hit would reveal that another has the same documents and query
-    settings = config.search, BUILT_IN, own, bound, caller.tenant, caller.groups
+    meant = synonyms and synonyms.set_ms
+    settings = config.search, BUILT_IN, own, meant, bound, caller.tenant, caller.groups
     return msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, *settings, asked))
 
 
@@ -265,9 +334,14 @@ def mode_of(request: SearchRequest, text: str, config: Config) -> Mode:
         raise InvalidInput(f"mode {mode} needs a query text", param="query")
     if request.exact and mode != "dense":
         raise InvalidInput(f"exact search is dense search, found mode {mode}", param="exact")
+    if request.fusion is not None and mode != "hybrid":
+        raise InvalidInput(f"fusion joins two rankings, and mode {mode} has one", param="fusion")
     examples = "like" if request.like else "unlike" if request.unlike else None
-    if examples and mode == "lexical":
-        raise InvalidInput(f"{examples} compares vectors, which mode lexical does not", param=examples)
+    compared = examples or (None if is_absent(request.vector) else "vector")
+    if compared and mode == "lexical":
+        raise InvalidInput(
+            f"{compared} is for comparing vectors, which mode lexical does not do", param=compared
+        )
     if request.min_relevance is not None and (
         examples or (mode == "dense" and not is_absent(request.vector))
     ):
@@ -277,6 +351,17 @@ def mode_of(request: SearchRequest, text: str, config: Config) -> Mode:
             param="min_relevance",
         )
     return mode
+
+
+def method_of(fusion: Fusion, config: Config, ranking: RankingSettings | None) -> Method:
+    """Return the method of fusion. Raises InvalidInput for what another method needs."""
+    implied: Method | None = "weighted" if fusion.weights else "rrf" if fusion.k else None
+    method = fusion.method or implied or (ranking and ranking.method) or config.search.fusion
+    if fusion.k is not None and method != "rrf":
+        raise InvalidInput(f"fusion.k is for method rrf, found {method}", param="fusion.k")
+    if fusion.weights is not None and method != "weighted":
+        raise InvalidInput(f"fusion.weights are for method weighted, found {method}", param="fusion.weights")
+    return method
 
 
 def default_weights(config: Config, ranking: RankingSettings | None) -> Weights:

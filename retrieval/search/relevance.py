@@ -23,48 +23,56 @@ from indexes.base.errors import InvalidInput
 from indexes.base.model import Floats
 from indexes.parts.query import Candidates
 from retrieval.search.fusion import zero_nans
+from retrieval.wire.search import Evidence, EvidenceFrom
 
 Columns = NDArray[np.float64]
 Weights = tuple[float, ...]  # five: w0 to w4
 
 LEAD_OVER = 10
-SUPPORT_HITS = 10  # an answer is supported if one of its first SUPPORT_HITS hits is relevant enough
+EVIDENCE_HITS = 10  # the best of an answer's first hits is its evidence
 READ_MIN = 0.5  # share of a query; if the model reads less of it, its cosines are no evidence
 DECIMALS = 4
 STEPS_MAX = 5000  # of fitting; it takes hundreds
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """The weights, and the relevance from which a hit supports an answer."""
+    """The weights, and the relevance from which a hit is some evidence of an answer, and strong evidence."""
 
     weights: Weights
-    support: float
+    some: float
+    strong: float
+
+    @property
+    def bounds(self) -> EvidenceFrom:
+        return EvidenceFrom(self.some, self.strong)
 
 
 Calibrations = Mapping[str, Calibration]  # by mode
 
 BUILT_IN: Calibrations = {
-    "hybrid": Calibration((-3.999, 1.5951, 2.0556, 3.6592, 5.8263), 0.0959),
-    "dense": Calibration((-4.2847, 2.6655, 0.0, 8.4874, 0.0), 0.0908),
-    "lexical": Calibration((-3.7691, 0.0, 1.9904, 0.0, 11.1861), 0.087),
+    "hybrid": Calibration((-3.999, 1.5951, 2.0556, 3.6592, 5.8263), 0.0959, 0.4201),
+    "dense": Calibration((-4.2847, 2.6655, 0.0, 8.4874, 0.0), 0.0908, 0.3503),
+    "lexical": Calibration((-3.7691, 0.0, 1.9904, 0.0, 11.1861), 0.087, 0.3988),
 }
 
 
 def calibrations_of(coefficients: Mapping[str, Sequence[float]]) -> Calibrations:
-    """Return the built-in calibrations, overridden by a collection's own: five weights and the support under
+    """Return the built-in calibrations, overridden by a collection's own: five weights and both bounds under
     `relevance.hybrid`, `relevance.dense` or `relevance.lexical`. Raises InvalidInput."""
     own = {}
     for name, numbers in coefficients.items():
         kind, _, mode = name.partition(".")
         if kind == "relevance":
-            *weights, support = numbers or [0.0]
-            if mode not in BUILT_IN or len(weights) != len(BUILT_IN[mode].weights) or min(weights[1:]) < 0:
+            *weights, some, strong = numbers if len(numbers) > 1 else [0.0, 0.0]
+            right = mode in BUILT_IN and len(weights) == len(BUILT_IN[mode].weights)
+            if not right or min(weights[1:]) < 0 or some > strong:
                 raise InvalidInput(
-                    f"coefficients of {name} must be w0 to w4, from w1 on at least 0, and the support, for one of "
+                    f"coefficients of {name} must be w0 to w4, from w1 on at least 0, and the bounds of some and of "
+                    f"strong evidence, the second not below the first, for one of "
                     f"{', '.join(f'relevance.{one}' for one in BUILT_IN)}",
                     param="coefficients",
                 )
-            own[mode] = Calibration(tuple(weights), support)
+            own[mode] = Calibration(tuple(weights), some, strong)
     return {**BUILT_IN, **own}
 
 
@@ -84,16 +92,17 @@ def check_coefficients(coefficients: Mapping[str, Sequence[float]]) -> None:
     calibrations_of(coefficients)
 
 
-def calibration_for(calibrations: Calibrations, mode: str, share_read: float | None) -> Calibration | None:
+def calibration_for(
+    calibrations: Calibrations, mode: str, share_read: float | None, *, words: bool
+) -> Calibration | None:
     """Return the calibration for a search. `share_read` is how much of its query the model read, None for a client's
-    own vector.
+    own vector; `words`, whether it has words that BM25 can score.
 
-    Where the cosines are no evidence, only words count. Dense search has no words, so it then has no calibration: None.
+    Where the cosines are no evidence, only words count; None if these say nothing either.
     """
-    if mode == "dense" and share_read is None:
-        return None
-    read = mode != "lexical" and share_read is not None and share_read >= READ_MIN
-    return calibrations[mode if read else "lexical"]
+    if mode != "lexical" and share_read is not None and share_read >= READ_MIN:
+        return calibrations[mode]
+    return calibrations["lexical"] if words and mode != "dense" else None
 
 
 def features_of(candidates: Candidates, dense: Floats, lexical: Floats, floor: float) -> Columns:
@@ -129,11 +138,12 @@ def relevance_of(features: Columns, calibration: Calibration | None) -> Columns:
     return relevance
 
 
-def is_supported(relevance: Columns, calibration: Calibration | None) -> bool | None:
-    """Whether one of the first hits, best first, is relevant enough; None without a calibration."""
+def evidence_of(relevance: Columns, calibration: Calibration | None) -> Evidence | None:
+    """Return the evidence of the most relevant of the first hits, best first; None without a calibration."""
     if calibration is None:
         return None
-    return bool((relevance[:SUPPORT_HITS] >= calibration.support).any())
+    best = relevance[:EVIDENCE_HITS].max(initial=0.0)
+    return "strong" if best >= calibration.strong else "some" if best >= calibration.some else "none"
 
 
 # --- fitting ------------------------------------------------------------------------------------------------------
@@ -171,12 +181,19 @@ def fit(
         free = free[weights != weights[negative].min()]
 
 
-def support_from(best: ArrayLike, lost_max: float) -> float:
-    """Return the largest threshold that at most a share `lost_max` of new answerable questions fall below.
+def lowest_bound(best: ArrayLike, below_max: float) -> float:
+    """Return the largest bound that at most a share `below_max` of new questions fall below.
 
-    `best` holds, for n similar questions with known answers, the best relevance among the first hits. Split-conformal,
-    so the bound holds for any n. Returns 0, which calls everything supported, if n is too small for any other.
+    `best` holds, for n similar questions, the best relevance among the first hits. Split-conformal, so it holds for any
+    n. Returns 0 if n is too small for any other.
     """
     sorted_ = np.sort(np.asarray(best, np.float64))
-    place = int(lost_max * (len(sorted_) + 1))
+    place = int(below_max * (len(sorted_) + 1))
     return float(sorted_[place - 1]) if place else 0.0
+
+
+def highest_bound(best: ArrayLike, reach_max: float) -> float:
+    """Return the least bound that at most a share `reach_max` of new questions reach; likewise, and at most 1."""
+    sorted_ = np.sort(np.asarray(best, np.float64))
+    place = int(reach_max * (len(sorted_) + 1))
+    return round(min(float(sorted_[-place]) + 10**-DECIMALS, 1.0), DECIMALS) if place else 1.0

@@ -33,8 +33,9 @@ from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import Manifest, load_model
 from retrieval.embedding.results import TooLong
 from retrieval.search.plan import Plan
-from retrieval.search.shard import Shard, What
-from retrieval.search.stages import Fused, Rounds, round_scores
+from retrieval.search.ranking import Fused, round_scores
+from retrieval.search.rounds import Rounds
+from retrieval.search.shard import Searchable, What
 from retrieval.wire.options import Reranked
 
 PAIRS_A_RUN = 4  # the budget is checked between runs
@@ -105,7 +106,7 @@ class Reranker:
 async def rerank(
     plan: Plan,
     fused: Fused,
-    shard: Shard,
+    shard: Searchable,
     reranker: Reranker,
     rounds: Rounds,
     deadline: float | None = None,
@@ -135,8 +136,9 @@ async def rerank(
             break
     found: Doubles = np.full(len(ids), np.nan)
     found[first] = [known.get(one, math.nan) for one in firsts]
-    combined = round_scores(blend_scores(fused.scores, found, wanted.weight, fused.levels))
-    answer = replace(fused, order=fused.ordered_by(combined), scores=combined, reranked=round_scores(found))
+    combined = round_scores(blend_scores(fused.ranked, found, wanted.weight, fused.levels))
+    fused = replace(fused, ranked=combined, reranked=round_scores(found), score_max=1.0)
+    answer = replace(fused, order=fused.ordered_by(combined))
     read = sum(one in known for one in firsts)
     return answer, Reranked(reranker.manifest.name, read, len(first) - gone)
 

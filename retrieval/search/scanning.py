@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -18,7 +19,8 @@ import numpy as np
 from indexes.base.model import Floats, Ranking
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter
-from retrieval.base.cancellation import Abandoned
+from retrieval.search.shard import LocalShard, Shard, run_at_once
+from retrieval.search.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Scanner:
             try:
                 async with self._turn:
                     waiting = [one for one in group if not one.answer.done()]  # some callers may have left
-                    rankings = await asyncio.to_thread(rank_all, collection, waiting) if waiting else []
+                    rankings = await rank_all(collection, waiting) if waiting else []
             except Exception as error:  # noqa: BLE001 - it is raised where the answer is awaited
                 for one in waiting:
                     if not one.answer.done():
@@ -127,14 +129,20 @@ def group_by_filter(asked: Sequence[ScanRequest]) -> list[list[ScanRequest]]:
     return list(groups.values())
 
 
-def rank_all(collection: Collection, group: Sequence[ScanRequest]) -> list[Ranking]:
-    def on_step() -> None:
-        if all(one.answer.done() for one in group):
-            raise Abandoned
+async def rank_all(collection: Collection, group: Sequence[ScanRequest]) -> list[Ranking]:
+    """Scan once for these requests, on a thread, until no caller waits."""
+    watch = Stopwatch()
 
-    vectors = np.stack([one.vector for one in group])
-    found = collection.exact(vectors, max(one.depth for one in group), group[0].condition, on_step)
+    def leave(_: asyncio.Future[Ranking]) -> None:
+        watch.left = all(one.answer.done() for one in group)
+
+    for one in group:
+        one.answer.add_done_callback(leave)
+    shard: Shard = LocalShard(collection, collection.snapshot, watch)
+    vectors, depth = np.stack([one.vector for one in group]), max(one.depth for one in group)
+    scan = partial(shard.scan, vectors, depth, group[0].condition)
+    rankings = await asyncio.to_thread(run_at_once, scan)
     return [
-        Ranking(ids[: one.depth], scores[: one.depth], np.zeros(min(len(ids), one.depth), np.int8))
-        for one, (ids, scores) in zip(group, found, strict=True)
+        Ranking(found.ids[: one.depth], found.scores[: one.depth], found.tiers[: one.depth])
+        for one, found in zip(group, rankings, strict=True)
     ]

@@ -6,9 +6,11 @@ may be in another process. `LocalShard` is the one in this process: one snapshot
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -19,13 +21,20 @@ from numpy.typing import NDArray
 from indexes.base.model import DenseResult, Floats, Ids, Metadata, Ranking, Scalar, StoredPassage
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
-from indexes.filters.grammar import Filter, Kind
+from indexes.dense.vectors import search_with_one_thread
+from indexes.filters.grammar import Filter, Kind, parse_filter
+from indexes.filters.unmet import Unmet, relax
 from indexes.parts.prepared import Prepared
 from indexes.parts.query import Candidates, Query, TermCounts
 from indexes.parts.snapshot import Snapshot
+from indexes.parts.standing import Standing, best_of_each, find_holding, holds, standings, words_of
 from indexes.reading.facets import FacetCounts, FacetQuery, count_facets
 from indexes.reading.surroundings import Reach, Surroundings, text_around
 from retrieval.search.stopwatch import Stopwatch
+
+SHARD_BITS = 48
+"""A passage of the n-th of several shards has the id that it has there plus n << SHARD_BITS: a log numbers its
+passages from 1, so these never need more."""
 
 T = TypeVar("T")
 Begun = tuple[Prepared, Ranking | None]  # a prepared query, and its BM25 ranking if that is known
@@ -33,13 +42,16 @@ Submit = Callable[[Callable[[], Begun]], Future[Begun]]
 
 
 class ValuesQuery(msgspec.Struct, frozen=True):
-    """The values of the candidates under a metadata key. `where` is the key's place in the request. If the collection
-    has the key, it must have values of these `kinds` (any, if empty), or dates if `dates` count."""
+    """The values of the candidates under a metadata key, of a long list those that decide an order. `where` is the
+    key's place in the request. If the collection has the key, it must have values of these `kinds` (any, if empty), or
+    dates if `dates` count. With `exists` no values are brought along: only that the collection has the key is checked.
+    """
 
     key: str
     where: str
     kinds: tuple[Kind, ...] = ()
     dates: bool = False
+    exists: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -77,7 +89,7 @@ class Searched(msgspec.Struct, frozen=True):
     """What a shard found. Candidates of a hybrid search have both of their scores.
 
     corrected    query words that no passage has, each with the term that was looked up instead
-    typos_whole  false if some unknown words were not looked up because that would take too long
+    typos_whole  false if some unknown words were not looked up because that would take too long; the same for synonyms
     values       for each ValuesQuery, the values of each candidate
     """
 
@@ -87,6 +99,7 @@ class Searched(msgspec.Struct, frozen=True):
     values: Sequence[Sequence[Sequence[Scalar]]]
     terms: frozenset[str]
     grounds: StateSearched | None
+    synonyms_whole: bool = True
 
 
 class What(msgspec.Struct, frozen=True):
@@ -100,8 +113,8 @@ class What(msgspec.Struct, frozen=True):
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """What was read from the log, by passage id; passages deleted since are absent. `vectors` are as stored, float32
-    [ids, dimensions], with zeros where there is none."""
+    """What was read, by passage id: passages and their surroundings from the log, where those deleted since are absent;
+    `vectors` as indexed, float32 [ids, dimensions], with zeros where there is none."""
 
     passages: Mapping[int, StoredPassage] = {}
     around: Mapping[int, Surroundings] = {}
@@ -137,13 +150,42 @@ class LaterPassages(msgspec.Struct, frozen=True):
     candidates: Candidates | None
 
 
-class Shard(Protocol):
-    """Some of the passages of a collection in one frozen state. One call at a time, from any thread."""
+class Follow(msgspec.Struct, frozen=True):
+    """Passages of one document to follow through a search.
 
-    @property
-    def seq(self) -> int:
-        """The last operation that this state holds."""
-        ...
+    first      those of them that the search ranked first, examined whatever their scores
+    condition  the filter of the request as JSON, if any
+    whole      return also what explains why none of them is a hit
+    """
+
+    query: Query
+    ids: Ids
+    first: Ids
+    condition: dict[str, Any] | None
+    whole: bool
+
+
+class Followed(msgspec.Struct, frozen=True):
+    """Where the passages stand that are the best by each score, ordered by id, and those passages if they are still
+    live.
+
+    words    the query's words that count, each with its terms
+    holding  the passages that hold each term that one of these lacks, if `whole`
+    unmet    the conditions of the filter that the document fails, if `whole`
+    relaxed  the filter without them, None if nothing is left
+    """
+
+    standings: Sequence[Standing]
+    passages: Mapping[int, StoredPassage]
+    words: Mapping[str, Sequence[str]]
+    language: str
+    holding: Mapping[str, Ids] = {}
+    unmet: Sequence[Unmet] = ()
+    relaxed: dict[str, Any] | None = None
+
+
+class Searchable(Protocol):
+    """Passages in one frozen state. One call at a time, from any thread."""
 
     async def search(self, ask: Ask) -> Searched:
         """Find candidates. Raises InvalidInput for a filter that nothing can satisfy, or naming `where` for values that
@@ -151,7 +193,16 @@ class Shard(Protocol):
         ...
 
     async def fetch(self, ids: Sequence[int], what: What) -> Fetched:
-        """Read passages as they are now."""
+        """Read passages as they are now, or count them as hits."""
+        ...
+
+
+class Shard(Searchable, Protocol):
+    """Some of the passages of a collection, or all."""
+
+    @property
+    def seq(self) -> int:
+        """The last operation that this state holds."""
         ...
 
     async def statistics(self, query: Query) -> TermCounts:
@@ -170,6 +221,20 @@ class Shard(Protocol):
     async def later(self, asked: Later) -> LaterPassages:
         """Look at what was written since a search."""
         ...
+
+    async def scan(self, vectors: Floats, depth: int, condition: Filter | None) -> list[Ranking]:
+        """Rank the passages exactly for each vector, float32 [queries, dimensions], reading every vector of the log
+        once. Returns the best `depth` of each."""
+        ...
+
+    async def follow(self, asked: Follow) -> Followed:
+        """Find where passages stand for a query, among all that the filter allows."""
+        ...
+
+
+def shard_of(passage_id: int) -> int:
+    """Return the number of a passage's shard."""
+    return passage_id >> SHARD_BITS
 
 
 def run_at_once(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -247,7 +312,7 @@ class LocalShard:
         else:
             words = self._rank_words(prepared) if words is None else words
             dense = self.watch.time_stage(None if query.vector is None else "dense", prepared.dense)
-            candidates = Candidates.join(dense, words, prepared.lexical_bound)
+            candidates = prepared.add_named(Candidates.join(dense, words, prepared.lexical_bound))
         if query.text is not None and query.vector is not None:
             candidates = self.watch.time_stage("fuse", lambda: complete_scores(candidates, prepared))
         ids = candidates.ids
@@ -255,15 +320,14 @@ class LocalShard:
             candidates=candidates,
             corrected=prepared.corrected,
             typos_whole=prepared.typos_whole,
-            values=[
-                prepared.values(ids, one.key, one.where, one.kinds, dates=one.dates) for one in ask.values
-            ],
+            values=deciding_values(ask.values, prepared, ids),
             terms=frozenset() if ask.highlight is None else self._terms_of(ask.highlight, prepared),
             grounds=StateSearched(
                 snapshot.seq, snapshot.newest, snapshot.expired, prepared.scoring, prepared.light
             )
             if ask.grounds
             else None,
+            synonyms_whole=prepared.synonyms_whole,
         )
 
     def _terms_of(self, text: str, prepared: Prepared) -> frozenset[str]:
@@ -303,6 +367,42 @@ class LocalShard:
             if prepared.scoring == asked.scoring:
                 found = prepared.newer(asked.newest, asked.most)
         return LaterPassages(snapshot.newest, found)
+
+    async def scan(self, vectors: Floats, depth: int, condition: Filter | None) -> list[Ranking]:
+        found = self.collection.exact(vectors, depth, condition, self.watch.on_step)
+        return [Ranking(ids, scores, np.zeros(len(ids), np.int8)) for ids, scores in found]
+
+    async def follow(self, asked: Follow) -> Followed:
+        search_with_one_thread()
+        prepared, _ = self.prepare(asked.query)
+        words, language = words_of(self.snapshot, asked.query)
+        counts = {term: count for terms in words.values() for term, count in terms.items()}
+        best = np.union1d(best_of_each(prepared, asked.ids), asked.first)
+        found = standings(prepared, best, counts, self.watch.on_step)
+        followed = Followed(
+            standings=found,
+            passages=self.collection.passages([one.id for one in found]),
+            words={word: list(terms) for word, terms in words.items()},
+            language=language,
+        )
+        if not asked.whole or not found:
+            return followed
+        relaxed, unmet = asked.condition, list[Unmet]()
+        if asked.condition is not None:
+            condition = parse_filter(asked.condition, conditions_max=sys.maxsize)
+            relaxed, unmet = relax(asked.condition, condition, partial(holds, prepared, found[0].id))
+        lacking = {term for one in found for term in one.lacks if term in counts}
+        holding = find_holding(prepared, asked.ids, lacking)
+        return replace(followed, holding=holding, unmet=unmet, relaxed=relaxed)
+
+
+def deciding_values(asked: Sequence[ValuesQuery], prepared: Prepared, ids: Ids) -> list[list[list[Scalar]]]:
+    for one in asked:
+        prepared.require_values(one.key, one.where, one.kinds, dates=one.dates)
+    keys = dict.fromkeys(one.key for one in asked if not one.exists)
+    held = {key: prepared.deciding_values(ids, key) for key in keys}
+    nothing: list[list[Scalar]] = [[] for _ in range(len(ids))]
+    return [nothing if one.exists else held[one.key] for one in asked]
 
 
 def complete_scores(candidates: Candidates, prepared: Prepared) -> Candidates:

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from indexes.base.model import Floats, Ids
 from indexes.parts.query import Candidates
-from retrieval.search.plan import Plan
-from retrieval.search.relevance import LEAD_OVER, SUPPORT_HITS
+from retrieval.search.plan import EmbeddedQuery, Plan
+from retrieval.search.ranking import Fused, Positions, fuse_scores, last_score
+from retrieval.search.relevance import EVIDENCE_HITS, LEAD_OVER
 from retrieval.search.shard import Later, Shard, StateSearched
-from retrieval.search.stages import Fused, Positions, fuse_scores, last_score
 
 SMALLEST: Final = 1e-30  # above 0, below any BM25 score
 ROUNDING: Final = 2e-6  # largest rounding error of a score
@@ -59,26 +59,28 @@ class Grounds(msgspec.Struct, frozen=True, array_like=True):
     light: bool  # preparing its query, and so checking it, takes no time
 
 
-def grounds_of(plan: Plan, state: StateSearched, fused: Fused, shown: list[int]) -> bytes:
-    """Return the grounds of an answer whose hits are the candidates at positions `shown`; empty if it holds only for
-    its content.
+def grounds_of(
+    embedded: EmbeddedQuery, state: StateSearched, fused: Fused, decided: Positions | None
+) -> bytes:
+    """Return the grounds of an answer that the candidates at positions `decided` decided, None for all of them; empty
+    if it holds only for its content.
 
     `fused` holds the candidates as they were ranked, before boosts, sort or mmr reordered them.
     """
-    found, request = fused.candidates, plan.request
+    found, request = fused.candidates, embedded.request
     # Ranks, which `explain` shows, count every candidate.
-    by_content = plan.examples or plan.facets or request.exact or request.explain
+    by_content = embedded.examples or embedded.plan.facets or request.exact or request.explain
     # After steps, a later place of the dense ranking may have a better score.
-    stepped = plan.query.steps and plan.query.vector is not None
+    stepped = embedded.query.steps and embedded.query.vector is not None
     if by_content or stepped or max(len(found), len(state.expired)) > RESTS_ON_MAX:
         return b""
-    depth = plan.query.depth
+    depth = embedded.query.depth
     dense, lexical = (found.dense, found.dense_ranks), (found.lexical, found.lexical_ranks)
-    dense_last, lexical_last = score_at(depth, *dense, NOTHING), score_at(depth, *lexical, SMALLEST)
-    first = deciding_candidates(plan, fused, shown)
-    score_from = entry_score(plan, fused, first)
-    crowded = plan.mode == "hybrid" and score_from <= unseen_score_max(plan, found, dense_last, lexical_last)
-    if crowded or rests_on_all(plan):
+    last = dense_last, lexical_last = score_at(depth, *dense, NOTHING), score_at(depth, *lexical, SMALLEST)
+    first = deciding_candidates(embedded, fused, decided)
+    score_from = entry_score(embedded, fused, first)
+    crowded = embedded.plan.mode == "hybrid" and score_from <= unseen_score_max(embedded, found, *last)
+    if crowded or rests_on_all(embedded):
         lives, spare = np.arange(len(found)), 0
         score_from, dense_from, lexical_from = float("inf"), dense_last, lexical_last
     else:
@@ -89,14 +91,14 @@ def grounds_of(plan: Plan, state: StateSearched, fused: Fused, shown: list[int])
         dense_from = score_at(LEAD_OVER, *dense, NOTHING)
         lexical_from = score_at(LEAD_OVER, *lexical, SMALLEST)
         spare = depth - 1 - int(places[first].max(initial=0))
-    vector = b"" if plan.query.vector is None else plan.query.vector.astype(np.float32).tobytes()
+    vector = b"" if embedded.query.vector is None else embedded.query.vector.astype(np.float32).tobytes()
     return msgspec.msgpack.encode(
         Grounds(
             newest=state.newest,
             seq=state.seq,
             scoring=state.scoring,
             vector=vector,
-            share_read=plan.share_read,
+            share_read=embedded.share_read,
             lives=found.ids[lives].astype(np.int64).tobytes(),
             expired=state.expired.astype(np.int64).tobytes(),
             score_from=score_from,
@@ -118,9 +120,9 @@ def is_light(kept: bytes) -> bool:
         return True
 
 
-async def renew_grounds(kept: bytes, plan: Plan, shard: Shard) -> bytes | None:
+async def renew_grounds(kept: bytes, plan: Plan, similarity_floor: float, shard: Shard) -> bytes | None:
     """Return the grounds that an answer has on this later state of its shard; None if it does not hold there. `plan` is
-    that of the same request, not embedded."""
+    that of the same request, and `similarity_floor` that of its model."""
     try:
         grounds = msgspec.msgpack.decode(kept, type=Grounds)
     except msgspec.DecodeError:
@@ -128,10 +130,11 @@ async def renew_grounds(kept: bytes, plan: Plan, shard: Shard) -> bytes | None:
     if shard.seq < grounds.seq:
         return None
     vector = np.frombuffer(grounds.vector, np.float32) if grounds.vector else None
-    plan = replace(plan, query=replace(plan.query, vector=vector), share_read=grounds.share_read)
+    query = replace(plan.query, vector=vector)
+    embedded = EmbeddedQuery(plan, query, similarity_floor, share_read=grounds.share_read)
     later = await shard.later(
         Later(
-            plan.query,
+            embedded.query,
             grounds.scoring,
             grounds.newest,
             NEWER_MAX,
@@ -143,7 +146,7 @@ async def renew_grounds(kept: bytes, plan: Plan, shard: Shard) -> bytes | None:
         return None
     reaching = int(((found.dense >= grounds.dense_last) | (found.lexical >= grounds.lexical_last)).sum())
     ends = (found.dense >= grounds.dense_from) | (found.lexical >= grounds.lexical_from)
-    if ends.any() or reaching > grounds.spare or (fused_scores(plan, found) >= grounds.score_from).any():
+    if ends.any() or reaching > grounds.spare or (fused_scores(embedded, found) >= grounds.score_from).any():
         return None
     return msgspec.msgpack.encode(
         replace(
@@ -155,47 +158,52 @@ async def renew_grounds(kept: bytes, plan: Plan, shard: Shard) -> bytes | None:
     )
 
 
-def rests_on_all(plan: Plan) -> bool:
-    request = plan.request
-    arranged = request.boosts or request.sort or request.mmr or plan.rerank
-    fused = plan.mode == "hybrid" and plan.weight_dense is None
-    return bool(fused or arranged or plan.operators or request.offset or request.min_relevance is not None)
+def rests_on_all(embedded: EmbeddedQuery) -> bool:
+    request = embedded.request
+    arranged = request.boosts or request.sort or request.mmr or embedded.plan.rerank
+    fused = embedded.plan.mode == "hybrid" and embedded.weight_dense is None
+    return bool(
+        fused or arranged or embedded.plan.operators or request.offset or request.min_relevance is not None
+    )
 
 
-def deciding_candidates(plan: Plan, fused: Fused, shown: list[int]) -> Positions:
-    """Return the candidates that decide the answer: all up to its last hit, and those that support it."""
-    order, least = fused.order, plan.request.min_score
-    if len(shown) == plan.last:
+def deciding_candidates(embedded: EmbeddedQuery, fused: Fused, decided: Positions | None) -> Positions:
+    """Return the candidates that decide the answer: all up to its last hit and what it counts, and those of its
+    evidence."""
+    order, least = fused.order, embedded.request.min_score
+    if decided is not None:
         places = np.zeros(len(fused.candidates), np.intp)
         places[order] = np.arange(len(order))
-        reached = int(places[shown].max(initial=0)) + 1
+        reached = int(places[decided].max(initial=0)) + 1
     else:
         reached = len(order) if least is None else int((fused.scores[order] >= least).sum())
-    return order[: max(reached, SUPPORT_HITS)]
+    return order[: max(reached, EVIDENCE_HITS)]
 
 
-def entry_score(plan: Plan, fused: Fused, first: Positions) -> float:
+def entry_score(embedded: EmbeddedQuery, fused: Fused, first: Positions) -> float:
     """Return the score from which a new passage would be one of them."""
     if len(first) < len(fused.order):
         return float(fused.scores[first[-1]]) - ROUNDING
-    return SMALLEST if plan.mode == "lexical" else NOTHING
+    return SMALLEST if embedded.plan.mode == "lexical" else NOTHING
 
 
-def unseen_score_max(plan: Plan, found: Candidates, dense_last: float, lexical_last: float) -> float:
+def unseen_score_max(
+    embedded: EmbeddedQuery, found: Candidates, dense_last: float, lexical_last: float
+) -> float:
     """Return the highest score that a passage outside the candidates can have."""
     if dense_last == NOTHING:
         return NOTHING  # all passages are candidates
     dense = np.array([dense_last], np.float32)
     lexical = np.array([0.0 if lexical_last == SMALLEST else lexical_last], np.float32)
-    return last_score(plan, found, dense, lexical) + ROUNDING
+    return last_score(embedded, found, dense, lexical) + ROUNDING
 
 
-def fused_scores(plan: Plan, found: Candidates) -> Floats:
-    if plan.mode != "hybrid":
-        return found.dense if plan.mode == "dense" else found.lexical
-    if plan.weight_dense is None:
+def fused_scores(embedded: EmbeddedQuery, found: Candidates) -> Floats:
+    if embedded.plan.mode != "hybrid":
+        return found.dense if embedded.plan.mode == "dense" else found.lexical
+    if embedded.weight_dense is None:
         return np.zeros(len(found), np.float32)  # rank fusion: the answer rests on all candidates
-    return fuse_scores(plan, plan.weight_dense, found, found.dense, found.lexical).astype(np.float32)
+    return fuse_scores(embedded, embedded.weight_dense, found, found.dense, found.lexical).astype(np.float32)
 
 
 def score_at(place: int, scores: Floats, ranks: NDArray[np.int32], none: float) -> float:
@@ -204,8 +212,11 @@ def score_at(place: int, scores: Floats, ranks: NDArray[np.int32], none: float) 
 
 
 def best_places(found: Candidates) -> NDArray[np.uint32]:
-    """Return each candidate's better place in the two rankings. NOT_FOUND (-1) becomes the largest unsigned number."""
-    return np.minimum(found.dense_ranks.view(np.uint32), found.lexical_ranks.view(np.uint32))
+    """Return each candidate's better place in the two rankings, the first for one that only its name brought: nothing
+    pushes it out. NOT_FOUND (-1) is the largest unsigned number."""
+    best = np.minimum(found.dense_ranks.view(np.uint32), found.lexical_ranks.view(np.uint32))
+    best[best == np.iinfo(np.uint32).max] = 0
+    return best
 
 
 def ids_of(stored: bytes) -> Ids:

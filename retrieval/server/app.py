@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
@@ -22,6 +23,7 @@ from retrieval.handlers.state import (
     KEYS,
     LIMITER,
     METRICS,
+    PACES,
     READY,
     RELOADED,
     START,
@@ -109,3 +111,4 @@ def put_state(app: web.Application, config: Config, data: Path, extract: Extract
     app[STOPPING] = Stopping()
     app[TEXTS] = Texts(extract)
     app[USED] = {}
+    app[PACES] = WeakValueDictionary()

@@ -21,7 +21,8 @@ from collections.abc import Coroutine, Iterable
 from http import HTTPStatus
 from typing import Any, Final, cast
 
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import LineTooLong
 
 from indexes.base.errors import NearlineError
@@ -117,12 +118,12 @@ class Connection(web.RequestHandler):
 
     def __init__(self, server: web.Server, connections: Connections, **options: Any) -> None:
         super().__init__(server, **options)
+        self._parser = cast(Any, RefusingParser(self._parser, self))
         self._connections = connections
         # Set when connected: aiohttp drops its own reference before everything is sent.
         self._wire: asyncio.Transport
         self.address = ""
         self._head_since: float | None = None  # waiting for headers since; None if not waiting
-        self._head_begun = False  # the parser holds partial headers
         self._unread = 0  # response bytes
         self.unread_since = 0.0
 
@@ -153,19 +154,21 @@ class Connection(web.RequestHandler):
         self._head_since = self._loop.time()
 
     def data_received(self, data: bytes) -> None:
-        if self._awaits_head and not self._head_begun:
-            refusal = self._connections.door.refusal(self, data)
-            if refusal is not None:
-                self._wire.write(refusal)
-                self._head_since = None
-                self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-                return
+        if self._awaits_head and self._head_since is None:
+            self._head_since = self._loop.time()
         super().data_received(data)
-        self._head_begun = self._awaits_head
         if not self._awaits_head:
             self._head_since = None
-        elif self._head_since is None:
-            self._head_since = self._loop.time()
+
+    def refuse(self, message: RawRequestMessage, body: StreamReader) -> bool:
+        """Refuse a request for which there is no room, if it can be answered at once. Return whether it was."""
+        at_once = self._awaits_head and body.is_eof()
+        if not at_once or (refusal := self._connections.door.refusal(self, message, body)) is None:
+            return False
+        self._wire.write(refusal)
+        self._head_since = None
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        return True
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._connections.forget(self)
@@ -214,6 +217,24 @@ class Connection(web.RequestHandler):
     def unsent(self) -> int:
         """Response bytes the client has yet to read."""
         return self._wire.get_write_buffer_size()
+
+
+class RefusingParser:
+    """aiohttp's parser of a connection, which keeps back the requests that are refused."""
+
+    def __init__(self, parser: Any, connection: Connection) -> None:
+        self._parser = parser
+        self._refuse = connection.refuse
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+    def feed_data(self, data: bytes) -> Any:
+        parsed = self._parser.feed_data(data)
+        if len(parsed[0]) != 1 or not self._refuse(*parsed[0][0]):
+            return parsed
+        self._parser.message_consumed()
+        return (), *parsed[1:]
 
 
 def error_of(status: int, error: BaseException | None, message: str) -> NearlineError:

@@ -75,6 +75,9 @@ SEARCHING: Bodies = {
         },
         "the exact neighbors": {"query": QUERY, "mode": "dense", "exact": True, "cache": False},
     },
+    schemas.SearchCollections: {
+        "of one collection or more": {"collections": ["docs"], "query": QUERY, "k": 5}
+    },
     schemas.SearchBatch: {
         "two questions": {"searches": [{"query": QUERY, "k": 3}, {"query": "when do you ship?", "k": 3}]}
     },
@@ -135,6 +138,7 @@ KEEPING: Bodies = {
             ]
         }
     },
+    collection_schemas.SetSynonyms: {"an abbreviation": {"synonyms": [["SLA", "service level agreement"]]}},
     collection_schemas.SetRanking: {"more weight on meaning": {"method": "weighted", "weight_dense": 0.85}},
     evaluation_schemas.KeepEvaluation: {
         "a recall": {"report": {"version": 2, "cohorts": [{"name": "overall", "recall": 0.98}]}}
@@ -144,6 +148,13 @@ KEEPING: Bodies = {
         "with a filter, without texts": {"filter": ENGLISH, "text": False},
     },
     document_schemas.CountDocuments: {"all": {}, "those that match": {"filter": ENGLISH}},
+    document_schemas.PatchDocuments: {
+        "other readers, by filter": {
+            "filter": ENGLISH,
+            "metadata": {"groups": ["sales", "support"]},
+        },
+        "by id": {"ids": ["refunds"], "metadata": {"year": 2027}},
+    },
     document_schemas.DeleteDocuments: {
         "by id": {"ids": ["shipping"]},
         "by filter": {"filter": {"type": "lt", "key": "year", "value": 2020}},

@@ -27,7 +27,6 @@ from indexes.directory.catalog import Catalog
 from retrieval.access.privacy import VECTOR_EXPORT, VectorExport
 from retrieval.base.config import Config
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors
-from retrieval.cache.semantic import Questions, SemanticCache, SharedQuestions
 from retrieval.context.llm import LanguageModel
 from retrieval.dialects.store_expiry import delete_expired_regularly
 from retrieval.documents.uploads import Uploads
@@ -64,6 +63,7 @@ from retrieval.upkeep.feedback import Feedback
 from retrieval.upkeep.frequent import Frequent
 from retrieval.upkeep.healing import keep_healing
 from retrieval.upkeep.query_log import QueryLog
+from retrieval.upkeep.questions import questions_of
 from retrieval.upkeep.starting import StartBody
 from retrieval.upkeep.tasks import Tasks
 from retrieval.wire.search import SearchRequest
@@ -78,7 +78,6 @@ SECRET_BYTES = 32
 LAG_EVERY_S = 0.05
 MEMORY_EVERY_S = 0.5
 # Logged queries that a rebuild measures with. With fewer, the confidence interval is too wide.
-LOGGED_MIN, LOGGED_MAX = 200, 1000
 # During a swap the files of the old and the new generation are both resident: briefly half of the ceiling.
 RESIDENT_SHARE = 4
 
@@ -232,23 +231,15 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
 
     def reloaded() -> None:
         results.ttl_s = ttl_s(config)
-        if asked_elsewhere is not None:
-            asked_elsewhere.ttl_s = results.ttl_s
         if (vectors := app[EMBEDDERS].shared) is not None:
             vectors.ttl_s = ttl_s(config)
 
-    questions = Questions(config.semantic_cache.bytes_max)
-    asked_elsewhere = None if far is None else SharedQuestions(far, ttl_s=ttl_s(config))
-    semantic = SemanticCache(lambda: config.semantic_cache, questions, asked_elsewhere)
-    app[METRICS].watch(partial(collectors.semantic, semantic))
-    app[CEILING].relief.append(questions.clear)
-    app[RELOADED] += [reloaded, semantic.reset]
+    app[RELOADED].append(reloaded)
     app[PIPELINE] = Pipeline(
         app[EMBEDDERS],
         results,
         config,
         app[RERANKER],
-        semantic,
         # On a service without keys, all callers count as one caller without a key.
         lambda key: app[GATES].is_crowded("search", key or None),
     )
@@ -258,12 +249,10 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
         yield
     await asyncio.to_thread(app[PIPELINE].close)
     await near.close()
-    if asked_elsewhere is not None:
-        await asked_elsewhere.close()
 
 
 async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
-    app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS], partial(logged_queries, app))
+    app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS], partial(embed_questions, app))
     app[METRICS].watch(partial(collectors.jobs, tasks))
     after_s = app[CONFIG].index.erase_after_h * 3600
     async with in_background(tasks.keep_up(lambda: app[CATALOG].collections, after_s)):
@@ -281,14 +270,14 @@ async def expiry_ctx(app: web.Application) -> AsyncIterator[None]:
         yield
 
 
-async def logged_queries(app: web.Application, collection: Collection) -> Floats | None:
-    """Return vectors of recent user queries, or None if there are too few to measure with or they cannot be
-    embedded."""
-    texts = app[QUERY_LOG].texts(collection, LOGGED_MAX)
-    if len(texts) < LOGGED_MIN:
-        return None
+async def embed_questions(app: web.Application, collection: Collection) -> tuple[str, Floats] | None:
+    """Return where the questions to measure a build with are from, and their vectors; None if there are too few, or
+    they cannot be embedded."""
     try:
-        return await (await app[EMBEDDERS].of(collection)).queries(texts)
+        found = await asyncio.to_thread(questions_of, collection, app[QUERY_LOG], app[FEEDBACK])
+        if found is None:
+            return None
+        return found.source, await (await app[EMBEDDERS].of(collection)).queries(found.texts)
     except NearlineError as error:
         logger.warning("measuring %s with synthetic queries: %s", collection.name, error.message)
         return None

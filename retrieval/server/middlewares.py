@@ -41,8 +41,8 @@ from retrieval.handlers.state import (
     SCOPES,
     STOPPING,
 )
-from retrieval.handlers.wire import form, in_callers_words
-from retrieval.observe.request_log import CLIENT_LEFT, GIVEN_ID, LOG, REQUEST_ID, log_request, new_request_id
+from retrieval.handlers.wire import form, in_callers_words, require_once
+from retrieval.observe.request_log import CLIENT_LEFT, LOG, REQUEST_ID, log_request, request_id_of
 from retrieval.server.door import DOOR
 from retrieval.wire import errors
 from retrieval.wire.decoding import ALIKE, shorten
@@ -58,13 +58,13 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PREFLIGHT_S = "7200"  # a browser repeats its preflight after this; Chromium's maximum
 LAST_WORD_S = 1.0  # for an answer to be sent before the connection closes
+PLAIN = {"Content-Encoding": {"", "identity"}, "Transfer-Encoding": {"", "chunked"}}  # codings that we read
 
 
 @web.middleware
 async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Count and time the request; echo the client's X-Request-Id or assign one."""
-    given = request.headers.get("X-Request-Id", "")
-    request_id = given if GIVEN_ID.fullmatch(given) else new_request_id()
+    request_id = request_id_of(request.headers)
     REQUEST_ID.set(request_id)  # each request has its own task in aiohttp, so its own context
     request[LOG] = request.app[CONFIG].log
     started = time.perf_counter()
@@ -179,7 +179,8 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def require_known_parameters(request: web.Request) -> None:
-    """Raises InvalidInput for a parameter of the query string that the service's own API does not have here."""
+    """Raises InvalidInput for a parameter of the query string that the service's own API does not have here, or that is
+    given twice."""
     known = request.app[PARAMETERS].get(request.match_info.handler)
     if known is None:
         return
@@ -188,6 +189,7 @@ def require_known_parameters(request: web.Request) -> None:
             shown = shorten(name)
             wanted = suggestion(name, known, ALIKE) if known else "there are none here"
             raise InvalidInput(f"unknown parameter {shown!r} in the query string; {wanted}", param=shown)
+    require_once(request.query, "the query string")
 
 
 def load_of(request: web.Request) -> Load | None:
@@ -196,12 +198,13 @@ def load_of(request: web.Request) -> Load | None:
 
 def announced_bytes(request: web.Request) -> int:
     """Return the body size announced in the head, or 0. Raises TooLarge, and UnsupportedEncoding for a compressed
-    body."""
-    encoding = request.headers.get("Content-Encoding", "identity")
-    if request.body_exists and encoding.strip().lower() not in ("", "identity"):
-        raise UnsupportedEncoding(
-            f"Content-Encoding {encoding[:40]!r} is not supported, send the body uncompressed"
-        )
+    body, which aiohttp passes on as it is."""
+    for header, plain in PLAIN.items() if request.body_exists else ():
+        encoding = ", ".join(request.headers.getall(header, ()))
+        if not plain.issuperset(one.strip().lower() for one in encoding.split(",")):
+            raise UnsupportedEncoding(
+                f"{header} {encoding[:40]!r} is not supported, send the body uncompressed"
+            )
     most, stated = request.app[CONFIG].server.body_bytes_max, request.content_length or 0
     if stated > most:
         raise body_too_large(most)

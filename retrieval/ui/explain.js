@@ -30,7 +30,7 @@ function body(found, search, document_id, rerun) {
     h("h2", {}, h("span", { class: `tag ${found.found ? "ok" : "warn"}` }, found.found ? `hit ${found.found}` : "no hit"), " ", h("span", { class: "id" }, document_id)),
     h("p", {}, sentence(found.cause.reason), " ", h("small", { class: "muted" }, `${found.cause.kind}, in the stage ${found.cause.stage}`)),
     found.also.length > 0 && h("ul", { class: "also" }, found.also.map((one) => h("li", {}, "Then: ", sentence(one.reason), " ", h("small", { class: "muted" }, one.kind)))),
-    changes.length > 0 && h("div", { class: "changes" }, h("p", {}, "Changes that find it; each was tried:"), h("ul", {}, changes.map((one) =>
+    changes.length > 0 && h("div", { class: "changes" }, h("p", {}, found.within_k ? "Changes that find it; each was tried:" : "No change brings it among the first hits; these find it further down, and each was tried:"), h("ul", {}, changes.map((one) =>
       h("li", {}, h("code", {}, JSON.stringify(one.patch)), ` finds it at ${one.verified_rank} `,
         h("button", { type: "button", onclick: () => rerun(merged(search, one.patch), one.patch) }, "Search so"))))),
     found.passages.length > 0 && table(

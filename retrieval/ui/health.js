@@ -67,10 +67,6 @@ function cacheRows(caches) {
     row("query vectors", count("embedding_cache", "hit"), count("embedding_cache", "miss"),
       [count("embedding_cache_events", "joined"), "joined"], [count("embedding_cache_events", "evicted"), "evicted"]),
   ];
-  const [alike, others] = [count("semantic_cache", "hit"), count("semantic_cache", "miss")];
-  const [right, wrong] = [count("semantic_cache_checks", "right"), count("semantic_cache_checks", "false")];
-  const off = count("semantic_cache_switched_off");
-  if (alike + others) rows.push(row("questions in other words", alike, others, [right + wrong, `checked, ${number(wrong)} of them false`], [off, "collections switched off"]));
   if (caches.has("redis_up")) {
     const redis = (event) => count("cache_store", ...[event, "redis"].sort());
     rows.push(row("Redis", redis("hits"), redis("misses"), [caches.get("redis_up") ? "" : "not", "reached"], [redis("timeouts") + redis("failures"), "failed"], [redis("dropped"), "dropped"]));

@@ -20,7 +20,7 @@ export async function ingestView(place, params) {
   const input = h("input", { type: "file", multiple: true, class: "sr", id: "files", onchange: () => take([...input.files]) });
   const drop = h("div", { class: "drop", ondragover: over, ondragleave: () => drop.classList.remove("over"), ondrop: dropped },
     input, h("label", { for: "files", class: "button primary" }, "Choose files"), h("p", {}, "or drop them here"),
-    h("p", { class: "muted" }, "Text, Markdown, HTML, source code, JSON, JSON lines, CSV and TSV are read in this browser. PDF, DOCX, PPTX, XLSX and EPUB are uploaded and read by the service, other files if they are text in UTF-8; for mail, archives and whole folders use ", h("code", {}, "nearline ingest"), "."));
+    h("p", { class: "muted" }, "Text, Markdown, HTML, source code, JSON, JSON lines, CSV and TSV are read in this browser. PDF, DOCX, PPTX, XLSX and EPUB are uploaded and read by the service, other files if they are text in UTF-8, or in UTF-16 with a byte order mark; for mail, archives and whole folders use ", h("code", {}, "nearline ingest"), "."));
   const said = h("div", { class: "taken" });
   place.append(h("h1", {}, "Ingest"), h("div", { class: "row" }, field("Into", choice), freshField, field("Column of the text, in JSON and tables", textField)), drop, said);
   fit();

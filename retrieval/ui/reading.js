@@ -22,12 +22,18 @@ export async function read(file, textField = TEXT) {
   return null;
 }
 
+// By its byte order mark, else as UTF-8.
 async function textOf(file) {
+  const bytes = await file.arrayBuffer();
+  const mark = String(new Uint8Array(bytes.slice(0, 2)));
+  const encoding = { "255,254": "utf-16le", "254,255": "utf-16be" }[mark] ?? "utf-8";
   try {
-    return new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    const text = new TextDecoder(encoding, { fatal: true }).decode(bytes);
+    if (!text.includes("\0")) return text;
   } catch {
-    throw new Error("the file is not text in UTF-8");
+    // as below
   }
+  throw new Error("the file is not text in UTF-8, nor in UTF-16 with a byte order mark");
 }
 
 function lines(text, name, textField) {

@@ -86,13 +86,13 @@ export async function searchView(place, params, signal) {
   function shown(answer, search, changed) {
     const context = { collection: collection.value.trim(), search, rerun: (body, patch) => run(body, patch) };
     const most = Object.fromEntries(["dense", "lexical"].map((one) => [one, Math.max(0, ...answer.hits.map((hit) => hit.scores[one] ?? 0))]));
-    const { supported } = answer.receipt;
+    const { evidence } = answer.receipt;
     const missing = h("div", { class: "below" });
     return [
       h("div", { class: "results-main" },
         h("p", { class: "summary" },
           h("b", {}, plural(answer.hits.length, "hit")), ` in ${milliseconds(answer.timings_ms.total)}`,
-          supported === false && h("span", { class: "tag warn" }, "none is relevant enough to answer this")),
+          evidence === "none" && h("span", { class: "tag warn" }, "nothing here seems to be about this")),
         missing,
         changed && h("p", { class: "notice" }, "Changed search: ", h("code", {}, JSON.stringify(changed)), " ",
           h("button", { type: "button", class: "quiet", onclick: () => run(asked()) }, "Back to the form's")),
@@ -131,6 +131,7 @@ function hitItem(hit, rank, most, context) {
       h("div", { class: "hit-body" },
         h("p", { class: "where" }, h("span", { class: "id" }, hit.document_id), ` · passage ${hit.passage}`, hit.heading && [" · ", h("span", { class: "heading" }, hit.heading.split("\n").join(" › "))]),
         text,
+        hit.collapsed > 0 && h("p", { class: "where" }, `and ${hit.collapsed} more like it`),
         h("ul", { class: "chips", "aria-label": "Metadata" }, [...valuesByPath(hit.metadata)].map(([name, values]) =>
           h("li", {}, h("span", {}, name), " ", values.join(", ")))),
         h("div", { class: "row" }, why, whole)),
@@ -183,11 +184,11 @@ function waterfall(timings) {
 const percent = (value) => `${Math.round(value * 100)}%`;
 const FACTS = {
   tiers: (tiers) => tiers.map(tier).join(", ") || "none",
-  share_read: percent, weight_dense: percent, support_from: percent,
+  share_read: percent, weight_dense: percent, evidence_from: ({ some, strong }) => `some from ${percent(some)}, strong from ${percent(strong)}`,
   reranked: ({ passages, of: wanted, model }) => `${passages} of ${wanted} by ${model}`,
   corrected: (words) => Object.entries(words).map(([from, to]) => `${from} → ${to}`).join(", "),
   degraded: (parts) => parts.join(", "),
-  supported: (value) => (value ? "yes" : "no"),
+  query_cut: () => "read in part",
 };
 
 // Fields that this page does not know are shown as they are.

@@ -28,12 +28,13 @@ export const RECEIPT = {
   cache: ["cache", "Whether the answer was kept from an equal search"],
   model: ["model", "The model that turns texts into vectors"],
   share_read: ["query understood", "The share of the query that the model reads; for the rest, words decide (API: share_read)"],
+  query_cut: ["long query", "The query is longer than the model reads: its questions, or its beginning and end, were compared by meaning (API: query_cut)"],
   weight_dense: ["weight of meaning", "The share of the score that comes from meaning; the rest comes from words"],
   reranked: ["reranked", "How many passages a second model has read"],
   corrected: ["spelling corrected", "Words of the query that are in no document, and what was searched instead"],
   degraded: ["left out under load", "What the service does without while it has too much to do"],
-  supported: ["has a relevant hit", "Whether a hit is relevant enough to answer from (API: supported)"],
-  support_from: ["relevant from", "The relevance from which a hit counts as one to answer from (API: support_from)"],
+  evidence: ["evidence", "None: no hit is about the question. Some: one is. Strong: one is so relevant that it likely answers it"],
+  evidence_from: ["evidence from", "The relevance of the best hit from which there is some evidence, and strong evidence (API: evidence_from)"],
 };
 
 /** The word for a term, with its meaning where the pointer rests. A term without one is shown as it is. */

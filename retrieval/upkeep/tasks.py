@@ -38,7 +38,7 @@ LOOK_EVERY_S = 2.0  # for jobs that become due without a write
 Finished = Callable[[JobBody], None]
 Work = Callable[[JobBody], Awaitable[None]]  # sets the job's result
 Queries = Callable[[], Awaitable[Floats]]
-LoggedVectors = Callable[[Collection], Awaitable[Floats | None]]
+AskedVectors = Callable[[Collection], Awaitable[tuple[str, Floats] | None]]
 Forget = Callable[[], Awaitable[object]]
 
 
@@ -67,7 +67,7 @@ class Tasks:
     """Starts jobs and remembers the last JOBS_KEPT. Use it on the event loop; `close` cancels running work."""
 
     def __init__(
-        self, on_finish: Finished, folders: tuple[Path, ...] = (), asked: LoggedVectors | None = None
+        self, on_finish: Finished, folders: tuple[Path, ...] = (), asked: AskedVectors | None = None
     ) -> None:
         """`folders` are shown to clients by their last name only. `asked` returns vectors of a collection's logged
         queries for rebuilds to measure with, or None for too few."""
@@ -258,9 +258,9 @@ class Tasks:
         self._require_open()
         request = await self._waiting(collection.begin_build, hot_capacity)
         self._require_open()
-        queries = await self._embed(job, partial(self._asked, collection)) if self._asked else None
+        questions = await self._embed(job, partial(self._asked, collection)) if self._asked else None
         self._require_open()
-        rebuild = Rebuild(request, timeout_s=collection.options.build_timeout_s, queries=queries)
+        rebuild = Rebuild(request, timeout_s=collection.options.build_timeout_s, questions=questions)
         self._children[job.id] = rebuild
         number = await self._waiting(rebuild.run, progress)
         progress("adopt", 0, 1)

@@ -8,11 +8,12 @@ import msgspec
 
 from retrieval.base.settings import Positive
 from retrieval.wire.message import Message
-from retrieval.wire.search import Citation, ContextRequest, Doc, NonEmpty, Receipt, Timings
+from retrieval.wire.search import Citation, ContextRequest, Doc, Evidence, NonEmpty, Receipt, Timings
 
 
 class AnswerRequest(ContextRequest, frozen=True, kw_only=True):
-    """A question. All options of a context apply; the model reads that context."""
+    """A question. The options of a context apply, except `queries`, `explain` and the format `messages`; the model
+    reads that context."""
 
     query: Annotated[NonEmpty, Doc("The question")]
     token_budget: Annotated[Positive, Doc("Maximum tokens of the context, markup included")] = 1500
@@ -20,9 +21,6 @@ class AnswerRequest(ContextRequest, frozen=True, kw_only=True):
         NonEmpty | None, Doc("What the model should do with the passages; replaces the built-in instruction")
     ] = None
     stream: Annotated[bool, Doc("Stream the answer as server-sent events")] = False
-    ask_anyway: Annotated[
-        bool, Doc("Ask the model even if the search found that the documents do not answer this")
-    ] = False
 
 
 class AnswerSentence(msgspec.Struct):
@@ -45,13 +43,11 @@ class Answer(msgspec.Struct):
     reason: Annotated[
         Literal["no_model", "not_in_documents", "declined"] | None,
         Doc(
-            "Why there is no answer: no model is configured; no passage found supports one; the model says that the "
-            "passages do not answer this"
+            "Why there is no answer: no model is configured; no passage was found; the model says that the passages do "
+            "not answer this"
         ),
     ]
-    supported: Annotated[
-        bool | None, Doc("As in the receipt: false if no passage found is about the question")
-    ]
+    evidence: Annotated[Evidence | None, Doc("As in the receipt: what speaks for an answer being here")]
     citations: Annotated[list[Citation], Doc("One for each numbered passage in the prompt")]
     cited: Annotated[list[int], Doc("Numbers of the passages that the answer cites, in order of appearance")]
     unknown_citations: Annotated[

@@ -87,6 +87,24 @@ class SetRanking(Request, frozen=True, kw_only=True):
     gain_high: GainHigh = None
 
 
+Alternative = Annotated[str, Meta(min_length=1, max_length=100)]
+
+
+class SetSynonyms(Request, frozen=True, kw_only=True):
+    """A collection's synonyms, in the place of those that it has."""
+
+    synonyms: Annotated[
+        list[Annotated[list[Alternative], Meta(min_length=2, max_length=32)]],
+        Meta(max_length=1000),
+        Doc('Lists of words and expressions that mean the same: `["k8s", "kubernetes"]`'),
+    ]
+
+
+class SynonymsBody(msgspec.Struct):
+    synonyms: Annotated[list[list[str]], Doc("Lists of words and expressions that mean the same")]
+    set_ms: Annotated[int | None, Doc("Unix time of the change in milliseconds; null: there are none")]
+
+
 class RankingBody(msgspec.Struct, kw_only=True):
     """A collection's own ranking settings. `gain` is in nDCG@10 on held-out queries."""
 

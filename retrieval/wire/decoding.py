@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import islice
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from msgspec import Meta, inspect
 
 from indexes.base.errors import InvalidInput
 from indexes.base.suggestions import suggestion
+from retrieval.base.settings import INTEGER_MAX
 from retrieval.wire.errors import MalformedRequest
 from retrieval.wire.value_budget import check_values
 
@@ -29,7 +31,12 @@ VectorJson = Annotated[
 ]
 IdsJson = Annotated[
     msgspec.Raw,
-    Meta(extra_json_schema={"type": ["array", "null"], "items": {"type": ["string", "integer"]}}),
+    Meta(
+        extra_json_schema={
+            "type": ["array", "null"],
+            "items": {"type": ["string", "integer"], "minimum": -(2**63), "maximum": INTEGER_MAX},
+        }
+    ),
 ]
 MetadataJson = Annotated[
     msgspec.Raw,
@@ -105,6 +112,8 @@ _NOT_ALLOWED = re.compile(r"Invalid enum value ")
 _TYPES = re.compile(r"(?:Expected|got) `[^`]*`")
 NAME_CHARS_SHOWN = 100  # of an unknown field's name, in the error
 JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}  # for Python's types
+KEYS_TRIED = 1024  # to find the one at fault; takes a few milliseconds
+ANY_KEY = "[...]"  # in msgspec's paths, for a key of an object whose keys are free
 _STEP = re.compile(r"\[[^\[\]]*\]|[^.\[\]]+")
 
 
@@ -116,11 +125,19 @@ def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise invalid(error, kind) from None
+        raise invalid(error, body, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise MalformedRequest("the body is nested too deeply") from None
+
+
+def check_built(built: T) -> T:
+    """Check a struct that was built without decoding it. Raises InvalidInput naming the field."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(built), type(built))
+    except msgspec.ValidationError as error:
+        raise invalid(error, msgspec.json.encode(built), type(built)) from None
 
 
 def decode_part(part: bytes | msgspec.Raw, kind: type[T], where: str) -> T:
@@ -133,7 +150,7 @@ def decode_part(part: bytes | msgspec.Raw, kind: type[T], where: str) -> T:
         raise type(error)(f"{place}: {error.message.removeprefix(f'{inside}: ')}", param=place) from None
 
 
-def invalid(error: msgspec.ValidationError, kind: type) -> InvalidInput:
+def invalid(error: msgspec.ValidationError, body: bytes | msgspec.Raw, kind: type) -> InvalidInput:
     """Return msgspec's error with JSON's type names and the path as `param`, suggesting a name for an unknown field."""
     message, path = split_place(_TYPES.sub(in_json_words, str(error)))
     unknown = _UNKNOWN.fullmatch(message)
@@ -144,6 +161,8 @@ def invalid(error: msgspec.ValidationError, kind: type) -> InvalidInput:
     if unknown:
         likely = suggestion(unknown["name"], fields_at(kind, path), ALIKE)
         message = f"Object contains unknown field `{name}`; {likely}"
+    if ANY_KEY in path:
+        path = path.replace(ANY_KEY, f".{shorten(key_at_fault(body, kind, path))}", 1).removeprefix(".")
     param = ".".join(filter(None, [path, name]))
     return InvalidInput(f"{param}: {message}" if param else message, param=param or None)
 
@@ -153,6 +172,38 @@ def split_place(text: str) -> tuple[str, str]:
     message, _, place = text.rpartition(" - at `")  # the last one: a client's field name may contain it
     found = _PLACE.fullmatch(place)
     return (message, found["path"].removeprefix(".")) if found else (text, "")
+
+
+def key_at_fault(body: bytes | msgspec.Raw, kind: type, path: str) -> str:
+    """Return the key that stands where the path has ANY_KEY: the first whose value fails if sent alone. Return "*" if
+    none of the first KEYS_TRIED does, as when a key occurs twice."""
+    steps = _STEP.findall(path.partition(ANY_KEY)[0])
+    try:
+        for step in steps:
+            if step.startswith("["):
+                body = msgspec.json.decode(body, type=list[msgspec.Raw])[int(step[1:-1])]
+            else:
+                body = msgspec.json.decode(body, type=dict[str, msgspec.Raw])[step]
+        found = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        LookupError,
+        RecursionError,
+    ):  # cut short behind it, for one
+        return "*"
+    for key, value in islice(found.items(), KEYS_TRIED):
+        alone: object = {key: value}
+        for step in reversed(steps):
+            alone = [alone] if step.startswith("[") else {step: alone}
+        try:
+            msgspec.json.decode(msgspec.json.encode(alone), type=kind)
+        except msgspec.ValidationError as error:
+            if ANY_KEY in split_place(str(error))[1]:
+                return key
+        except RecursionError:  # too deep to be looked at, and so not at fault first
+            continue
+    return "*"
 
 
 def shorten(name: str) -> str:

@@ -8,11 +8,12 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from indexes.base.model import Metadata
+from retrieval.base.settings import Whole
 from retrieval.wire.decoding import IdsJson, MetadataJson, absent, no_metadata
 from retrieval.wire.search import Condition, Doc, DocumentId, End, OwnVector, Request, Seq, Start
 
 Expiry = Annotated[
-    str | int | None,
+    str | Whole | None,
     Doc("When it expires: an ISO 8601 date, or milliseconds since 1970; null: never"),
 ]
 
@@ -67,6 +68,13 @@ class PatchDocument(Request, frozen=True, kw_only=True):
     expires_at: Expiry | UnsetType = UNSET
 
 
+class PatchDocuments(PatchDocument, frozen=True, kw_only=True):
+    """A patch of the documents with these ids, or of all that match the filter. Ids that do not exist are skipped."""
+
+    ids: Annotated[IdsJson, Doc("Ids of documents")] = field(default_factory=absent)
+    filter: Condition = field(default_factory=absent)
+
+
 class DeleteDocuments(Request, frozen=True, kw_only=True):
     ids: Annotated[IdsJson, Doc("Ids of documents")] = field(default_factory=absent)
     filter: Condition = field(default_factory=absent)
@@ -98,6 +106,11 @@ class Written(msgspec.Struct, kw_only=True):
     passages: Annotated[int, Doc("Number of passages")]
     tokens: Annotated[int, Doc("Number of tokens")]
     took_ms: Annotated[float, Doc("Milliseconds until the write was synced and searchable")]
+
+
+class Patched(msgspec.Struct):
+    seq: Seq
+    changed: Annotated[int, Doc("Documents changed; those that were already so are not counted")]
 
 
 class Deleted(msgspec.Struct):

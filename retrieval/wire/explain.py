@@ -14,6 +14,7 @@ from retrieval.wire.search import Doc, DocumentId, Ranks, Scores, SearchRequest
 Kind = Literal[
     "found",
     "no_document",
+    "expired",
     "not_visible",
     "filtered",
     "missed_by_index",
@@ -21,9 +22,11 @@ Kind = Literal[
     "missing_terms",
     "words_elsewhere",
     "unread_query",
+    "cut_query",
     "own_vector",
     "reranked",
     "grouped",
+    "collapsed",
     "below_floor",
     "outscored",
     "left_out",
@@ -89,7 +92,7 @@ class ExplainAnswer(msgspec.Struct):
     """Where the document is among the hits (`found`), or why it is not.
 
     `cause` is the first reason for a miss, and `also` are the reasons that remain once that is changed. `change` is
-    the smallest change that finds the document; `others` find it too.
+    the smallest change that finds the document, if possible among the first `k` hits; `others` find it too.
     """
 
     found: Annotated[int | None, Doc("Rank among the hits, from 1; null if it is not among them")]
@@ -100,6 +103,10 @@ class ExplainAnswer(msgspec.Struct):
     passages: Annotated[list[FollowedPassage], Doc("Passages of the document, best first")]
     searches: Annotated[int, Doc("Searches that were run for this explanation")]
     seq: Annotated[int, Doc("Last operation that the search could see")]
+    within_k: Annotated[
+        bool | UnsetType,
+        Doc("Whether `change` brings it among the first `k` hits as asked; absent if it is among them"),
+    ] = UNSET
     over_budget: Annotated[
         bool | UnsetType,
         Doc("True: the searches took so long that not every change was tried; absent otherwise"),

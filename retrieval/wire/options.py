@@ -17,9 +17,11 @@ BoostWeight = Annotated[float, Meta(ge=-1000, le=1000)]
 RerankCount = Annotated[int, Meta(ge=1, le=1000)]
 RerankMs = Annotated[float, Meta(gt=0, le=10_000)]
 RerankWeight = Annotated[float, Meta(ge=0, le=1)]
+NearCopy = Annotated[float, Meta(ge=0.1, le=1)]
+GroupHits = Annotated[int, Meta(ge=1, le=100)]
 Name = Annotated[str, Meta(min_length=1)]
 Place = Annotated[int, Meta(ge=0)]
-OverBudget = Literal["typos", "operators", "highlight", "facets"]
+OverBudget = Literal["typos", "synonyms", "operators", "highlight", "facets", "collapse"]
 Span = tuple[Place, Place]  # [start, end) in a hit's text, in characters
 
 
@@ -127,6 +129,22 @@ class Rerank(Request, frozen=True, kw_only=True):
     weight: Annotated[
         RerankWeight | None, Doc("Weight of the cross-encoder relative to the fused score, 0 to 1")
     ] = None
+
+
+class Collapse(Request, frozen=True, kw_only=True):
+    """Collapse passages that are similar, or those with the same value under a metadata key."""
+
+    similarity: Annotated[
+        NearCopy | None,
+        Doc("Collapse passages whose vectors have at least this cosine, and identical texts"),
+    ] = None
+    key: Annotated[
+        Name | None,
+        Doc("The metadata key; passages without a value stand alone, and of several the first counts"),
+    ] = None
+    hits: Annotated[GroupHits | None, Doc("Hits of each value of `key`, 1 by default; `k` counts values")] = (
+        None
+    )
 
 
 class Reranked(msgspec.Struct):

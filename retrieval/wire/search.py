@@ -12,12 +12,13 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from indexes.base.model import Metadata, Tier
-from retrieval.base.settings import Count, Positive, Weight
+from retrieval.base.settings import Count, Positive, Weight, Whole
 from retrieval.wire import decoding
 from retrieval.wire.decoding import FilterJson, SearchesJson, SearchOutcome, VectorJson, absent
 from retrieval.wire.message import Message
 from retrieval.wire.options import (
     Boosts,
+    Collapse,
     Expand,
     Expanded,
     Facet,
@@ -32,7 +33,7 @@ from retrieval.wire.options import (
 
 Mode = Literal["hybrid", "dense", "lexical"]
 NonEmpty = Annotated[str, Meta(min_length=1)]
-DocumentId = NonEmpty | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+DocumentId = NonEmpty | Whole
 Doc = decoding.Doc
 Request = decoding.Request
 
@@ -85,6 +86,13 @@ class SearchOptions(Request, frozen=True, kw_only=True):
         Doc("Prefer hits that differ from those above them (MMR): 1 is pure relevance, 0 pure diversity"),
     ] = None
     group_by_document: Annotated[bool, Doc("Only the best passage of each document")] = False
+    collapse: Annotated[
+        bool | Literal["text"] | Collapse | None,
+        Doc(
+            "`text`, or true: show one hit for all passages with the same text; an object: collapse as it says; false: "
+            "show all. Default: `text`, and false in standing queries"
+        ),
+    ] = None
     boosts: Annotated[
         Boosts | None, Doc("Raise or lower the scores of candidates by their metadata: recency, votes, flags")
     ] = None
@@ -106,15 +114,11 @@ class SearchOptions(Request, frozen=True, kw_only=True):
     ] = None
 
 
-class SearchRequest(SearchOptions, frozen=True, kw_only=True):
-    """A search. `exact` scans all stored vectors instead of the indexes: the ground truth, but slow."""
+class PageOptions(SearchOptions, frozen=True, kw_only=True):
+    """What is searched for, and what is shown of it."""
 
     query: Annotated[str | None, Doc("The text to search for")] = None
     vector: OwnVector = field(default_factory=absent)
-    like: Annotated[
-        ExampleIds | None, Doc("Ids of documents: find similar ones, instead of or in addition to a query")
-    ] = None
-    unlike: Annotated[ExampleIds | None, Doc("Ids of documents that hits should not resemble")] = None
     offset: Annotated[Count, Doc("Hits to skip, those of earlier pages; with `k` at most limits.k_max")] = 0
     expand: Annotated[
         Expand | None, Doc("Show each hit with its neighbors, its section, or its whole document")
@@ -126,14 +130,31 @@ class SearchRequest(SearchOptions, frozen=True, kw_only=True):
         Sorts | None,
         Doc("Sort the candidates by metadata instead of by score; those without a value come last"),
     ] = None
+    explain: Annotated[
+        bool, Doc("Add each hit's rank in both rankings and the evidence of its relevance")
+    ] = False
+
+
+class SearchRequest(PageOptions, frozen=True, kw_only=True):
+    """A search. `exact` scans all stored vectors instead of the indexes: the ground truth, but slow."""
+
+    like: Annotated[
+        ExampleIds | None, Doc("Ids of documents: find similar ones, instead of or in addition to a query")
+    ] = None
+    unlike: Annotated[ExampleIds | None, Doc("Ids of documents that hits should not resemble")] = None
     facets: Annotated[
         list[NonEmpty | Facet] | None,
         Doc("Metadata keys: count the documents that match the filter by their values"),
     ] = None
-    explain: Annotated[
-        bool, Doc("Add each hit's rank in both rankings and the evidence of its relevance")
-    ] = False
     exact: Annotated[bool, Doc("With mode dense: score every stored vector, the ground truth. Slow")] = False
+
+
+class SearchCollections(PageOptions, frozen=True, kw_only=True):
+    """A search of several collections with one ranking over all. `min_seq` is refused: each has its own operations."""
+
+    collections: Annotated[
+        list[NonEmpty], Doc("Names or aliases of at most 16 collections, whose vectors are of one model")
+    ]
 
 
 class SearchBatch(Request, frozen=True, kw_only=True):
@@ -151,6 +172,10 @@ class Scores(msgspec.Struct):
         Doc("Score of the cross-encoder; 0 means even odds that the passage answers the query"),
     ] = UNSET
     boost: Annotated[float | UnsetType, Doc("Factor by which `boosts` multiplied the score")] = UNSET
+    name: Annotated[
+        float | UnsetType,
+        Doc("1 if the query holds the document's id or title, 0.5 for a heading or the last part of a name"),
+    ] = UNSET
 
 
 class Ranks(msgspec.Struct):
@@ -201,10 +226,29 @@ class Hit(msgspec.Struct, omit_defaults=True):
     ] = None
     snippet: Annotated[Span | None, Doc("With `highlight`: the part of `text` with most of them")] = None
     expanded: Annotated[Expanded | None, Doc("With `expand`: the passage and those around it")] = None
+    collapsed: Annotated[
+        int,
+        Doc(
+            "How many of the candidates that were read stand behind this hit, or behind the hits of its group"
+        ),
+    ] = 0
+    group: Annotated[
+        str | int | float | bool | None,
+        Doc("With `collapse.key`: the value that the hits of its group share"),
+    ] = None
+    collection: Annotated[str, Doc("In a search of several collections: the one that it is from")] = ""
 
 
-CacheOutcome = Literal["hit", "miss", "bypass", "semantic"]
+CacheOutcome = Literal["hit", "miss", "bypass"]
 Degraded = Literal["candidates", "rerank"]
+Evidence = Literal["none", "some", "strong"]
+
+
+class EvidenceFrom(msgspec.Struct):
+    """The `relevance` that one of the first ten hits must have for a verdict."""
+
+    some: Annotated[float, Doc("For `some`; of ten questions that the collection answers, nine get there")]
+    strong: Annotated[float, Doc("For `strong`; of ten questions that it does not answer, one gets there")]
 
 
 class Receipt(msgspec.Struct):
@@ -213,7 +257,7 @@ class Receipt(msgspec.Struct):
     collection: Annotated[str, Doc("Name or alias of a collection")]
     generation: Annotated[int, Doc("Number of the live build of the indexes; 0 before the first rebuild")]
     seq: Seq
-    tiers: Annotated[list[Tier], Doc("Tiers that were searched")]
+    tiers: Annotated[list[Tier], Doc("Tiers that were searched by meaning; a search by words covers all")]
     cold_skipped: Annotated[str | None, Doc("Why the cold tier was not searched; null if it was")]
     share_read: Annotated[
         float | None, Doc("Share of the query that the model reads, 0 to 1; null if no text was embedded")
@@ -227,9 +271,12 @@ class Receipt(msgspec.Struct):
     cache: Annotated[CacheOutcome, Doc("Whether the answer came from the result cache")]
     model: Annotated[str, Doc("Name of the embedding model")]
     reranked: Annotated[Reranked | None, Doc("With `rerank`: how much was read in time")] = None
-    supported: Annotated[
-        bool | None,
-        Doc("False if no hit is relevant enough for the collection to answer this; null if unknown"),
+    evidence: Annotated[
+        Evidence | None,
+        Doc(
+            "What speaks for an answer being here: `none`, none of the first ten hits is about the question; `some`, "
+            "one is; `strong`, one is so relevant as few are to questions without an answer; null if unknown"
+        ),
     ] = None
     corrected: Annotated[
         dict[str, str] | UnsetType,
@@ -242,9 +289,11 @@ class Receipt(msgspec.Struct):
         list[OverBudget] | UnsetType,
         Doc("Options that ran out of time and were applied in part; absent if there are none"),
     ] = UNSET
-    support_from: Annotated[
-        float | None, Doc("The `relevance` that one of the first ten hits must have for `supported`")
-    ] = None
+    query_cut: Annotated[
+        bool | UnsetType,
+        Doc("True: the query is longer than the model reads; its questions, or its ends, were embedded"),
+    ] = UNSET
+    evidence_from: Annotated[EvidenceFrom | None, Doc("What `evidence` is judged by")] = None
 
 
 class Timings(msgspec.Struct):
@@ -257,9 +306,7 @@ class Timings(msgspec.Struct):
     fuse: Annotated[float, Doc("Fusing both rankings")] = 0.0
     rerank: Annotated[float, Doc("Reranking the candidates")] = 0.0
     hydrate: Annotated[float, Doc("Reading the hits from the log")] = 0.0
-    wait: Annotated[
-        float, Doc("Time in which no stage ran: mostly waiting for a search thread or for `min_seq`")
-    ] = 0.0
+    wait: Annotated[float, Doc("Time in which no stage ran: mostly waiting for a search thread")] = 0.0
     total: Annotated[float, Doc("The whole search")] = 0.0
 
 
@@ -268,6 +315,12 @@ class SearchAnswer(msgspec.Struct):
     receipt: Annotated[Receipt, Doc("How the answer was found")]
     timings_ms: Annotated[Timings, Doc("Milliseconds of each stage")]
     facets: Annotated[list[FacetBody] | UnsetType, Doc("With `facets`: the counts, in their order")] = UNSET
+
+
+class SearchCollectionsAnswer(msgspec.Struct):
+    hits: Annotated[list[Hit], Doc("Best first, each with its `collection`")]
+    receipts: Annotated[list[Receipt], Doc("How the answer was found in each collection, in their order")]
+    timings_ms: Annotated[Timings, Doc("Milliseconds of each stage, over all collections")]
 
 
 class SearchBatchAnswer(msgspec.Struct):

@@ -106,7 +106,7 @@ def test_a_cancelled_build(collection: Collection) -> None:
 def test_queries_lie_where_they_are_swept(collection: Collection) -> None:
     """Vectors of users' queries lie in the collection's folder; what a killed service leaves goes when it opens."""
     queries = WORLD.queries(20)
-    rebuild = Rebuild(collection.begin_build(), timeout_s=60, queries=queries)
+    rebuild = Rebuild(collection.begin_build(), timeout_s=60, questions=("given", queries))
     seen: list[Path] = []
 
     def progress(stage: str, done: int, total: int) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import subprocess
+import sys
 import threading
 import time
+from itertools import takewhile
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 import pytest
 
@@ -14,6 +19,7 @@ from indexes.directory.catalog import Catalog
 from indexes.log import log, sqlite
 from indexes.rebuild.builder import build
 from jobs.serving.process import log_of, serving
+from jobs.serving.service import READY_LINE
 from tests.support.http import Http
 from tests.support.vectors import World, fill, make_collection, settings
 
@@ -79,6 +85,20 @@ def test_hundreds_of_collections_fit(memory_folder: Path, model_folder: Path) ->
         http.write("c0", {"id": "one", "text": "a document about rivers"})
         assert http.found("c0", query="rivers", k=1) == ["one"]
         assert descriptors(server.pid) < 500
+
+
+@pytest.mark.parametrize(("limit", "warns"), [(60, True), (2000, False)])
+def test_a_low_limit_is_warned_of(tmp_path: Path, model_folder: Path, limit: int, warns: bool) -> None:
+    """The warning says how many connections the limit allows, and the service becomes ready all the same."""
+    command = [sys.executable, "-m", "jobs.cli", "serve", "--data", str(tmp_path / "data"), "--port", "0"]
+    environ = {**os.environ, "NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    limited = ["sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh", *command]
+    with subprocess.Popen(limited, env=environ, stdout=PIPE, stderr=STDOUT, text=True) as service:
+        assert service.stdout is not None
+        begun = list(takewhile(lambda line: not line.startswith(READY_LINE), service.stdout))
+        service.terminate()
+    assert any("only 60 files may be open (ulimit -n), for at most 30" in line for line in begun) == warns
+    assert service.returncode == 0
 
 
 def test_running_out_ends_nothing(tmp_path: Path, model_folder: Path) -> None:

@@ -12,15 +12,21 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import pytest
 
+from indexes.base import durable
+from indexes.base.durable import Disk
 from indexes.base.errors import DiskFull
 from indexes.collection.collection import Collection
+from indexes.directory.marker import is_locked, prepare
 from indexes.parts.generation import Generation
 from indexes.rebuild.builder import BuildRequest
 from jobs.serving.process import ServerProcess, serving
+from retrieval.access.auth import Keys
+from tests.support.guarded import key
 from tests.support.http import Http
 from tests.support.inspection import consistent
 from tests.support.vectors import make_collection
@@ -120,6 +126,49 @@ def write_until_refused(http: Http, name: str, status: int) -> int:
             assert reply.status == status, reply
             return number
     raise AssertionError
+
+
+@dataclass
+class LastRoom(Disk):
+    """There is room for so many more writes and syncs."""
+
+    left: int
+
+    def write(self, file: BinaryIO, content: bytes) -> None:
+        self._take()
+        super().write(file, content)
+
+    def sync(self, descriptor: int, path: Path) -> None:
+        self._take()
+        super().sync(descriptor, path)
+
+    def _take(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_first_key_without_room_leaves_the_directory_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever write or sync fails: either the key is made and needed, or a running service and the next need none."""
+    failed = 0
+    for left in itertools.count():
+        prepare(data := tmp_path / str(left))
+        running = Keys(data)
+        monkeypatch.setattr(durable, "disk", disk := LastRoom(left))
+        text = ""
+        with contextlib.suppress(DiskFull):
+            text = Keys(data).create(key("admin"))[1]
+        monkeypatch.undo()
+        running.reload()
+        for keys in (running, Keys(data)):
+            assert keys.required == is_locked(data) == bool(text), left
+            assert bool(keys.admit({"Authorization": f"Bearer {text}"}, "admin").key) == bool(text)
+        failed += not text
+        if disk.left >= 0:
+            break
+    assert 3 <= failed < left
 
 
 BUILDER_WITH_A_LIMIT = """

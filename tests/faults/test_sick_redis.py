@@ -21,8 +21,7 @@ DOCUMENTS = [
 QUERIES = [f"lighthouse {at} on rock {at * 3 % 97}" for at in range(40)]
 
 
-@pytest.mark.parametrize("semantic", ["false", "true"])
-def test_whatever_redis_replies_answers_are_right(tmp_path: Path, model_folder: Path, semantic: str) -> None:
+def test_whatever_redis_replies_answers_are_right(tmp_path: Path, model_folder: Path) -> None:
     """Two services share it. Each fault comes beside searches of four clients that were asked before and of new ones,
     and goes; writes change the answers in between."""
     with redis_server(tmp_path) as redis, fault_proxy(redis.port) as proxy:
@@ -31,7 +30,7 @@ def test_whatever_redis_replies_answers_are_right(tmp_path: Path, model_folder: 
             "NEARLINE_REDIS_URL": proxy.url,
             "NEARLINE_REDIS_SECRET": "sixteen characters",
             "NEARLINE_REDIS_RETRY_AFTER_S": "0.05",
-            "NEARLINE_SEMANTIC_CACHE_ENABLED": semantic,
+            "NEARLINE_CACHE_REWORDED": "true",
         }
         with (
             serving(tmp_path / "one", environ) as one,

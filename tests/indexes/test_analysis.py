@@ -6,6 +6,7 @@ import sys
 import threading
 import unicodedata
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -253,6 +254,12 @@ def test_prose_is_not_inflated() -> None:
         ("the who", ["the", "who"]),
         ("to be or not to be", ["to", "be", "or", "not"]),
         ("what's the dog's name?", ["dog", "name"]),
+        *(
+            (f"{one} to be {one}", ["to", "be"])
+            for one in ("-", "?", "*", "_", "🙂", "\ufe0f", '""', "--- …")
+        ),
+        ("🙂 to be happy", ["happi"]),
+        ("- ?", []),
     ],
 )
 def test_queries_go_without_stopwords_unless_they_matter(query: str, kept: list[str]) -> None:
@@ -314,6 +321,19 @@ PUMPED = [
 ]  # fmt: skip
 
 
+def cpu_s(work: Callable[[], object]) -> float:
+    """Return the CPU time of some work. If it is high, take the lowest of three runs: a garbage collection may have
+    fallen into the first."""
+    least = float("inf")
+    for _ in range(3):
+        begun = process_time()
+        work()
+        least = min(least, process_time() - begun)
+        if least < 0.1:
+            break
+    return least
+
+
 @pytest.mark.parametrize("pumped", PUMPED, ids=ascii)
 def test_no_row_of_characters_takes_long(pumped: str) -> None:
     """Eight times the characters take about eight times the CPU, whatever the language: stemmers and normalization in
@@ -321,21 +341,15 @@ def test_no_row_of_characters_takes_long(pumped: str) -> None:
     for language in ("en", "ar", "ta", "de", "sr", "fa", "ca", "ja", "th", "ko", "tr", ""):
         works: list[Callable[[str, str], Any]] = [terms, query_terms, lambda text, _: language_of("", text)]
         for work in works:
-            spent = []
-            for times in (2_000, 16_000):
-                begun = process_time()
-                work(pumped * times, language)
-                spent.append(process_time() - begun)
-            assert spent[1] < 0.1 or spent[1] < 24 * spent[0], (language, work, spent)
+            little, much = (cpu_s(partial(work, pumped * times, language)) for times in (2_000, 16_000))
+            assert much < 0.1 or much < 24 * little, (language, work, little, much)
 
 
 @pytest.mark.parametrize("language", SNOWBALL)
 def test_no_stemmer_sees_a_long_word(language: str) -> None:
     """Several of them take the square of its length: with 200,000 of these letters the worst took seconds."""
     for letter in "ـكகாàúsа\u200c":
-        begun = process_time()
-        form(letter * 200_000, language)
-        assert process_time() - begun < 0.3, letter
+        assert cpu_s(partial(form, letter * 200_000, language)) < 0.3, letter
 
 
 def test_marks_beyond_thirty_two_in_a_row_are_left_out() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -378,6 +380,33 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     back_up(catalog.folder, folder / "backup", progress=quiet)
     catalog.close()
     return folder / "backup"
+
+
+@contextmanager
+def file_bytes_max(limit: int) -> Iterator[None]:
+    """Let this process write no larger file, as on a disk without room for one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_without_room_for_some_file(kept: Path, tmp_path: Path) -> None:
+    """Whichever it is: the error of a backup or a restore names the place that lacks room, and nothing is left."""
+    sizes = sorted({path.stat().st_size for path in kept.rglob("*") if path.is_file()})
+    for limit in (0, *(size - 1 for size in sizes)):
+        new, data = tmp_path / str(limit), tmp_path / f"data {limit}"
+        with (
+            file_bytes_max(limit),
+            pytest.raises(DiskFull, match=f"no space left for {tmp_path}/\\.?{limit}"),
+        ):
+            back_up(kept.parent / "data", new, progress=quiet)
+        with file_bytes_max(limit), pytest.raises(DiskFull, match=f"no space left for {data}/"):
+            restore(kept, data, progress=quiet)
+        assert not new.exists()
+        assert not [path for path in data.rglob("*") if path.is_dir()]
 
 
 def files_of(backup: Path) -> list[str]:

@@ -50,6 +50,21 @@ def test_collections_come_back_after_opening_again(catalog: Catalog) -> None:
     again.close()
 
 
+def test_an_alias_and_its_collection_are_of_one_tenant(catalog: Catalog) -> None:
+    """Neither setting one nor renaming makes an alias that tells one tenant of another."""
+    for name in ("docs", "docs@acme", "docs@beta"):
+        catalog.create(name, settings())
+    for alias, name in (("x@acme", "docs@beta"), ("x", "docs@beta"), ("x@acme", "docs")):
+        with pytest.raises(Conflict, match="not of one tenant"):
+            catalog.set_alias(alias, name)
+    catalog.set_alias("x@acme", "docs@acme")
+    for new_name in ("moved", "moved@beta"):
+        with pytest.raises(Conflict, match="not of one tenant"):
+            catalog.rename("docs@acme", new_name)
+    catalog.rename("docs@acme", "moved@acme")
+    assert catalog.aliases == {"x@acme": "moved@acme"}
+
+
 def test_an_alias_moves(catalog: Catalog) -> None:
     """Set again, an alias names the other collection."""
     for name in ("one", "two"):
@@ -267,12 +282,12 @@ def test_a_damaged_log_is_quarantined(catalog: Catalog, content: Callable[[bytes
     assert list(again.collections) == ["good"]
     assert list(again.quarantined) == ["ill"]
     failures.require_none()
-    for refused in (
-        lambda: again.get("patient"),
-        lambda: again.rename("ill", "other"),
-        lambda: again.set_alias("another", "ill"),
+    for called, refused in (
+        ("patient", lambda: again.get("patient")),
+        ("ill", lambda: again.rename("ill", "other")),
+        ("ill", lambda: again.set_alias("another", "ill")),
     ):
-        with pytest.raises(Quarantined, match=r"'ill' is quarantined: .*nearline verify"):
+        with pytest.raises(Quarantined, match=rf"{called!r} is quarantined: .*nearline verify"):
             refused()
     with pytest.raises(Conflict, match="taken"):
         again.create("ill", settings())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from indexes.base.masks import pack_flags
 from indexes.base.model import Floats, Rows
 from indexes.dense import cold
-from indexes.dense.cold import RANKS, ColdSettings, ColdShard, horizon_of
+from indexes.dense.cold import RANKS, ColdIndex, ColdSettings, horizon_of
 from indexes.dense.forecast import Forecast
 from indexes.dense.mixtures import mixtures_of
 from indexes.dense.training import train
@@ -31,7 +31,7 @@ def scattered(count: int, seed: int) -> Floats:
 
 
 @pytest.fixture(scope="module")
-def shard() -> ColdShard:
+def shard() -> ColdIndex:
     """All rows cold, in the order of their lists."""
     vectors = scattered(SIZE, seed=1)
     index, _ = train(vectors, SIZE, 0.95)
@@ -40,7 +40,7 @@ def shard() -> ColdShard:
     index.add(ordered)
     stored = StoredVectors.allocate(SIZE, DIMENSIONS)
     stored.halves[:] = ordered
-    return ColdShard(index, stored, ColdSettings())
+    return ColdIndex(index, stored, ColdSettings())
 
 
 @pytest.fixture
@@ -48,27 +48,27 @@ def queries() -> Floats:
     return scattered(50, seed=2)
 
 
-def exact(shard: ColdShard, query: Floats) -> tuple[Rows, Floats]:
+def exact(shard: ColdIndex, query: Floats) -> tuple[Rows, Floats]:
     return shard._vectors.best(np.arange(SIZE), query, K)
 
 
-def nearest(shard: ColdShard, query: Floats, settings: ColdSettings) -> Rows:
+def nearest(shard: ColdIndex, query: Floats, settings: ColdSettings) -> Rows:
     return shard.nearest(query, K, None, SIZE, settings)[0]
 
 
-def recall(shard: ColdShard, queries: Floats, settings: ColdSettings) -> float:
+def recall(shard: ColdIndex, queries: Floats, settings: ColdSettings) -> float:
     found = [np.isin(exact(shard, query)[0], nearest(shard, query, settings)).mean() for query in queries]
     return float(np.mean(found))
 
 
-def test_further_reach_finds_more(shard: ColdShard, queries: Floats) -> None:
+def test_further_reach_finds_more(shard: ColdIndex, queries: Floats) -> None:
     """From one list always, the reach alone takes recall from poor to all there is to find."""
     recalls = [recall(shard, queries, ColdSettings(1, 400, reach=reach)) for reach in (-1.0, 0.5, 2.0)]
     assert recalls[0] < recalls[1] < recalls[2]
     assert recalls[2] > 0.98
 
 
-def test_a_search_for_more_looks_further(shard: ColdShard, queries: Floats) -> None:
+def test_a_search_for_more_looks_further(shard: ColdIndex, queries: Floats) -> None:
     """Where a hundred ranks matter, the settings chosen for ten find about as much of them; ten cost what they did."""
     settings, depth, queries = ColdSettings(shard.lists // 4, 100, reach=0.05), 100, queries[:15]
     best = [shard._vectors.best(np.arange(SIZE), query, depth)[0] for query in queries]
@@ -83,7 +83,7 @@ def test_a_search_for_more_looks_further(shard: ColdShard, queries: Floats) -> N
 
 
 def test_the_foretold_scan_is_the_one_that_happens(
-    shard: ColdShard, queries: Floats, monkeypatch: pytest.MonkeyPatch
+    shard: ColdIndex, queries: Floats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What `Forecast` says of the codes scanned is what searches scan, or up to a fifth less.
 
@@ -106,7 +106,7 @@ def test_the_foretold_scan_is_the_one_that_happens(
 
 
 def test_a_few_deletions_do_not_widen_searches(
-    shard: ColdShard, queries: Floats, monkeypatch: pytest.MonkeyPatch
+    shard: ColdIndex, queries: Floats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They end where they did. Where a filter keeps half, they go on to lists further away."""
     horizons: list[float] = []
@@ -133,7 +133,7 @@ def test_a_few_deletions_do_not_widen_searches(
 
 @pytest.mark.parametrize("reach", [0.2, 0.5, 2.0])
 def test_predicted_recall_is_nearly_what_searches_find(
-    shard: ColdShard, queries: Floats, reach: float
+    shard: ColdIndex, queries: Floats, reach: float
 ) -> None:
     """A little less where few lists are scanned, because there fewer passages compete for being scored again."""
     wanted = ColdSettings(1, 300, reach=reach)
@@ -141,7 +141,7 @@ def test_predicted_recall_is_nearly_what_searches_find(
     assert found - 0.1 <= Forecast(shard, queries).recall(wanted) <= found + 0.02
 
 
-def test_more_lists_cost_more(shard: ColdShard, queries: Floats) -> None:
+def test_more_lists_cost_more(shard: ColdIndex, queries: Floats) -> None:
     """The cost foreseen rises with each of the settings."""
     forecast = Forecast(shard, queries)
     least = forecast.cost_ns(ColdSettings(1, 50, reach=-1.0))
@@ -153,7 +153,7 @@ def test_more_lists_cost_more(shard: ColdShard, queries: Floats) -> None:
         assert forecast.cost_ns(more) > least
 
 
-def test_too_few_found_means_all_lists(shard: ColdShard, queries: Floats) -> None:
+def test_too_few_found_means_all_lists(shard: ColdIndex, queries: Floats) -> None:
     """Where the first lists hold fewer allowed passages than wanted, the search goes on to every list."""
     assert horizon_of(0.9, np.ones(K - 1, np.float32), K, 0.1) == -math.inf
     flags = np.ones(SIZE, bool)
@@ -189,7 +189,7 @@ def test_the_best_of_any_rows(count: int, depth: int, seed: int) -> None:
     assert len(np.unique(found)) == len(found) == min(count, depth)
 
 
-def test_threads_gather_apart(shard: ColdShard, queries: Floats) -> None:
+def test_threads_gather_apart(shard: ColdIndex, queries: Floats) -> None:
     """Searches of several threads at once find what each finds alone."""
     wanted = ColdSettings(2, 100, reach=0.4)
     alone = [nearest(shard, query, wanted).tolist() for query in queries]
@@ -209,7 +209,7 @@ def test_threads_gather_apart(shard: ColdShard, queries: Floats) -> None:
     assert not wrong
 
 
-def test_a_query_of_another_shape_is_refused(shard: ColdShard) -> None:
+def test_a_query_of_another_shape_is_refused(shard: ColdIndex) -> None:
     """Calls go below faiss's wrapper, so the shape is checked here."""
     with pytest.raises(ValueError, match="shape"):
         shard._vectors.best(np.arange(20), np.ones(DIMENSIONS - 1, np.float32), K)

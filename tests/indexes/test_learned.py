@@ -14,7 +14,9 @@ from indexes.directory.backup.backup import back_up
 from indexes.directory.backup.restoring import restore
 from indexes.directory.backup.verifying import verify_data
 from indexes.directory.catalog import Catalog
-from indexes.parts.learned import FILE, RankingSettings
+from indexes.lexical.synonyms import Synonyms
+from indexes.parts.learned import RANKING as FILE
+from indexes.parts.learned import SYNONYMS, RankingSettings, SynonymSettings
 from tests.support.vectors import make_collection, settings
 
 OPTIONS = IndexOptions()
@@ -28,6 +30,7 @@ LEARNED = RankingSettings(
     gain_high=0.05,
     set_ms=1_790_000_000_000,
 )
+MEANT = SynonymSettings(synonyms=Synonyms((("k8s", "kubernetes"),)), set_ms=1)
 
 
 def quiet(stage: str, done: int, total: int) -> None:
@@ -87,6 +90,9 @@ def test_damage_costs_only_the_settings(tmp_path: Path, damage: Callable[[bytes]
     [found] = [check for check in verify_data(catalog.folder, [], quiet) if not check.ok]
     assert found.name == FILE
     assert "the configuration ranks instead" in found.advice
+    path.rename(path.with_name(SYNONYMS))
+    [found] = [check for check in verify_data(catalog.folder, [], quiet) if not check.ok]
+    assert (found.name, "no synonyms" in found.advice) == (SYNONYMS, True)
 
 
 @pytest.mark.parametrize("indexes", [True, False])
@@ -96,17 +102,21 @@ def test_a_backup_takes_them_along(tmp_path: Path, indexes: bool) -> None:
     docs = catalog.create("docs", settings())
     catalog.create("plain", settings())
     docs.ranking.set(LEARNED)
+    docs.synonyms.set(MEANT)
     expected = docs.ranking.current
     catalog.close()
     back_up(catalog.folder, tmp_path / "copy", indexes=indexes, progress=quiet)
     restore(tmp_path / "copy", tmp_path / "restored", ["plain"], progress=quiet)
     restore(tmp_path / "copy", tmp_path / "restored", ["docs"], new_name="clone", progress=quiet)
     restored = Catalog(tmp_path / "restored", OPTIONS)
-    found = restored.get("clone").ranking.current
+    found, meant = restored.get("clone").ranking.current, restored.get("clone").synonyms.current
     assert found is not None
     assert expected is not None
     assert (found.weight_dense, found.gain, found.set_ms) == (0.9, 0.03, expected.set_ms)
+    assert meant is not None
+    assert meant.synonyms == MEANT.synonyms
     assert restored.get("plain").ranking.current is None
+    assert restored.get("plain").synonyms.current is None
     restored.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
-from indexes.base.model import Bm25, Delete, Upsert
+from indexes.base.model import Bm25, Delete, IndexOptions, Upsert
 from indexes.collection.collection import Collection
-from indexes.lexical.analysis import query_terms, terms
+from indexes.lexical import postings
+from indexes.lexical.analysis import index_terms, query_terms, terms
 from indexes.lexical.bm25 import Statistics, best_of, round_count, weigh
-from indexes.lexical.postings import GrowingLexical, SealedLexical
+from indexes.lexical.postings import LONG_CHARS, GrowingLexical, SealedLexical
+from indexes.parts import assembly
+from indexes.parts.delta import DeltaView
+from indexes.parts.generation import Generation
+from indexes.parts.prepared import locate
 from indexes.parts.query import Query
+from indexes.parts.segment import Segment
 from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, delete, fill, make_collection
 
 WORLD = World()
 K1, B = Bm25().k1, Bm25().b
+SMALL = IndexOptions(delta_passages_max=4, segments_max=0)
 
 
 def reference(texts: list[str], languages: list[str], weights: Mapping[str, float]) -> list[float]:
@@ -91,26 +99,34 @@ TEXTS = st.lists(WORDS, min_size=1, max_size=8).map(" ".join)
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.integers(0, 6), TEXTS, LANGUAGES),
-        st.tuples(st.just("delete"), st.integers(0, 6), st.just(""), st.just("")),
-        st.tuples(st.just("reopen"), st.just(0), st.just(""), st.just("")),
+        st.tuples(st.sampled_from(["again", "delete"]), st.integers(0, 6), st.just(""), st.just("")),
+        st.tuples(st.sampled_from(["reopen", "seal"]), st.just(0), st.just(""), st.just("")),
     ),
-    max_size=12,
+    max_size=16,
 )
 
 
-@given(STEPS, TEXTS)
-@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("long_chars", [0, LONG_CHARS])
+@given(steps=STEPS, query=TEXTS)
+@settings(max_examples=40, deadline=None)
 def test_any_history_of_writes_scores_like_a_fresh_index(
-    steps: list[tuple[str, int, str, str]], query: str
+    long_chars: int, steps: list[tuple[str, int, str, str]], query: str
 ) -> None:
-    """Writes, replacements, deletions and restarts in any order leave no trace in the statistics, in any language."""
-    with tempfile.TemporaryDirectory() as folder:
-        collection = make_collection(Path(folder) / "c")
+    """Writes, replacements, deletions and restarts in any order leave no trace in the statistics, in any language.
+    Nor does writing a text again, whose terms are taken from the index if it is long."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(postings, "LONG_CHARS", long_chars)
+        collection = make_collection(Path(folder) / "c", options=SMALL)
         texts: dict[str, str] = {}
         languages: dict[str, str] = {}
         for step, number, text, language in steps:
             name = f"d{number}"
-            if step == "write":
+            if step == "again":
+                if name in texts:
+                    collection.change(name, described).result()
+            elif step == "seal":
+                collection.settle()
+            elif step == "write":
                 passage = WORLD.document(number).passages[0]
                 piece = type(passage)(0, len(text), 1, passage.vector)
                 collection.write([Upsert(name, text, "", {}, (piece,), language=language)]).result()
@@ -165,6 +181,93 @@ def test_sealed_and_growing_hold_the_same(tmp_path: Path) -> None:
         assert ours[1].tolist() == theirs[1].tolist()
     assert loaded.lengths.tolist() == view.lengths.tolist()
     assert loaded.frequencies_of(np.array([0, 3])) == view.frequencies_of(np.array([0, 3]))
+
+
+@given(moves=st.lists(st.integers(0, 3), min_size=1, max_size=9))
+@settings(max_examples=50, deadline=None)
+def test_postings_move_to_the_row_that_is_written_again(moves: list[int]) -> None:
+    """A long text whose terms are given again has its postings under the newest row. Earlier views see them where they
+    were. Sealed or not, the index is that of the same texts with nothing in the rows left behind."""
+    index, written = GrowingLexical(), [f"{WORLD.text(n)} word{n}" for n in range(4)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(postings, "LONG_CHARS", 0)
+        for text in written:
+            index.add(text)
+    newest = list(range(4))
+    states = [written.copy()]
+    for number in moves:
+        before, newest[number] = newest[number], len(written)
+        known = index.terms_of(before)
+        assert known is not None
+        index.add_terms(known)
+        written.append(written[number])
+        states.append([one if at in newest else "" for at, one in enumerate(written)])
+    for held in states:
+        plain, size = GrowingLexical(), len(held)
+        for text in held:
+            plain.add(text)
+        expected = plain.seal(size)
+        sealed, view = index.seal(size), index.view(size)
+        for name in (one.decode() for one in expected.names):
+            rows, frequencies = expected.postings(name)
+            for found in (sealed.postings(name), view.postings(name)):
+                assert found[0].tolist() == rows.tolist()
+                assert found[1].tolist() == frequencies.tolist()
+        assert sealed.lengths.tolist() == [len(terms(one)) for one in written[:size]]
+
+
+def test_sealed_terms_are_those_of_the_text() -> None:
+    """The terms of a row of a sealed index, where its text is long enough to be worth reading the postings."""
+    index = GrowingLexical()
+    for n in range(50):
+        index.add(WORLD.text(n))
+    sealed = index.seal(50)
+    assert sealed.terms_of(7, LONG_CHARS - 1) is None
+    known = sealed.terms_of(7, LONG_CHARS)
+    assert known is not None
+    counts = Counter(index_terms(WORLD.text(7), "en"))
+    assert dict(zip(known.names, known.frequencies, strict=True)) == counts
+    assert known.length == counts.total() - 1
+
+
+def test_a_long_text_is_analyzed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its metadata can change in a delta, a segment or a generation, and it can be deleted, all without analyzing it;
+    it is found and scored as before."""
+    analyzed: list[str] = []
+
+    def count(text: str, language: str) -> list[str]:
+        analyzed.append(text)
+        return index_terms(text, language)
+
+    monkeypatch.setattr(postings, "index_terms", count)
+    monkeypatch.setattr(assembly, "index_terms", count)
+    collection = make_collection(tmp_path / "c", options=SMALL, language="en")
+    long = " ".join([*(f"word{at}" for at in range(LONG_CHARS // 7)), "unique"])
+    [passage] = WORLD.document(0).passages
+    collection.write([Upsert("long", long, "", {}, (replace(passage, end=len(long)),))]).result()
+    others: dict[str, str] = {}
+    for place in (DeltaView, Segment, Generation, DeltaView):
+        if place is Segment:
+            others = {f"d{n}": WORLD.text(n, 0) for n in range(1, 1 + SMALL.delta_passages_max)}
+            fill(collection, WORLD, range(1, 1 + len(others)))
+            collection.settle()
+        if place is Generation:
+            collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
+        analyzed.clear()
+        ids = collection.snapshot.lexical("unique", 1).ids
+        assert [type(visible.part) for visible, _, _ in locate(collection.snapshot.parts, ids)] == [place]
+        collection.change("long", described).result()
+        assert not analyzed
+        assert_like_rank_bm25(collection, {"long": long, **others}, "unique word17")
+    collection.write([Delete("long")]).result()
+    assert not analyzed
+    assert_like_rank_bm25(collection, others, "unique word17")
+    collection.close()
+
+
+def described(document: Upsert) -> Upsert:
+    """The same text with other metadata."""
+    return replace(document, metadata={"times": document.metadata.get("times", 0) + 1})
 
 
 def test_an_empty_index_can_be_sealed(tmp_path: Path) -> None:

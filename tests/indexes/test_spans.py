@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from indexes.base.work import WorkBudget
 from indexes.lexical.analysis import query_terms, terms
-from indexes.lexical.spans import mark_spans, spans
+from indexes.lexical.spans import Marks, Span, spans
 from indexes.lexical.words import words
 
 PIECES = [
@@ -18,6 +20,10 @@ PIECES = [
     "soft\u00adhyphen", "\u0e01\u0e34\u0e19\u0e02\u0e49\u0e32\u0e27",
     "\u6771\u4eac\u90fd", "\ud559\uad50\uc5d0\uc11c", "\u0627\u0644\u0639\u0631\u0628\u064a\u0629",
 ]  # fmt: skip
+
+
+def mark_spans(text: str, wanted: Collection[str], language: str) -> list[Span]:
+    return list(Marks(wanted).of(text, language, WorkBudget()))
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join))

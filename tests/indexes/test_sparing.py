@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from indexes.base.model import TIERS, ColdPolicy, DenseResult, Floats, Ids, Ranking
-from indexes.dense.cold import ColdSettings, ColdShard
+from indexes.dense.cold import ColdIndex, ColdSettings
 from indexes.dense.cold_skips import ColdSkipper, Decision
 from indexes.filters.grammar import Comparison, Filter
 from indexes.parts.generation import Generation
@@ -76,7 +76,7 @@ def search(
 
 
 def watched(snapshot: Snapshot, by: Script | ColdSkipper) -> Snapshot:
-    return replace(snapshot, watch=cast(ColdSkipper, by))
+    return replace(snapshot, skipper=cast(ColdSkipper, by))
 
 
 def best(snapshot: Snapshot, query: Floats, condition: Filter = ALL, *, cold: bool) -> list[int]:
@@ -97,7 +97,7 @@ def forbid_cold(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("the cold tier was searched")
 
-    monkeypatch.setattr(ColdShard, "nearest", fail)
+    monkeypatch.setattr(ColdIndex, "nearest", fail)
 
 
 def told(result: DenseResult) -> tuple[list[int], tuple[str, ...], str | None]:

@@ -20,6 +20,7 @@ from indexes.directory.backup import verifying
 from indexes.directory.backup.backup import back_up
 from indexes.directory.backup.verifying import check_generation, verify_backup, verify_data
 from indexes.directory.catalog import Catalog
+from indexes.directory.marker import write_aliases
 from indexes.log.checks import Check
 from indexes.parts.manifest import SealedFile, read_manifest
 from indexes.rebuild.builder import Rebuild
@@ -161,6 +162,16 @@ LOG_DAMAGES = [
     (sql("UPDATE content SET sums = zeroblob(2048)"), ["content"]),
     (sql("DELETE FROM content"), ["content"]),
 ]  # fmt: skip
+
+
+def test_a_rename_that_the_next_start_finishes(data: Path) -> None:
+    """Aliases already use the new name: nothing is wrong with them."""
+    write_aliases(data, {"al": "new"}, renaming=("docs", "new"))
+    [aliases] = [check for check in verify_data(data, [], quiet) if check.name == "aliases"]
+    assert aliases.ok
+    write_aliases(data, {"al": "new"})
+    [aliases] = [check for check in verify_data(data, [], quiet) if check.name == "aliases"]
+    assert not aliases.ok
 
 
 @pytest.mark.parametrize(

@@ -112,14 +112,11 @@ def test_a_process_that_dies_is_an_error() -> None:
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Documents with queries beside them."""
     folder = tmp_path_factory.mktemp("corpus")
-    texts = [
-        f"Entry {n} tells of item {n * 7 % 1000} and colour {n % 13} in room {n % 31} today."
-        for n in range(900)
-    ]
+    texts = [f"Entry {n} tells of item {n * 7 % 1000} in room {n % 31}." for n in range(400)]
     (folder / "corpus.jsonl").write_text(
         "\n".join(json.dumps({"id": str(n), "text": t}) for n, t in enumerate(texts))
     )
-    queries = [{"id": str(n), "text": f"which entry tells of item {n} in room {n % 31}"} for n in range(2000)]
+    queries = [{"id": str(n), "text": f"which entry tells of item {n} in room {n % 31}"} for n in range(200)]
     (folder / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
     return folder / "corpus.jsonl"
 

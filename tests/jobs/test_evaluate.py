@@ -203,7 +203,7 @@ def make_report(*cohorts: Cohort, time: str = "2026-03-01T03:15:00.123+00:00", *
         "cohorts": list(cohorts), "not_measured": {"delta": "no true <b>neighbor</b> is in the delta tier"},
         "rankings": rankings,
         "relevance": Reliability(
-            calibration_error=0.0312, lost=None, false=Score(value=0.5, low=0.4, high=0.6),
+            calibration_error=0.0312, lost=None, strong=None, false=Score(value=0.5, low=0.4, high=0.6),
             bins=[
                 Bin(since=0.0, hits=90, relevance=0.05, relevant=0.02),
                 Bin(since=0.9, hits=10, relevance=0.95, relevant=0.9),

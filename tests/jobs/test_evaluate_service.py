@@ -38,6 +38,7 @@ from tests.jobs.test_evaluate import check_page
 from tests.support.http import Http
 
 SENTENCES, SEALED, HOT = 1500, 1300, 250  # the rest stays in the delta
+LONG = 5
 QUERIES, K = 60, 10
 NAME = "squad"
 FAST = ("--rate", "5000", "--json")
@@ -58,7 +59,8 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, shared_data: Path) -> Iterator[Place]:
-    """1,500 sentences: 250 hot, about 1,050 cold, 200 in the delta; metadata for filters and tenants."""
+    """1,500 texts, the first five of several passages each: 250 passages hot, most cold, 200 in the delta; metadata for
+    filters and tenants."""
     folder = shared_data / "squad-sent"
     if not folder.is_dir():
         pytest.skip(f"no {folder}")
@@ -72,6 +74,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, shared_d
 async def fill(url: str, corpus: Path) -> None:
     with gzip.open(corpus, "rt") as lines:
         rows = [json.loads(next(lines)) for _ in range(SENTENCES)]
+    rng = random.Random(0)
+    for row in rows[:LONG]:
+        row["text"] = " ".join(other["text"] for other in rng.sample(rows[LONG:], 40))
     documents = [
         {
             "id": row["id"], "text": row["text"], "title": row.get("title", ""),

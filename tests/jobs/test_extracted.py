@@ -8,10 +8,13 @@ import io
 import json
 import resource
 import zipfile
-from datetime import UTC, date, datetime
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from email.message import EmailMessage
 from pathlib import Path
+from urllib.parse import quote
+from xml.sax.saxutils import escape
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -143,6 +146,16 @@ def test_word_and_epub(tmp_path: Path) -> None:
     assert book.text.index("# One") < book.text.index("It began.") < book.text.index("# Two")
 
 
+@pytest.mark.parametrize("name", ["chapter 1", "été", "a&b", "a+b", "100%", "a%20b", "one"])
+@pytest.mark.parametrize("encode", [quote, escape])
+def test_chapters_of_any_name(tmp_path: Path, name: str, encode: Callable[[str], str]) -> None:
+    """A book names its chapters by URLs; some write them as the files are called."""
+    book = epub("The Book", ("One", "It began."), ("Two", "It ended."), names=(name, "two"), encode=encode)
+    ((one,), report) = read(put(tmp_path, "b.epub", book))
+    assert report.failed == []
+    assert one.text.index("It began.") < one.text.index("It ended.")
+
+
 def test_slides_are_sections(tmp_path: Path) -> None:
     """The title of each slide is a heading."""
     put(tmp_path, "a.pptx", pptx(("Refunds", "Within fourteen days."), ("Lamps", "They glow.")))
@@ -168,7 +181,7 @@ def test_rows_of_a_workbook_name_their_columns(tmp_path: Path) -> None:
             ["All prices"],
             ["item", "price", "since"],
             ["Lamp", 12.5, date(2026, 1, 2)],
-            ["Desk", None, None],
+            ["Desk", None, time(14, 30)],
         ],
         Empty=[],
         Notes=[["Just a line"], ["Another"]],
@@ -176,8 +189,8 @@ def test_rows_of_a_workbook_name_their_columns(tmp_path: Path) -> None:
     ((one,), report) = read(put(tmp_path, "a.xlsx", book))
     assert report.failed == []
     assert one.text == (
-        "# Prices\n\nAll prices\n\nitem: Lamp\nprice: 12.5\nsince: 2026-01-02 00:00:00\n\nitem: Desk\n\n"
-        "# Notes\n\nJust a line\n\nAnother"
+        "# Prices\n\nAll prices\n\nitem: Lamp\nprice: 12.5\nsince: 2026-01-02 00:00:00\n\nitem: Desk\n"
+        "since: 14:30:00\n\n# Notes\n\nJust a line\n\nAnother"
     )
 
 
@@ -223,14 +236,17 @@ BOOK, TALK, NOVEL = xlsx(A=[["a", "b"], [1, 2]]), pptx(("One", "first")), epub("
 STRINGS = (
     '<sst xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">' + "<si><t>x</t></si>" * 300_000
 )
-HOSTILE = {
-    "entity.xlsx": (changed(BOOK, "xl/workbook.xml", ENTITY), "cannot be read"),
-    "entity.pptx": (changed(TALK, "ppt/slides/slide1.xml", ENTITY), "cannot be read"),
-    "bomb.xlsx": (changed(BOOK, "xl/worksheets/sheet1.xml", bytes(50_000_000)), "no text"),
-    "start.pptx": (changed(TALK, "ppt/slides/slide1.xml", b"<p:sld " + b" " * 50_000_000), "cannot be read"),
-    "deep.pptx": (changed(TALK, "ppt/slides/slide1.xml", b"<a>" * 300_000), "nested too deeply"),
-    "many.xlsx": (changed(BOOK, "more", b"", 20_000), "a: 1"),
-    "strings.xlsx": (changed(BOOK, "xl/sharedStrings.xml", f"{STRINGS}</sst>".encode()), "a: 1"),
+HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
+    "entity.xlsx": (lambda: changed(BOOK, "xl/workbook.xml", ENTITY), "cannot be read"),
+    "entity.pptx": (lambda: changed(TALK, "ppt/slides/slide1.xml", ENTITY), "cannot be read"),
+    "bomb.xlsx": (lambda: changed(BOOK, "xl/worksheets/sheet1.xml", bytes(50_000_000)), "no text"),
+    "start.pptx": (
+        lambda: changed(TALK, "ppt/slides/slide1.xml", b"<p:sld " + b" " * 50_000_000),
+        "cannot be read",
+    ),
+    "deep.pptx": (lambda: changed(TALK, "ppt/slides/slide1.xml", b"<a>" * 300_000), "nested too deeply"),
+    "many.xlsx": (lambda: changed(BOOK, "more", b"", 20_000), "a: 1"),
+    "strings.xlsx": (lambda: changed(BOOK, "xl/sharedStrings.xml", f"{STRINGS}</sst>".encode()), "a: 1"),
     "book.pptx": (BOOK, "no text"),
     "talk.xlsx": (TALK, "cannot be read"),
     "plain.epub": (b"Text.", "another kind of file"),
@@ -244,7 +260,8 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_uploads_that_attack(name: str) -> None:
     """End with a text, or with an error that names the file; neither reads other files nor takes long."""
-    content, said = HOSTILE[name]
+    made, said = HOSTILE[name]
+    content = made if isinstance(made, bytes) else made()
     found = extract(content, name, 1_000_000)
     assert found is not None
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -190,6 +190,17 @@ def test_an_encoding_can_be_named(tmp_path: Path) -> None:
     documents, report = read(tmp_path / "a.txt", options=SourceOptions(encoding="shift-jis"))
     assert documents == []
     assert "not shift_jis text" in report.failed[0].reason
+    documents, report = read(tmp_path / "a.txt", options=SourceOptions(encoding="utf-16"))
+    assert documents == []
+    assert "not utf-16 text (UTF-16 stream does not start with BOM)" in report.failed[0].reason
+
+
+@pytest.mark.parametrize("charset", ["nope", "base64", "rot13", "undefined", "punycode", "utf-16"])
+def test_a_page_that_names_no_charset_of_text(tmp_path: Path, charset: str) -> None:
+    """It is read as UTF-8."""
+    put(tmp_path, "a.html", f'<meta charset="{charset}"><p>Käse, ungerade')
+    ((page,), report) = read(tmp_path)
+    assert (page.text.strip(), report.failures) == ("Käse, ungerade", 0)
 
 
 @pytest.mark.parametrize("content", ["Text.".encode("utf-16-le"), b"\xff\xfea", b"\0\1\2"])

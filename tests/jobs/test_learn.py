@@ -22,7 +22,7 @@ from tests.support.http import Http
 
 QUERIES, DECOYS = 26, 3
 BY_WORDS = {"method": "weighted", "weight_dense": 0.2}
-DENSE = [-4.0, 3.0, 0.0, 8.0, 0.0, 0.1]  # coefficients that learning for hybrid search leaves alone
+DENSE = [-4.0, 3.0, 0.0, 8.0, 0.0, 0.1, 0.5]  # coefficients that learning for hybrid search leaves alone
 WORDS = (
     "harbour",
     "quarry",
@@ -111,12 +111,12 @@ def test_words_that_mislead_lose_their_weight(
     ended = learn(*to, "--queries", queries, "--qrels", judgments, "--relevance")
     assert ended.exit_code == 0, ended.output
     assert "relevance: adopted" in " ".join(ended.stdout.split())
-    assert "adopted: the gain on held-out queries is beyond chance" in " ".join(ended.stdout.split())
+    assert "ranking: adopted; the gain on held-out queries is beyond chance" in " ".join(ended.stdout.split())
     ranking = ranking_of(http, misleading)
     assert (ranking["method"], ranking["queries"]) == ("weighted", QUERIES)
     assert ranking["weight_dense"] > 0.2
     assert ranking["coefficients"]["relevance.dense"] == DENSE
-    assert len(ranking["coefficients"]["relevance.hybrid"]) == 6
+    assert len(ranking["coefficients"]["relevance.hybrid"]) == 7
     assert 0 < ranking["gain_low"] <= ranking["gain"] <= ranking["gain_high"]
     assert first_hits(http, misleading) == answers
     again = json.loads(learn(*to, "--queries", queries, "--qrels", judgments, "--json").stdout)
@@ -156,7 +156,7 @@ def test_random_judgments_change_nothing(
     to = ["--url", service.url, "-c", misleading, "--rate", "10000"]
     ended = learn(*to, "--queries", queries, "--qrels", qrels(tmp_path, about))
     assert ended.exit_code == 0, ended.output
-    assert "nothing changed: the gain on held-out queries may be chance" in " ".join(ended.stdout.split())
+    assert "ranking: unchanged; the gain on held-out queries may be chance" in " ".join(ended.stdout.split())
     assert ranking_of(http, misleading)["weight_dense"] == 0.2
 
 
@@ -175,7 +175,7 @@ class Fake:
         for at, one in enumerate(queries):
             hits = [hit(f"d{one.id}", 0.9)] if right else []
             hits += [hit(f"{one.id} {other}", 0.1) for other in range(11)]
-            receipt = {"support_from": 0.1, "share_read": 0.2 if at % 2 else 1.0}
+            receipt = {"evidence_from": {"some": 0.1, "strong": 0.5}, "share_read": 0.2 if at % 2 else 1.0}
             if search.get("explain"):
                 self.explained.append(search)
             yield one, {"hits": hits, "receipt": receipt}
@@ -208,6 +208,15 @@ def test_relevance_is_learned_as_it_will_be_judged(asked: int, judged: int | Non
         assert (search["mode"], search["fusion"]["weights"]["dense"]) == ("hybrid", 0.5)
     assert report["relevance"].get("queries") == judged
     show(report)
+
+
+def test_what_was_adopted_is_said_of_each(capsys: pytest.CaptureFixture[str]) -> None:
+    """If relevance alone is adopted, the ranking is unchanged, and not everything."""
+    relevance = {"gain": 0.1, "gain_low": 0.05, "gain_high": 0.2, "adopted": True}
+    show({"relevance": relevance, "adopted": False, "reason": "its gain on held-out queries may be chance"})
+    said = " ".join(capsys.readouterr().out.split())
+    assert "relevance: adopted; gain in log loss" in said
+    assert said.endswith("ranking: unchanged; its gain on held-out queries may be chance")
 
 
 def test_chance_is_seldom_adopted() -> None:

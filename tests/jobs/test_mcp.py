@@ -77,6 +77,7 @@ def test_search_and_fetch(service: ServerProcess, collection: str) -> None:
         assert list(tools) == ["search", "fetch", "context"]
         assert tools["search"].input_schema["required"] == ["query"]
         assert set(tools["search"].input_schema["properties"]) == {"query"}
+        assert not any(tool.input_schema["additionalProperties"] for tool in tools.values())
         assert all(tool.annotations and tool.annotations.read_only_hint for tool in tools.values())
         found = json_of(await client.call_tool("search", {"query": "how long do I wait for my money?"}))[
             "results"
@@ -169,10 +170,19 @@ def test_errors_are_readable(service: ServerProcess, collection: str, http: Http
             ("search", {"query": " "}, "query is empty"),
             ("fetch", {"id": "nobody"}, "no document 'nobody'"),
             ("context", {"query": "x", "token_budget": 1}, "token_budget"),
+            (
+                "context",
+                {"query": "x", "max_tokens": 9},
+                "no argument 'max_tokens'; did you mean 'token_budget'?",
+            ),
+            ("search", {"qury": "x"}, "search has no argument 'qury'; did you mean 'query'?"),
+            ("search", {"query": "x", "language": "en"}, "no argument 'language'; known names: query"),
         ):
             refused = await client.call_tool(name, arguments)
             assert refused.is_error
-            assert words in str(refused.content)
+            (item,) = refused.content
+            assert isinstance(item, TextContent)
+            assert words in item.text
         assert json_of(await client.call_tool("search", {"query": "x"})) == {"results": []}
 
     asked(on_stdio(service, nothing), work)

@@ -30,9 +30,9 @@ def large(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Itera
         http = Http(server.url)
         name = http.new_collection()
         documents = [
-            {"id": one, "text": "t" * 12_000, "vector": vector(number)}
+            {"id": one, "text": f"{number:02}" + "t" * 11_998, "vector": vector(number)}
             if number % 2
-            else {"id": one, "text": "t", "metadata": {"m": "m" * 12_000}, "vector": vector(number)}
+            else {"id": one, "text": f"t {number}", "metadata": {"m": "m" * 12_000}, "vector": vector(number)}
             for number, one in enumerate(IDS)
         ]
         http.write(name, *documents)
@@ -48,6 +48,17 @@ def test_a_search_says_that_its_hits_are_too_many(large: tuple[Http, str]) -> No
     assert str(BYTES_MAX) in reply.body["error"]["message"]
     for _ in range(2):
         assert len(http.ok("POST", path, {"vector": vector(0), "k": 7})["hits"]) == 7
+
+
+def test_a_context_says_that_its_passages_are_too_long(large: tuple[Http, str]) -> None:
+    """413 naming the limit and the size of a passage, and `k` only if the request has it."""
+    http, name = large
+    path = f"/v1/collections/{name}/context"
+    for k in ({}, {"k": DOCUMENTS}):
+        reply = http.call("POST", path, {"query": "t", "token_budget": 1000, "mode": "dense", **k})
+        assert (reply.status, reply.body["error"].get("param")) == (413, "k" if k else None)
+        assert "limits.answer_bytes_max" in reply.body["error"]["message"]
+        assert "the longest of them 122" in reply.body["error"]["message"]
 
 
 @pytest.mark.parametrize("cache", [True, False])
@@ -84,7 +95,10 @@ def test_pages_end_earlier(large: tuple[Http, str]) -> None:
 def test_a_large_answer_is_as_any_other(http: Http) -> None:
     """Hits that are encoded one by one, on a thread, are what a client of small answers knows."""
     name = http.new_collection()
-    http.write(name, *({"id": one, "text": "t" * 50_000, "vector": vector(at)} for at, one in enumerate(IDS)))
+    http.write(
+        name,
+        *({"id": one, "text": f"{at:02}" + "t" * 49_998, "vector": vector(at)} for at, one in enumerate(IDS)),
+    )
     few, many = (http.search(name, vector=vector(0), k=k) for k in (1, DOCUMENTS))
     assert many["hits"][0] == few["hits"][0]
     assert len(many["hits"]) == DOCUMENTS

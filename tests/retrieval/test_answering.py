@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.serving.process import log_of, serving
-from retrieval.context.answering import CITED, Citations, check_sentences, declines, messages_for
+from retrieval.context.answering import CITED, Citations, check_sentences, declines, messages_for, numbers_in
 from retrieval.wire.answer import AnswerRequest
 from retrieval.wire.search import ContextAnswer, Receipt, Timings
 from tests.support.http import Http
@@ -105,9 +105,22 @@ def test_unknown_citations_are_taken_out() -> None:
     assert (check.cited, check.unknown) == ([1, 2], [7, 9])
 
 
+def test_citations_may_be_ranges() -> None:
+    check = Citations(4)
+    text = check.feed("Paid [1-3]. Shipped [2;4] or [3\u20135]. In [2019-2024] [4-1].") + check.end()
+    assert text == "Paid [1-3]. Shipped [2;4] or [3, 4]. In [4-1]."
+    assert check.cited == [1, 2, 3, 4]
+    assert check.unknown == [5, *range(2019, 2025)]
+    passages = {at: (text, "en") for at, text in enumerate(["Refunds take days.", "We ship.", "Call us."], 1)}
+    (checked,) = check_sentences("Refunds take days and we ship. [1-2]", passages)
+    assert (checked.citations, checked.words_found) == ([1, 2], 1.0)
+
+
 @given(
     st.lists(
-        st.sampled_from(["[1]", "[2, 3]", " [9]", "[", "]", "1", ", ", " ", "a", "[[2]]", "\n", "[ 4 ]"]),
+        st.sampled_from(
+            ["[1]", "[2, 3]", "[2-4", "-", ";", " [9]", "[", "]", "1", ", ", " ", "a", "[[2]]", "\n", "[ 4 ]"]
+        ),
         max_size=12,
     ),
     st.lists(st.integers(1, 5), min_size=1, max_size=20),
@@ -129,8 +142,8 @@ def test_pieces_do_not_matter(parts: list[str], sizes: list[int]) -> None:
     assert not [
         one
         for found in CITED.finditer(text)
-        for one in found[1].split(",")
-        if int(one) > 3 and f"[{one}]" in expected
+        for one in numbers_in(found[1])
+        if one > 3 and f"[{one}]" in expected
     ]
 
 
@@ -198,17 +211,31 @@ def test_a_stream_ends_with_the_whole_answer(asked: Http, said: FakeModel) -> No
     assert (headers["x-request-id"], headers["access-control-allow-origin"]) == ("mine", ORIGIN)
 
 
-def test_what_no_document_is_about_is_not_asked(asked: Http, said: FakeModel) -> None:
-    """Neither whole nor as a stream, unless the caller wants it anyway."""
-    off = {"query": "spin of the top quark in quantum chromodynamics", "token_budget": 300}
+def test_the_model_judges_whether_the_passages_answer(asked: Http, said: FakeModel) -> None:
+    """It is asked whatever the evidence, and its refusal stands beside it."""
+    off = {
+        "query": "spin of the top quark in quantum chromodynamics",
+        "token_budget": 300,
+        "min_similarity": -1,
+    }
+    said.reply = says("Not in the documents.")
     found = asked.ok("POST", ANSWER, off)
-    assert (found["answer"], found["reason"], found["supported"]) == (None, "not_in_documents", False)
-    (only,) = streamed(asked, off)[1]
+    assert (found["answer"], found["reason"], found["evidence"]) == (
+        "Not in the documents.",
+        "declined",
+        "none",
+    )
+    assert found["citations"]
+
+
+def test_nothing_found_is_not_asked(asked: Http, said: FakeModel) -> None:
+    """Neither whole nor as a stream."""
+    nothing = {**QUESTION, "min_relevance": 1.0}
+    found = asked.ok("POST", ANSWER, nothing)
+    assert (found["answer"], found["reason"], found["citations"]) == (None, "not_in_documents", [])
+    (only,) = streamed(asked, nothing)[1]
     assert (only[0], only[1]["reason"]) == ("answer", "not_in_documents")
     assert not said.asked
-    said.reply = says("Not in the documents.")
-    found = asked.ok("POST", ANSWER, {**off, "ask_anyway": True})
-    assert (found["answer"], found["reason"]) == ("Not in the documents.", "declined")
 
 
 def test_without_a_model_there_is_the_prompt(http: Http) -> None:
@@ -252,6 +279,8 @@ FAULTS: dict[str, tuple[Reply, str]] = {
     ),
     "too much": (says(*["x" * 1000] * 40), "more than 20000 bytes"),
     "one endless line": (sends(b"data: " + b"x" * 40_000), "more than 20000 bytes"),
+    "nothing but space": (says(" ", "\n"), "sent no answer"),
+    "nothing within its tokens": (says(finish="length"), "tokens ended"),
     "an end before the end": (says("Refunds take", finish=None, done=False), "before the end"),
 }
 

@@ -16,15 +16,18 @@ from typing import Any
 
 import jwt
 import pytest
+from click.testing import CliRunner
 
 from indexes.base.errors import Conflict, Damaged, InvalidInput, NotFound
 from indexes.base.model import now_ms
 from indexes.directory.backup.backup import back_up
 from indexes.directory.backup.restoring import restore
 from indexes.directory.marker import KEYS, KEYS_LOCK, MARKER, prepare
+from jobs.commands.keys import command as keys_command
 from jobs.serving.process import log_of, serving
 from retrieval.access.auth import RELOAD_S, Keys, Principal
 from retrieval.access.key_file import Key, Scope
+from retrieval.access.limits import DAY_S
 from retrieval.base.settings import Config
 from retrieval.server import routes
 from retrieval.server.app import create_app
@@ -310,6 +313,26 @@ def test_a_rotated_key_lasts_as_long_as_the_old_one(tmp_path: Path) -> None:
         keys.rotate(ended.id)
 
 
+@pytest.mark.parametrize("lifetime_ms", [None, 86_400_000])
+def test_a_grace_is_not_inherited(tmp_path: Path, lifetime_ms: int | None) -> None:
+    """A key that is rotated again within its grace makes one that lasts as long as it was made to last."""
+    keys = Keys(tmp_path)
+    expires_ms = None if lifetime_ms is None else now_ms() + lifetime_ms
+    old, old_text = keys.create(key("search", expires_ms=expires_ms))
+    for grace_s in (3600, 60, 3600):
+        made, text = keys.rotate(old.id, grace_s=grace_s)
+        if lifetime_ms is None:
+            assert made.expires_ms is None
+        else:
+            assert made.expires_ms
+            assert made.expires_ms - made.created_ms == pytest.approx(lifetime_ms, abs=1000)
+        for one in (old_text, text):
+            assert keys.admit({"Authorization": f"Bearer {one}"}, "search").key
+    ends_ms = next(one.expires_ms for one in keys.all() if one.id == old.id)
+    assert ends_ms
+    assert ends_ms - old.created_ms == pytest.approx(60_000, abs=1000)  # no later grace prolongs it
+
+
 def test_keys_stay_required(tmp_path: Path) -> None:
     """When all are revoked, and when their file is removed under a running service."""
     clock = iter(range(1000))
@@ -354,6 +377,52 @@ def test_rights_that_make_no_sense_are_refused(tmp_path: Path, wrong: Key, param
     assert not (tmp_path / KEYS).exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "field"),
+    [
+        ("--name", "x" * 201, "name"),
+        ("--expires-days", 3651, "expires_s"),
+        ("--expires-days", 1e300, "expires_s"),
+        ("--expires-days", "inf", "expires_s"),
+        ("--per-second", 0, "limits.per_second"),
+        ("--per-second", "nan", "limits.per_second"),
+        ("--at-once", -1, "limits.at_once"),
+        ("--grace-s", 31_536_001, "grace_s"),
+        ("--grace-s", "inf", "grace_s"),
+    ],
+)
+def test_commands_and_http_refuse_the_same(
+    guarded: Guarded, tmp_path: Path, option: str, value: float | str, field: str
+) -> None:
+    """Naming the same field; no directory is made."""
+    data = ["--data", str(tmp_path / "typo")]
+    words = ["rotate", "0"] if field == "grace_s" else ["create", "--scope", "search"]
+    refused = CliRunner().invoke(keys_command, [*words, *data, option, str(value)]).exception
+    assert isinstance(refused, InvalidInput)
+    assert refused.param == field
+    assert not (tmp_path / "typo").exists()
+    if value in ("inf", "nan"):  # JSON has neither
+        return
+    number = value * DAY_S if field == "expires_s" and not isinstance(value, str) else value
+    body: dict[str, Any] = {} if field == "grace_s" else {"scopes": ["search"]}
+    outer, _, inner = field.partition(".")
+    path = "/v1/keys/0/rotate" if field == "grace_s" else "/v1/keys"
+    reply = guarded.caller("admin").call("POST", path, {**body, outer: {inner: number} if inner else number})
+    assert (reply.status, reply.body["error"]["param"]) == (422, field)
+
+
+@pytest.mark.parametrize("ms", [86_400_000_001_795_581_936_748, -(10**18), 10**15])
+def test_times_beyond_the_calendar_are_listed(tmp_path: Path, ms: int) -> None:
+    """The keys of a file that was edited or damaged are listed, so that they can be revoked."""
+    prepare(tmp_path)
+    made, _ = Keys(tmp_path).create(key("search", expires_ms=ms))
+    command = [sys.executable, "-m", "jobs.cli", "keys", "list", "--data", str(tmp_path)]
+    environ = {**os.environ, "COLUMNS": "300"}
+    listed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=environ)
+    assert made.id in listed.stdout
+    assert f"{ms} ms" in listed.stdout
+
+
 def test_collections_of_a_key_that_do_not_exist_are_told(guarded: Guarded) -> None:
     """One that may be made later is named in the answer; one that no key of the tenant could call so is refused."""
     acme = guarded.caller("admin", tenant="acme-bound")
@@ -374,6 +443,8 @@ def test_an_admin_makes_keys_over_http(guarded: Guarded) -> None:
     searcher = Caller(guarded.server.url, made["key"])
     assert searcher.call("GET", "/v1/models").status == 200
     assert acme.call("POST", "/v1/keys", {"scopes": ["search"], "tenant": "other-http"}).status == 403
+    none = acme.call("POST", "/v1/keys", {"scopes": ["search"], "collections": []})
+    assert (none.status, none.body["error"]["param"]) == (422, "collections")
     listed = acme.ok("GET", "/v1/keys")["keys"]
     assert {one["tenant"] for one in listed} == {"acme-http"}
     assert "sha256" not in json.dumps(listed)
@@ -471,6 +542,7 @@ def test_tenants_see_nothing_of_each_other(guarded: Guarded, tenants: dict[str, 
             "docs@globex",
             "documents/g1",
             "document 'g1'",
+            "file 'g1'",
         ):  # what it asked for itself
             told = told.replace(echo, "")
         assert not [word for word in foreign if word in told], reply
@@ -499,6 +571,7 @@ def test_a_key_bound_to_collections_reaches_no_others(guarded: Guarded, tenants:
     assert caller.found("live", query="refunds") == ["a1"] == caller.found("docs", query="refunds")
     assert caller.call("POST", "/v1/collections/acme-only/search", {"query": "x"}).status == 404
     assert [one["name"] for one in caller.ok("GET", "/v1/collections")["collections"]] == ["docs"]
+    assert caller.ok("GET", "/v1/collections/docs")["aliases"] == ["live"]
     admin = guarded.caller("admin", tenant="acme", collections=["docs"])
     assert admin.call("POST", "/v1/collections", {"name": "more"}).status == 403
     assert admin.call("PUT", "/v1/aliases/x", {"collection": "docs"}).status == 403
@@ -606,6 +679,50 @@ def test_a_bound_key_reaches_no_uploads(guarded: Guarded, tenants: dict[str, Cal
         assert reply.status == 403
 
 
+def test_aliases_are_shown_to_those_who_may_use_them(guarded: Guarded) -> None:
+    """A key bound to one alias neither sees nor uses the others; one bound to the collection may use all."""
+    owner = guarded.caller("admin")
+    owner.ok("POST", "/v1/collections", {"name": "launch"})
+    owner.write("launch", {"id": "a", "text": "The launch is in May."})
+    for alias in ("public", "merger"):
+        owner.ok("PUT", f"/v1/aliases/{alias}", {"collection": "launch"})
+    for bound, usable in (("public", ["public"]), ("launch", ["merger", "public"])):
+        caller = guarded.caller("search", collections=[bound])
+        (listed,) = caller.ok("GET", "/v1/collections")["collections"]
+        assert listed["aliases"] == caller.ok("GET", "/v1/collections/launch")["aliases"] == usable
+        for alias in ("public", "merger"):
+            reply = caller.call("POST", f"/v1/collections/{alias}/search", {"query": "launch"})
+            assert reply.status == (200 if alias in usable else 404)
+    for alias, name in (("merger@acme", "launch"), ("merger", "launch@acme")):
+        reply = owner.call("PUT", f"/v1/aliases/{alias}", {"collection": name})
+        assert (reply.status, reply.body["error"]["param"]) == (409, "alias")
+
+
+def test_an_alias_from_elsewhere_is_not_shown() -> None:
+    """Directories may hold aliases into other tenants: a tenant sees its own, callers without a tenant see all."""
+    aliases = {"x@acme": "docs@beta", "x": "docs@beta", "live@beta": "docs@beta"}
+    assert Principal(tenant="beta").aliases_of("docs@beta", aliases) == ["live"]
+    assert Principal().aliases_of("docs@beta", aliases) == sorted(aliases)
+    assert not Principal(tenant="acme").may_use("x@acme", aliases)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/collections/docs@acme/search"),
+        ("DELETE", "/v1/collections/docs@acme"),
+        ("GET", "/v1/collections/docs/documents/docs@acme"),
+        ("GET", "/v1/collections/docs/documents/docs@acme-more"),
+    ],
+)
+def test_errors_repeat_what_was_asked(tenants: dict[str, Caller], method: str, path: str) -> None:
+    """Also where a name or an id ends like the full names of the caller's tenant."""
+    reply = tenants["acme"].call(method, path, {"query": "refunds"} if method == "POST" else None)
+    assert reply.status == 404
+    asked = next(word for word in path.split("/") if "@" in word)
+    assert repr(asked) in reply.body["error"]["message"]
+
+
 def test_errors_use_the_names_that_a_tenant_knows(guarded: Guarded, tenants: dict[str, Caller]) -> None:
     """Without what its collections are called for others."""
     acme = tenants["acme"]
@@ -617,6 +734,40 @@ def test_errors_use_the_names_that_a_tenant_knows(guarded: Guarded, tenants: dic
     ):
         assert reply.status in (404, 409, 422)
         assert "@acme" not in json.dumps(reply.body)
+    acme.ok("PUT", "/v1/aliases/live", {"collection": "docs"})
+    for call in (
+        ("POST", "/v1/collections/live/rename", {"name": "new"}),
+        ("DELETE", "/v1/collections/live"),
+        ("PUT", "/v1/aliases/other", {"collection": "live"}),
+    ):
+        reply = acme.call(*call)
+        assert reply.status == 404
+        assert (
+            reply.body["error"]["message"] == "'live' is an alias; the own name of its collection is 'docs'"
+        )
+    acme.ok("DELETE", "/v1/aliases/live")
+
+
+def test_a_quarantine_is_told_in_a_tenants_words(tmp_path: Path, model_folder: Path) -> None:
+    """In the list of collections and in an error: its reason names a file below the collection's folder."""
+    data, environ = tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    with guarded_service(data, environ) as found:
+        acme = found.caller("admin", tenant="acme")
+        acme.ok("POST", "/v1/collections", {"name": "docs"})
+    (data / "docs@acme" / "log.db").write_bytes(b"no database")
+    with serving(data, environ) as server:
+        caller = Caller(server.url, acme.token)
+        listed = caller.ok("GET", "/v1/collections")["quarantined"]
+        assert listed[0]["reason"].startswith("docs/log.db is damaged")
+        refused = caller.call("GET", "/v1/collections/docs").body["error"]["message"]
+        assert refused.startswith("collection 'docs' is quarantined: docs/log.db is damaged")
+
+
+@pytest.mark.parametrize("document", ["bob@acme.example", "bob@acme"])
+def test_a_callers_own_text_is_told_as_it_is(tenants: dict[str, Caller], document: str) -> None:
+    """Also where it looks like a full name."""
+    reply = tenants["acme"].call("GET", f"/v1/collections/docs/documents/{document}")
+    assert reply.body["error"]["message"] == f"no document {document!r}"
 
 
 def upload(caller: Caller, name: str, content: bytes) -> str:

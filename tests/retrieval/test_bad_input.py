@@ -17,6 +17,7 @@ from retrieval.server.openapi import path_of
 from retrieval.server.routes import ROUTES
 from tests.support.guarded import key
 from tests.support.http import Http
+from tests.support.operations import form
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,15 @@ SEARCHES: list[tuple[object, int, str | None]] = [
         "fusion.weights.dense",
     ),
     ({"query": "x", "fusion": {"weights": {"lexical": 1e7}}}, 422, "fusion.weights.lexical"),
+    ({"query": "x", "fusion": {"method": "weighted", "k": 10}}, 422, "fusion.k"),
+    ({"query": "x", "fusion": {"method": "rrf", "weights": {"dense": 1}}}, 422, "fusion.weights"),
+    ({"query": "x", "fusion": {"k": 10, "weights": {"dense": 1}}}, 422, "fusion.k"),
+    ({"query": "x", "mode": "dense", "fusion": {}}, 422, "fusion"),
+    ({"query": "x", "mode": "lexical", "fusion": {"method": "rrf"}}, 422, "fusion"),
+    ({"vector": [1.0] * 384, "fusion": {"method": "rrf"}}, 422, "fusion"),
+    ({"query": "x", "vector": [1.0] * 384, "mode": "lexical"}, 422, "vector"),
+    ({"query": "x", "like": ["one"], "mode": "lexical"}, 422, "like"),
+    ({"query": "x", "operators": True, "mode": "dense"}, 422, "operators"),
     ({"query": "x", "deadline_ms": 0}, 422, "deadline_ms"),
     ({"query": "x", "exact": True, "mode": "hybrid"}, 422, "exact"),
     ({"query": "x", "filter": {"type": "eq", "key": "kind", "value": 2**70}}, 422, "filter.value"),
@@ -223,7 +233,16 @@ def test_a_deeply_nested_filter_is_refused(http: Http, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["search", "search/batch", "context", "documents/scroll", "documents/count", "documents/delete"]
+    "path",
+    [
+        "search",
+        "search/batch",
+        "context",
+        "documents/scroll",
+        "documents/count",
+        "documents/patch",
+        "documents/delete",
+    ],
 )
 def test_a_filter_of_many_bytes_is_refused(http: Http, name: str, path: str) -> None:
     """2 MB of empty lists, which take thirty times as much memory decoded, are refused undecoded."""
@@ -233,6 +252,7 @@ def test_a_filter_of_many_bytes_is_refused(http: Http, name: str, path: str) -> 
         "search": b'{"query": "x", %s}',
         "search/batch": b'{"searches": [{"query": "x", %s}]}',
         "context": b'{"query": "x", "token_budget": 100, %s}',
+        "documents/patch": b'{"metadata": {}, %s}',
     }
     reply = http.call("POST", f"/v1/collections/{name}/{path}", raw=fields.get(path, b"{%s}") % large)
     error, place = reply.body["error"], "searches[0].filter" if path == "search/batch" else "filter"
@@ -303,6 +323,20 @@ def test_every_bad_name_is_told_the_rule_and_the_field(http: Http, name: str) ->
         with pytest.raises(InvalidInput, match="expected 1 to 63 of a-z, 0-9, '-' and '_'") as refused:
             check_key(wrong)
         assert refused.value.param in ("tenant", "collections")
+
+
+def test_what_is_given_twice_is_refused(http: Http) -> None:
+    """A parameter of the query string, or a part of a form, that comes twice is ambiguous, so the error names it."""
+    name = http.new_collection()
+    reply = http.call("GET", f"/v1/collections/{name}/documents?limit=1&cursor=0&limit=2")
+    assert (reply.status, reply.body["error"]["param"]) == (422, "limit")
+    twice = form({"file": "one"}).removesuffix(b"--edge--\r\n") + form(
+        {"file": "two", "purpose": "assistants"}
+    )
+    reply = http.call(
+        "POST", "/v1/files", raw=twice, headers={"Content-Type": "multipart/form-data; boundary=edge"}
+    )
+    assert (reply.status, reply.body["error"]["param"]) == (400, "file"), reply
 
 
 def test_unknown_parameters_are_refused(http: Http) -> None:

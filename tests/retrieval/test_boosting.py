@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from indexes.filters.index import GrowingFilters
 from jobs.serving.process import ServerProcess
-from retrieval.search.boosting import boost_scores, sort_keys
+from retrieval.search.boosting import boost_scores, factor, sort_keys
 from retrieval.search.option_checks import boosts_at
 from retrieval.wire.options import Boost, Decay
 from tests.support.http import Http
@@ -49,13 +49,16 @@ def notes(service: ServerProcess, request: pytest.FixtureRequest) -> tuple[Http,
 def test_boosts_multiply_scores(notes: tuple[Http, str], mode: str) -> None:
     """A score is the plain one times `scores.boost`, the product of what each boost makes of its value."""
     http, name = notes
-    plain = {hit["document_id"]: hit["score"] for hit in http.search(name, query="river", mode=mode)["hits"]}
+    plain = {
+        hit["document_id"]: hit["score"]
+        for hit in http.search(name, query="river", collapse=False, mode=mode)["hits"]
+    }
     boosts = [
         {"key": "updated", "weight": 2, "decay": DECAY},
         {"key": "votes", "weight": 0.1, "scale": "log"},
         {"key": "retired", "weight": -0.5},
     ]
-    hits = http.search(name, query="river", mode=mode, boosts=boosts)["hits"]
+    hits = http.search(name, query="river", collapse=False, mode=mode, boosts=boosts)["hits"]
     wanted = {
         "old": (1 + 2 * 0.5 ** (730 / 30)) * (1 + 0.1 * math.log(1001)),
         "new": (1 + 2 * 0.5 ** (1 / 30)) * (1 + 0.1 * math.log(4)),
@@ -66,7 +69,10 @@ def test_boosts_multiply_scores(notes: tuple[Http, str], mode: str) -> None:
     for hit in hits:
         assert hit["score"] == pytest.approx(plain[hit["document_id"]] * hit["scores"]["boost"], abs=1e-4)
     assert [hit["document_id"] for hit in hits] == sorted(wanted, key=lambda one: -wanted[one])
-    assert all("boost" not in hit["scores"] for hit in http.search(name, query="river", mode=mode)["hits"])
+    assert all(
+        "boost" not in hit["scores"]
+        for hit in http.search(name, query="river", collapse=False, mode=mode)["hits"]
+    )
 
 
 def test_a_decay_counts_from_now(notes: tuple[Http, str]) -> None:
@@ -85,7 +91,9 @@ def test_a_decay_counts_from_now(notes: tuple[Http, str]) -> None:
             for one, age in days.items()
         ),
     )
-    hits = http.search(name, query="river", boosts=[{"key": "at", "decay": {"half_life_days": 7}}])["hits"]
+    hits = http.search(
+        name, query="river", collapse=False, boosts=[{"key": "at", "decay": {"half_life_days": 7}}]
+    )["hits"]
     found = {hit["document_id"]: hit["scores"]["boost"] for hit in hits}
     assert found == pytest.approx({"ahead": 2, "today": 2, "week": 1.5}, abs=0.01)
 
@@ -106,8 +114,12 @@ def test_a_decay_counts_from_now(notes: tuple[Http, str]) -> None:
 def test_hits_are_sorted(notes: tuple[Http, str], sort: Any, order: list[str]) -> None:
     """By each key in turn, those without a value last; dates as instants, of a list its first in that order."""
     http, name = notes
-    assert http.found(name, query="river", sort=sort) == order
-    paged = [one for at in range(4) for one in http.found(name, query="river", sort=sort, k=1, offset=at)]
+    assert http.found(name, query="river", collapse=False, sort=sort) == order
+    paged = [
+        one
+        for at in range(4)
+        for one in http.found(name, query="river", collapse=False, sort=sort, k=1, offset=at)
+    ]
     assert paged == order
 
 
@@ -149,7 +161,7 @@ def test_huge_numbers_are_no_fault(http: Http) -> None:
     name = http.new_collection()
     http.write(name, {"id": "d", "text": "river", "metadata": {"x": 1e308}})
     for boost in ({"decay": {"half_life_days": 1}}, {"weight": 1000.0}):
-        hits = http.search(name, query="river", boosts=[{"key": "x", **boost}])["hits"]
+        hits = http.search(name, query="river", collapse=False, boosts=[{"key": "x", **boost}])["hits"]
         assert isinstance(hits[0]["score"], float)
 
 
@@ -170,13 +182,22 @@ def test_a_larger_factor_never_harms(scores: list[float], data: st.DataObject) -
 
 
 VALUES = st.one_of(
-    st.integers(-3, 3), st.floats(-3, 3), st.booleans(), st.sampled_from(["x", "y", "2026-01-05"])
+    st.integers(-3, 3),
+    st.floats(-3, 3),
+    st.booleans(),
+    st.sampled_from(["x", "y", "2026-01-05", "2026-01-05T00:00+02:00", "2026-02-01"]),
 )
+BOOSTS = [
+    Boost(key="key", weight=0.5),
+    Boost(key="key", scale="log"),
+    Boost(key="key", decay=Decay(half_life_days=3, now="2026-01-07")),
+]
 
 
-@given(st.lists(st.lists(VALUES, max_size=3), min_size=1, max_size=30), st.data())
-def test_columns_know_the_values_of_rows(rows: list[list[Any]], data: st.DataObject) -> None:
-    """Both forms of the filter index give for some rows the values that went in, and so the same sort keys."""
+@given(st.lists(st.lists(VALUES, max_size=12), min_size=1, max_size=30), st.data())
+def test_columns_know_the_values_that_decide(rows: list[list[Any]], data: st.DataObject) -> None:
+    """Both forms of the filter index give for some rows the values that decide: the sort keys and the factors are those
+    of all values that went in."""
     growing = GrowingFilters()
     for values in rows:
         growing.add({"key": values})
@@ -184,9 +205,11 @@ def test_columns_know_the_values_of_rows(rows: list[list[Any]], data: st.DataObj
     for part in (growing.view(len(rows)), growing.seal(len(rows))):
         found: dict[int, list[Any]] = {row: [] for row in some}
         for kind, column in part.columns("key").items():
-            for row, value in column.held_by(np.array(some, np.int64)):
+            for row, value in column.deciding(np.array(some, np.int64)):
                 found[row].append(bool(value) if kind == "boolean" else value)
         for last in (False, True):
             assert sort_keys(list(found.values()), last=last) == sort_keys(
                 [rows[at] for at in some], last=last
             )
+        for boost in BOOSTS:
+            assert [factor(boost, one) for one in found.values()] == [factor(boost, rows[at]) for at in some]

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
+from indexes.base.errors import InvalidInput
 from retrieval.cache import store as store_module
 from retrieval.cache.memory import MemoryStore
 from retrieval.cache.redis_store import (
@@ -635,7 +636,7 @@ def test_close_does_not_wait_for_a_hung_redis() -> None:
 @pytest.mark.parametrize("url", ["http://user:hunter2@host", "redis://user:hunter2@host:hunter2", "hunter2"])
 def test_a_bad_url_is_refused_without_quoting_it(url: str) -> None:
     """An unusable url is an error at once, and a password in it stays out of the message."""
-    with pytest.raises(ValueError, match="not a usable Redis url") as refused:
+    with pytest.raises(InvalidInput, match=r"redis\.url is not a usable address") as refused:
         RedisStore(url, secret=SECRET, timeout_ms=20, retry_after_s=1, prefix=b"", clock=Clock())
     assert "hunter2" not in str(refused.value)
 

@@ -199,6 +199,9 @@ class Exported:
     def share_read(self, text: str, language: str | None, held: object) -> float:
         return 1.0
 
+    def is_cut(self, text: str) -> bool:
+        return False
+
     def similarity_floor(self, name: str) -> float:
         return float(self.manifest.similarity_floor)
 

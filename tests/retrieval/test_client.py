@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -112,6 +113,11 @@ def test_every_method(http: Http, service: ServerProcess) -> None:
         assert client.ingest(name, notes(10)).documents == 10
         client.patch(name, "a", {"lang": "en"})
         assert client.document(name, "a")["metadata"] == {"lang": "en"}
+        client.patch(name, "n1", {"kind": "old"})
+        old = {"type": "eq", "key": "kind", "value": "old"}
+        assert client.patch_documents(name, {"lang": "de"}, filter=old)["changed"] == 1
+        assert client.patch_documents(name, {"lang": "de"}, ids=["a", "n1", "absent"])["changed"] == 1
+        client.patch(name, "a", {"lang": "en"})
         assert client.delete(name, "n0")["deleted"] == 1
         assert client.delete_documents(name, ids=["n1", "n2"])["deleted"] == 2
         assert [one["id"] for one in client.scroll(name, limit=3)] == [f"n{at}" for at in range(3, 10)] + [
@@ -136,6 +142,7 @@ def test_every_method(http: Http, service: ServerProcess) -> None:
         client.forget_feedback(name)
         assert client.feedback(name) == []
 
+        assert client.set_synonyms(name, synonyms=[["k8s", "kubernetes"]]) == client.synonyms(name)
         client.finished(client.reindex(name))
         queries = [f"which note has the number {at}" for at in range(25)]
         client.finished(client.tune(name, recall_target=0.95, queries=queries), on_progress=lambda *_: None)
@@ -148,11 +155,13 @@ def test_every_method(http: Http, service: ServerProcess) -> None:
         assert client.request("GET", "/healthz")
     with Stub() as stub, Noted(stub.url) as client:
         client.explain("docs", query="refunds", document_id="a", k=5)
+        client.search_collections(collections=["docs", "more"], query="refunds")
         client.assess("docs", action="restart the database")
         client.answer("docs", query="refunds", token_budget=500)
         assert list(client.stream_answer("docs", query="refunds")) == []
         assert [(path.rpartition("/")[2], body) for _, path, _, body in stub.seen] == [
             ("explain", {"query": "refunds", "document_id": "a", "k": 5}),
+            ("search", {"collections": ["docs", "more"], "query": "refunds"}),
             ("assess", {"action": "restart the database"}),
             ("answer", {"query": "refunds", "token_budget": 500}),
             ("answer", {"query": "refunds", "stream": True}),
@@ -427,6 +436,17 @@ def test_refused_documents_are_reported(http: Http, service: ServerProcess) -> N
         with pytest.raises(RefusedDocument, match="document 'n2': text holds a NUL") as caught:
             client.ingest(name, documents[:5])
         assert caught.value.refused.position == 2
+        odd: list[Any] = [
+            {"id": "t", "text": 5},
+            "no object",
+            {"id": "n", "text": "x", "metadata": {"a": [math.nan]}},
+        ]
+        refused.clear()
+        assert client.ingest(name, odd, on_refused=refused.append).refused == 3
+        assert [(one.position, one.id) for one in refused] == [(0, "t"), (1, None), (2, "n")]
+        with pytest.raises(ValueError, match="begins with a slash"):
+            client.request("GET", "v1/collections")
+        assert client.ready()
 
 
 @pytest.mark.model

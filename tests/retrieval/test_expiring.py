@@ -31,8 +31,9 @@ def clocked(tmp_path: Path) -> Iterator[tuple[Collection, list[int]]]:
         yield collection, clock
 
 
-def test_nothing_tells_of_an_expired_document(http: Http) -> None:
-    """Not a search that is cached, not a filter, count, page, facet, context, example or explanation."""
+def test_nothing_shows_an_expired_document(http: Http) -> None:
+    """Not a search that is cached, not a filter, count, page, facet, context or example. An explanation says when it
+    expired, and nothing else of it."""
     name = http.new_collection()
     path, at = f"/v1/collections/{name}/documents", datetime.now(UTC) + timedelta(seconds=SOON_S)
     metadata = {"kind": "notice"}
@@ -66,9 +67,45 @@ def test_nothing_tells_of_an_expired_document(http: Http) -> None:
         assert "no document 'goes'" in str(reply.body), reply.body
     why = {"query": "lift", "document_id": "goes"}
     explained = http.ok("POST", f"/v1/collections/{name}/explain", why)
-    assert explained["cause"]["evidence"] == {"similar_ids": []}, explained
+    assert explained["cause"]["kind"] == "expired", explained
+    assert explained["cause"]["evidence"].keys() == {"expires_at", "written_seq"}
+    assert explained["passages"] == []
     exact = {"query": "is the lift broken", "mode": "dense", "exact": True}
     assert http.found(name, **exact) == ["stays"]
+
+
+def test_no_correction_shows_a_word_of_an_expired_document(http: Http) -> None:
+    """A word that only an expired document has is no word to be corrected to, and is itself corrected."""
+    name, at_ms = http.new_collection(language="en"), int(time.time() * 1000) + 300
+    http.write(
+        name,
+        {"id": "goes", "text": "a secret notice about Kubernetes and kubernettes", "expires_at": at_ms},
+        {"id": "stays", "text": "Cats sleep on the balcony"},
+    )
+    time.sleep(max(0.0, at_ms / 1000 - time.time()) + 0.01)
+    for query in ("kubrenetes", "secrett"):
+        assert "corrected" not in http.search(name, query=query)["receipt"]
+    http.write(name, {"id": "newer", "text": "kubernetis"})
+    assert http.search(name, query="kubernetes")["receipt"]["corrected"] == {"kubernetes": "kubernetis"}
+
+
+def test_an_expired_document_is_missing_to_every_deletion(http: Http) -> None:
+    """Deleting it by id, by a list of ids, by filter or as a file reports it as missing, but removes its text."""
+    name = http.new_collection()
+    path, at_ms = f"/v1/collections/{name}/documents", int(time.time() * 1000) + 300
+    ids = ["one", "several", "matched", "file"]
+    for one in ids:
+        http.write(name, {"id": one, "text": f"gone {one}", "metadata": {"n": 1}, "expires_at": at_ms})
+    http.write(name, {"id": "stays", "text": "here"})
+    time.sleep(max(0.0, at_ms / 1000 - time.time()) + 0.01)
+    assert http.call("PATCH", f"{path}/one", {"metadata": {"n": 2}}).status == 404
+    assert http.call("DELETE", f"{path}/one").status == 404
+    assert http.ok("POST", f"{path}/delete", {"ids": ["several", "stays"]})["deleted"] == 1
+    by_filter = {"filter": {"type": "eq", "key": "n", "value": 1}}
+    assert http.ok("POST", f"{path}/delete", by_filter)["deleted"] == 0
+    assert http.ok("POST", f"{path}/patch", {"ids": ["matched"], "metadata": {"n": 2}})["changed"] == 0
+    assert http.call("DELETE", f"/v1/vector_stores/{name}/files/file").status == 404
+    assert http.ok("GET", f"/v1/collections/{name}")["documents"] <= 1  # the matched one, until it is swept
 
 
 def test_an_expiry_is_shown_changed_and_taken_away(http: Http) -> None:

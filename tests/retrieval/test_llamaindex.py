@@ -358,10 +358,10 @@ def test_hits_that_differ(store: NearlineVectorStore) -> None:
     query = VectorStoreQuery(
         query_str="when do refunds arrive", similarity_top_k=2, mode=VectorStoreQueryMode.MMR
     )
-    assert set(store.query(query, mmr_threshold=1.0).ids or []) == copies
+    assert set(store.query(query, mmr_threshold=1.0, collapse=False).ids or []) == copies
     query.mmr_threshold = 0.1
     assert len(copies & set(store.query(query).ids or [])) == 1
-    assert set(asyncio.run(store.aquery(query, mmr_threshold=1.0)).ids or []) == copies
+    assert set(asyncio.run(store.aquery(query, mmr_threshold=1.0, collapse=False)).ids or []) == copies
 
 
 def test_a_store_elsewhere(store: NearlineVectorStore, client: Client) -> None:
@@ -436,6 +436,8 @@ def test_own_vectors(client: Client) -> None:
         store.add([TextNode(id_=name, text=name, embedding=[float(at == place) for place in range(384)])])
     query = VectorStoreQuery(query_embedding=[0.0, 1.0] + [0.0] * 382, similarity_top_k=1)
     assert store.query(query).ids == ["y"]
+    query.query_str, query.mode = "x", VectorStoreQueryMode.TEXT_SEARCH  # which compares no vectors
+    assert store.query(query).ids == ["x"]
 
 
 def test_the_retriever_returns_passages(store: NearlineVectorStore, client: Client) -> None:

@@ -13,6 +13,7 @@ from jobs.serving.process import ServerProcess
 
 HOST = b"Host: localhost\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n"
+CODED = b"chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
 SEARCH = b"POST /v1/collections/none/search HTTP/1.1\r\n" + HOST
 
 # What is sent, the status, and the type of the error in our own shape or None for the shape of a dialect.
@@ -34,6 +35,19 @@ MALFORMED = {
         "malformed_request",
     ),
     "bad coding": (SEARCH + b"Transfer-Encoding: odd\r\n\r\n", 400, "malformed_request"),
+    "gzip as transfer coding": (SEARCH + b"Transfer-Encoding: gzip, " + CODED, 415, "unsupported_encoding"),
+    "gzip twice": (
+        SEARCH + b"Content-Encoding: gzip\r\nTransfer-Encoding: gzip, " + CODED,
+        415,
+        "unsupported_encoding",
+    ),
+    "gzip in a second header": (
+        SEARCH + b"Content-Encoding: identity\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+        415,
+        "unsupported_encoding",
+    ),
+    "gzip last": (SEARCH + b"Transfer-Encoding: chunked, gzip\r\n\r\n", 400, "malformed_request"),
+    "gzip alone": (SEARCH + b"Transfer-Encoding: gzip\r\n\r\n{}", 400, "malformed_request"),
     "bad chunk size": (SEARCH + CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n", 400, "malformed_request"),
     "bad chunk end": (SEARCH + CHUNKED + b"2\r\n{}oops\r\n0\r\n\r\n", 400, "malformed_request"),
     "long target": (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 414, "target_too_long"),

@@ -54,20 +54,20 @@ def test_the_cold_tier(catalog: Catalog) -> None:
     """Outcomes add up to the queries; audits and stops count by themselves; an unknown loss is not called none."""
     metrics = Metrics()
     metrics.watch(partial(collections, catalog))
-    watch = catalog.get("docs").snapshot.watch
-    assert watch is not None
+    skipper = catalog.get("docs").snapshot.skipper
+    assert skipper is not None
 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(f"nearline_cold_{name}", {"collection": "docs", **labels})
 
     assert value("loss_bound") is None
-    queries = ask(watch, 0.0, lambda: watch.state().audits >= 20)
+    queries = ask(skipper, 0.0, lambda: skipper.state().audits >= 20)
     assert queries > NOTES
     bound = value("loss_bound")
     assert bound is not None
     assert 0 < bound < 0.005
-    queries += ask(watch, 1.0, lambda: watch.state().state == "learning")
-    state = watch.state()
+    queries += ask(skipper, 1.0, lambda: skipper.state().state == "learning")
+    state = skipper.state()
     assert value("loss_bound") is None
     outcomes = {one: value("decisions_total", outcome=one) for one in ("searched", "skipped", "proven")}
     assert outcomes == {

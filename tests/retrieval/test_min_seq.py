@@ -12,7 +12,7 @@ import pytest
 from indexes.base.errors import DeadlineExceeded
 from jobs.serving.process import serving
 from retrieval.search import pipeline
-from retrieval.search.pipeline import wait_for_seq
+from retrieval.search.pipeline import snapshot_with, wait_for_seq
 from tests.support.http import Http
 from tests.support.vectors import World, fill, make_collection
 
@@ -30,11 +30,13 @@ def test_a_commit_wakes_those_who_wait_for_it(tmp_path: Path) -> None:
         timers = [one.when() for one in loop._scheduled]  # type: ignore[attr-defined]
         assert min(timers) > loop.time() + 1  # only the end of each one's patience
         await asyncio.to_thread(fill, collection, WORLD, range(3))
-        assert (await first).seq == 3
+        await first
+        assert snapshot_with(collection, 1).seq == 3
         assert not second.done()
         await asyncio.to_thread(fill, collection, WORLD, range(3, 5))
-        assert (await second).seq == 5
-        assert (await wait_for_seq(collection, 5)).seq == 5
+        await second
+        await wait_for_seq(collection, 5)
+        assert snapshot_with(collection, 5).seq == 5
 
     asyncio.run(story())
     collection.close()
@@ -52,8 +54,9 @@ def test_those_who_leave_are_forgotten(tmp_path: Path, monkeypatch: pytest.Monke
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
+        await wait_for_seq(collection, 8)
         with pytest.raises(DeadlineExceeded, match="the log is at seq 0, before min_seq=8"):
-            await wait_for_seq(collection, 8)
+            snapshot_with(collection, 8)
 
     asyncio.run(story())
     assert not collection.arrivals._waiting
@@ -62,8 +65,9 @@ def test_those_who_leave_are_forgotten(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_batch_waits_once(tmp_path: Path, model_folder: Path) -> None:
-    """Its searches wait together; those whose write has not come fail, the others are answered. Waiting is no load: no
-    search is degraded, and none is refused although there are fewer places than requests that wait."""
+    """Its searches wait together; those whose write has not come fail, the others are answered, and an explanation says
+    so. Waiting is no load: no search is degraded, and none is refused although there are fewer places than requests
+    that wait."""
     environ = {
         "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
         "NEARLINE_SEARCH_STRAINED_FROM": "2",
@@ -84,6 +88,8 @@ def test_a_batch_waits_once(tmp_path: Path, model_folder: Path) -> None:
         for _ in range(20):
             assert "degraded" not in http.search(name, query="boat")["receipt"]
         assert not any(one.done() for one in waiting)
-        assert {one.result().status for one in waiting[:-1]} == {503}
-        kinds = ["error" in one for one in waiting[-1].result().body["results"]]
+        *searches, explained, answered = (one.result() for one in waiting)
+        assert {one.status for one in searches} == {503}
+        assert explained.body["cause"]["kind"] == "not_visible"
+        kinds = ["error" in one for one in answered.body["results"]]
         assert kinds == [True, *[False] * 19, *[True] * 20]

@@ -101,7 +101,7 @@ def test_large_answers_are_encoded_on_threads(tmp_path: Path, monkeypatch: pytes
         collection = app[CATALOG].create("docs", settings())
         await asyncio.to_thread(lambda: collection.write([WORLD.document(1, passages=4000)]).result())
         assert len(await ask("GET", "/v1/collections/docs/documents/d1?vectors=true")) > 1 << 19
-        search = {"query": WORLD.text(1, 0), "mode": "lexical", "k": 1000}
+        search = {"query": WORLD.text(1, 0), "mode": "lexical", "k": 1000, "collapse": False}
         assert (
             len(await ask("POST", "/v1/collections/docs/search/batch", {"searches": [search] * 2})) > 1 << 19
         )

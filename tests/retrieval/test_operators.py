@@ -113,7 +113,7 @@ def test_rare_phrases_are_found_among_many(http: Http) -> None:
     http.write(name, *({"id": f"d{at}", "text": text, "vector": vector} for at, text in enumerate(texts)))
     holding = {f"d{at}" for at, text in enumerate(texts) if " old silver river " in f" {text} "}
     for options in ({"mode": "lexical"}, {"mode": "hybrid"}, {"mode": "lexical", "group_by_document": True}):
-        search = {"query": '"old silver river"', "operators": True, **options}
+        search = {"query": '"old silver river"', "operators": True, "collapse": False, **options}
         assert set(http.found(name, k=200, **search)) == holding
         paged = [
             one for at in range(0, len(holding), 2) for one in http.found(name, k=2, offset=at, **search)

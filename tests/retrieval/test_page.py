@@ -408,6 +408,9 @@ FILES = {
     "prices.xlsx": xlsx(Berths=[["berth", "euros"], ["north", 20]]),
     "image.png": b"\x89PNG\xff\x00",
     "notes.unknown": b"a chart of the sea",
+    "tide.txt": "\ufeffHigh tide at nöon.".encode("utf-16-le"),
+    "ebb.md": "\ufeff# Ebb\n\nLow tide.".encode("utf-16-be"),
+    "cut.txt": "\ufeffHigh tide".encode("utf-16-le")[:-1],
 }
 
 
@@ -425,6 +428,8 @@ def test_files_become_documents(open_page: Opener, place: Place) -> None:
     for words in (
         "2",
         "lines.jsonl#2",
+        "cut.txt",
+        "not text in UTF-8, nor in UTF-16",
         "not JSON",
         "no text in the field text",
         "book.pdf",
@@ -435,7 +440,7 @@ def test_files_become_documents(open_page: Opener, place: Place) -> None:
     found = place.http.ok("POST", "/v1/collections/harbor/documents/scroll", {})["documents"]
     documents = {one["id"]: one for one in found if not one["id"].startswith("file-")}
     uploaded = {one["text"] for one in found if one["id"].startswith("file-")}
-    assert sorted(documents) == ["1", "guide.md", "page.html", "x"]
+    assert sorted(documents) == ["1", "ebb.md", "guide.md", "page.html", "tide.txt", "x"]
     assert len(uploaded) == len(place.http.ok("GET", "/v1/files")["data"]) == 3
     for words in ("chart of the sea", "berth by the lighthouse", "north"):
         assert any(words in text for text in uploaded)
@@ -445,6 +450,8 @@ def test_files_become_documents(open_page: Opener, place: Place) -> None:
         "## Fees\n\nA berth costs 20 euros.",
     )
     assert documents["guide.md"]["title"] == "The guide"
+    assert documents["tide.txt"]["text"] == "High tide at nöon."
+    assert documents["ebb.md"]["title"] == "Ebb"
     page.get_by_role("link", name="Search harbor").click()
     search(page, "what a berth costs: the fees")
     assert titles(page)[0] == "Harbor"

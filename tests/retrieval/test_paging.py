@@ -55,6 +55,26 @@ def test_pages_joined_are_one_long_answer(http: Http, crowd: str, options: dict[
     assert paged == whole
 
 
+@pytest.mark.parametrize("mode", ["dense", "hybrid", "lexical"])
+@pytest.mark.parametrize(
+    "options",
+    [{"sort": [{"key": "at"}]}, {"boosts": [{"key": "at"}]}, {"mmr": 0.5}],
+    ids=lambda one: str([*one]),
+)
+def test_pages_of_arranged_hits_hold_each_once(http: Http, mode: str, options: dict[str, Any]) -> None:
+    """All of the candidates that are arranged, however small the pages."""
+    name = http.new_collection()
+    texts = [f"{' '.join(WORDS.split()[at % 7 :])} {at}" for at in range(200)]
+    http.write(
+        name, *({"id": f"d{at}", "text": texts[at], "metadata": {"at": at * 7 % 200}} for at in range(200))
+    )
+    search = {"query": "a river and a silver bridge", "mode": mode, "cache": False, **options}
+    whole = http.found(name, k=100, **search)
+    paged = [one for at in range(0, 100, 10) for one in http.found(name, k=10, offset=at, **search)]
+    assert len(set(paged)) == len(paged) == 100
+    assert paged == whole
+
+
 @pytest.mark.parametrize("options", MODES, ids=str)
 def test_pages_go_on_to_the_end(http: Http, crowd: str, options: dict[str, Any]) -> None:
     """Beyond the candidates of the first page no hit comes twice and none is missing; after the last one, none."""
@@ -99,7 +119,7 @@ def test_pages_of_ties_hold_each_hit_once(
     """However many hits tie at a cut, and approximate as dense rankings are: pages of any size repeat none
     and leave none out, and lexical ones are the pieces of one long answer."""
     http, name = rebuilt
-    search: dict[str, Any] = {"query": "disk full", "cache": False, **options}
+    search: dict[str, Any] = {"query": "disk full", "cache": False, "collapse": False, **options}
     if filtered:
         search["filter"] = {"type": "in", "key": "host", "value": [0, 2]}
     held = TIED * 2 // 3 if filtered else TIED

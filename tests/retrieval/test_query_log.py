@@ -16,9 +16,9 @@ import pytest
 from indexes.collection.collection import Collection
 from jobs.serving.process import serving
 from retrieval.base.settings import QueryLog as Settings
-from retrieval.server.lifecycle import LOGGED_MIN
 from retrieval.upkeep.line_file import Header, decode, read_lines
 from retrieval.upkeep.query_log import FILE, LoggedQuery, QueryLog
+from retrieval.upkeep.questions import QUESTIONS_MIN
 from retrieval.wire.search import SearchRequest
 from tests.support.http import Http
 from tests.support.vectors import make_collection
@@ -339,10 +339,10 @@ def test_a_rebuild_measures_with_what_was_asked(tmp_path: Path, model_folder: Pa
             http.reindex(name)
             return http.ok("GET", f"/v1/collections/{name}")["recall_evidence"]
 
-        few = evidence(range(LOGGED_MIN - 1))
+        few = evidence(range(QUESTIONS_MIN - 1))
         assert few["source"] == "synthetic queries"
-        enough = evidence(range(LOGGED_MIN - 1, LOGGED_MIN))
-        assert (enough["source"], enough["queries"]) == ("logged queries", LOGGED_MIN // 2)
+        enough = evidence(range(QUESTIONS_MIN - 1, QUESTIONS_MIN))
+        assert (enough["source"], enough["queries"]) == ("logged queries", QUESTIONS_MIN // 2)
         assert set(enough["intervals"]) <= {"all", "hot", "cold"}
 
 

@@ -20,23 +20,28 @@ def test_request_then_collection_then_configuration() -> None:
     weighted = SearchRequest(query="x", fusion=Fusion(method="weighted", weights=Weights(dense=3, lexical=1)))
     ranked = SearchRequest(query="x", fusion=Fusion(method="rrf"))
     plans = [make_plan(one, 384, CONFIG, OWN) for one in (ask, weighted, ranked)]
-    assert [(plan.method, plan.base_weight) for plan in plans] == [
+    assert [(plan.fusion.method, plan.fusion.base_weight) for plan in plans] == [
         ("weighted", 0.25),
         ("weighted", 0.75),
         ("rrf", 0.25),
     ]
     by_rank = RankingSettings(method="rrf", set_ms=1)
     weights = SearchRequest(query="x", fusion=Fusion(weights=Weights(dense=3, lexical=1)))
-    assert make_plan(ask, 384, CONFIG, by_rank).method == "rrf"
+    assert make_plan(ask, 384, CONFIG, by_rank).fusion.method == "rrf"
+    constant = SearchRequest(query="x", fusion=Fusion(k=10))  # a constant, too, says which method it is for
+    assert make_plan(constant, 384, CONFIG, OWN).fusion.method == "rrf"
     found = make_plan(weights, 384, CONFIG, by_rank)  # who gives weights wants them used
-    assert (found.method, found.weight_dense) == ("weighted", 0.75)
+    assert (found.fusion.method, found.fusion.base_weight) == ("weighted", 0.75)
     partly = make_plan(
         ask,
         384,
         CONFIG,
         RankingSettings(coefficients={"of a later version": [1.0]}, set_ms=1),
     )
-    assert (partly.method, partly.base_weight) == (CONFIG.search.fusion, CONFIG.search.weight_dense)
+    assert (partly.fusion.method, partly.fusion.base_weight) == (
+        CONFIG.search.fusion,
+        CONFIG.search.weight_dense,
+    )
 
 
 def test_only_what_ranks_tells_answers_apart() -> None:

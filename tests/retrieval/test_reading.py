@@ -43,12 +43,18 @@ def test_english_is_read(tokenizer: Tokenizer, text: str) -> None:
         "黑豹队的防守丢了多少分？",
         "팬서스 수비진은 몇 점을 내줬나요?",
         "?!",
+        "\N{ROCKET}",
         "",
     ],
 )
 def test_other_scripts_are_not_read(tokenizer: Tokenizer, text: str) -> None:
     """An English vocabulary has letters of other scripts at most, so nothing of such a text is read."""
     assert share_read(tokenizer, text) == 0
+
+
+@pytest.mark.parametrize(("text", "least"), [("x", 1), ("\N{ROCKET}", 0), ("\N{OLD PERSIAN SIGN A}", 0)])
+def test_a_language_says_nothing_of_unknown_tokens(tokenizer: Tokenizer, text: str, least: float) -> None:
+    assert share_read(tokenizer, text, least=0.9) == least
 
 
 def test_other_languages_are_read_in_part(tokenizer: Tokenizer) -> None:

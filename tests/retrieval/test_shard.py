@@ -21,7 +21,7 @@ from indexes.filters.grammar import parse_filter
 from indexes.parts.query import Query
 from indexes.reading.facets import FacetQuery
 from indexes.reading.surroundings import Reach
-from retrieval.search.shard import Ask, Later, LocalShard, Shard, ValuesQuery, What, run_at_once
+from retrieval.search.shard import Ask, Follow, Later, LocalShard, Shard, ValuesQuery, What, run_at_once
 from retrieval.search.stopwatch import Stopwatch
 from tests.support.encoded_shard import EncodedShard
 from tests.support.vectors import WORDS, World, delete, fill, make_collection
@@ -224,6 +224,45 @@ def test_what_was_written_since(shard: LocalShard, tmp_path: Path) -> None:
     collection.write([Delete(stored[int(ids[0])].document_id)]).result()
     assert run(now().later, since).candidates is None
     collection.close()
+
+
+def test_a_scan_reads_every_vector(shard: LocalShard, collection: Collection) -> None:
+    queries = WORLD.queries(3)
+    alone = collection.exact(queries, 20, EVEN)
+    for found, (ids, scores) in zip(run(shard.scan, queries, 20, EVEN), alone, strict=True):
+        assert found.ids.tolist() == ids.tolist()
+        assert found.scores.tolist() == scores.tolist()
+
+
+def test_following_passages_that_are_no_hits(shard: LocalShard, collection: Collection) -> None:
+    """Where they stand among all passages, which words they hold, and what the filter has against them."""
+    numbers = np.array(collection.log.passages_of("d7"), np.int64)
+    conditions = [{"type": "eq", "key": "even", "value": True}, {"type": "exists", "key": "number"}]
+    condition = {"type": "and", "filters": conditions}
+    found = run(shard.follow, Follow(HYBRID, numbers, numbers[:0], condition, whole=True))
+    (standing,) = found.standings
+    exact = collection.exact(VECTOR[None, :], 400)[0][0].tolist()
+    assert standing.dense_rank == exact.index(standing.id) + 1
+    assert found.passages[standing.id].document_id == "d7"
+    assert [one.where for one in found.unmet] == ["filter.filters[0]"]
+    assert found.relaxed == {**condition, "filters": conditions[1:]}
+    shown = run(shard.follow, Follow(HYBRID, numbers, numbers, condition, whole=False))
+    assert shown.standings == found.standings
+    assert not shown.unmet
+
+
+def test_terms_that_only_others_of_the_passages_hold(shard: LocalShard, collection: Collection) -> None:
+    """Following passages tells which of them hold the terms that the best ones lack."""
+    long, short = (list(collection.log.passages_of(document)) for document in ("d1000", "d2000"))
+    numbers, word = np.array([*long, *short], np.int64), collection.passages(long)[long[0]].text.split()[0]
+    query = Query(10, 40, f"{word} kubernetes absent", VECTOR, language="en")
+    found = run(shard.follow, Follow(query, numbers, numbers[:0], None, whole=True))
+    assert {one.id for one in found.standings} <= {*long, *short}
+    held = {term: ids.tolist() for term, ids in found.holding.items()}
+    assert held.pop(word, long) == long  # lacked only if the best passage is not of the long document
+    assert held == {"kubernet": short}
+    shown = run(shard.follow, Follow(query, numbers, numbers, None, whole=False))
+    assert not shown.holding
 
 
 def test_the_statistics_of_several_shards_score_like_one(shard: LocalShard, tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "lexical": {"query": QUERY, "mode": "lexical", "k": 3},
     "lexical-filtered": {"query": QUERY, "mode": "lexical", "k": 3, "filter": EVEN},
     "rare": {"query": WORDS[300], "mode": "lexical", "k": 3},
+    "named": {"query": f"{QUERY} d7", "vector": vector(97), "k": 3},
+    "named lexical": {"query": f"d8 or {WORDS[9]}", "mode": "lexical", "k": 3},
     "misspelled": {"query": f"{WORDS[70]}x {WORDS[3]}", "mode": "lexical", "k": 3, "typos": True},
     "hybrid": {"query": QUERY, "vector": vector(97), "k": 3},
     "hybrid-filtered": {"query": QUERY, "vector": vector(97), "k": 3, "filter": EVEN},
@@ -65,6 +67,9 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "operators": {"query": f"{WORDS[1]} -{WORDS[4]} wor*", "mode": "lexical", "k": 3, "operators": True},
     "counted": {"query": QUERY, "mode": "lexical", "k": 3, "facets": [{"key": "topic"}]},
     "explained": {"query": QUERY, "vector": vector(97), "k": 20, "explain": True},
+    "similar": {"query": QUERY, "vector": vector(97), "k": 3, "collapse": {"similarity": 0.5}},
+    "by value": {"query": QUERY, "vector": vector(97), "k": 3, "collapse": {"key": "topic", "hits": 2}},
+    "by list": {"vector": vector(99), "mode": "dense", "k": 2, "collapse": {"key": "tags"}},
     "nothing": {"query": "elsewhere", "mode": "lexical", "k": 3},
 }
 
@@ -86,14 +91,16 @@ class Cached:
         self.results = ResultCache(MemoryStore(1 << 24, lambda: 0.0), None, ttl_s=60, now=lambda: 0.0)
         self.pipeline = Pipeline(EMBEDDERS, self.results, CONFIG)
 
-    def write(self, number: int, version: int = 0, *, expires_ms: int | None = None) -> None:
+    def write(
+        self, number: int, version: int = 0, *, expires_ms: int | None = None, name: str | None = None
+    ) -> None:
         text = WORLD.text(number, version)
         passages = tuple(
             NewPassage(at, len(text), 15, WORLD.vector(number, version, at)) for at in range(1 + number % 2)
         )
         expiry = {} if expires_ms is None else {EXPIRES: expires_ms}
         metadata = {**WORLD.metadata(number), **expiry}
-        self.collection.write([Upsert(f"d{number}", text, "", metadata, passages)]).result()
+        self.collection.write([Upsert(name or f"d{number}", text, "", metadata, passages)]).result()
 
     def delete(self, number: int) -> None:
         self.collection.write([Delete(f"d{number}")]).result()
@@ -118,7 +125,7 @@ def shown(answer: SearchAnswer) -> object:
     """All that an answer says but where its passages lay, where it came from and how long it took."""
     hits = [msgspec.structs.replace(hit, tier="hot") for hit in answer.hits]
     receipt = answer.receipt
-    return hits, receipt.supported, receipt.corrected, receipt.weight_dense, answer.facets
+    return hits, receipt.evidence, receipt.corrected, receipt.weight_dense, answer.facets
 
 
 async def check(cached: Cached, names: tuple[str, ...] = tuple(SEARCHES)) -> None:
@@ -133,6 +140,7 @@ async def check(cached: Cached, names: tuple[str, ...] = tuple(SEARCHES)) -> Non
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.integers(0, 60), st.integers(0, 2)),
+        st.tuples(st.just("copy"), st.integers(0, 60), st.integers(0, 2)),
         st.tuples(st.just("expiring"), st.integers(0, 60), st.integers(1, 50)),
         st.tuples(st.just("delete"), st.integers(0, 60), st.just(0)),
         st.tuples(st.just("clock"), st.integers(-30, 60), st.just(0)),
@@ -157,6 +165,8 @@ def test_a_kept_answer_is_what_a_fresh_search_gives(
         for kind, number, value in steps:
             if kind == "write":
                 cached.write(number, value)
+            elif kind == "copy":
+                cached.write(number, value, name=f"copy{number}")
             elif kind == "expiring":
                 cached.write(number, 3, expires_ms=cached.clock.ms + value)
             elif kind == "delete":
@@ -227,17 +237,40 @@ def test_an_answer_ends_with_a_passage_that_enters_it_or_leaves_it(cached: Cache
         for number in range(40):
             cached.write(number)
         for name in ("dense", "lexical", "hybrid"):
-            first = (await cached.search(**SEARCHES[name])).hits[0]
+            first = (await cached.search(**SEARCHES[name], collapse=False)).hits[0]
             number = int(first.document_id[1:])
             vector = WORLD.vector(number, 0, first.passage)
             passage = NewPassage(0, len(first.text), 15, vector)
             for document_id in (f"{name}-copy", f"{name}-other"):
                 cached.collection.write([Upsert(document_id, first.text, "", {}, (passage,))]).result()
-                answer = await cached.search(**SEARCHES[name])
+                answer = await cached.search(**SEARCHES[name], collapse=False)
                 assert document_id in [hit.document_id for hit in answer.hits]
             cached.collection.write([Delete(first.document_id)]).result()
-            answer = await cached.search(**SEARCHES[name])
+            answer = await cached.search(**SEARCHES[name], collapse=False)
             assert first.document_id not in [hit.document_id for hit in answer.hits]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("name", ["dense", "lexical", "hybrid", "ranks"])
+def test_a_copy_of_any_hit_is_counted_at_once(cached: Cached, name: str) -> None:
+    """Whatever copies are written or deleted, no kept answer has a stale count; what is elsewhere keeps the answer."""
+
+    async def story() -> None:
+        for number in range(40):
+            cached.write(number)
+        hits = (await cached.search(**SEARCHES[name])).hits
+        for place, hit in enumerate(hits):
+            vector = WORLD.vector(int(hit.document_id[1:]), 0, hit.passage)
+            passage = NewPassage(0, len(hit.text), 15, vector)
+            for document_id in ("copy", "other"):
+                change = Upsert(f"{document_id}{place}", hit.text, "", {}, (passage,))
+                cached.collection.write([change]).result()
+                await check(cached, (name,))
+            cached.collection.write([Delete(f"copy{place}")]).result()
+            await check(cached, (name,))
+        counts = [hit.collapsed for hit in (await cached.search(**SEARCHES[name])).hits]
+        assert any(counts)
 
     asyncio.run(story())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 import signal
@@ -310,6 +311,8 @@ UNREADABLE = {
     "blank.txt": (b" \n", "is empty"),
     "empty.txt": (b"", "is empty"),
     "latin.txt": ("größer".encode("latin-1"), "neither text in UTF-8"),
+    "cut16.txt": ("größer".encode("utf-16")[:-1], "neither text in UTF-8"),
+    "unmarked.txt": ("bat".encode("utf-16-le"), "neither text in UTF-8"),
     "broken.pdf": (b"%PDF-1.7 and no more \xff", "cannot be read as pdf"),
     "empty.xlsx": (b"", "is empty"),
     "cut.xlsx": (xlsx(A=[["a", "b"], [1, 2]])[:3000], "damaged or cut short"),
@@ -336,6 +339,13 @@ def test_unreadable_files_do_not_end_an_upload_of_many(client: OpenAI) -> None:
     for one in listed:
         with pytest.raises(BadRequestError, match="the file"):
             client.vector_stores.files.create(store, file_id=one.id)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_a_byte_order_mark_says_how_a_file_is_read(encoding: str) -> None:
+    """The mark is no part of the text."""
+    content = "größer".encode(encoding) if encoding == "utf-8-sig" else "\ufeffgrößer".encode(encoding)
+    assert text_of(content, "a.txt") == "größer"
 
 
 def test_the_latest_batches_are_kept(tmp_path: Path) -> None:
@@ -555,8 +565,9 @@ def test_errors_name_the_field(client: OpenAI, store: str) -> None:
             "ranking_options.score_threshold",
             lambda: client.vector_stores.search(store, query="x", ranking_options={"score_threshold": 2}),
         ),
+        ("query[1]", lambda: client.vector_stores.search(store, query=["x", ""])),
         (
-            "filter",
+            "filters",
             lambda: client.vector_stores.search(store, query="x", filters={"type": "eq", "key": "nokey", "value": 1}),
         ),
         (
@@ -587,6 +598,50 @@ def test_errors_name_the_field(client: OpenAI, store: str) -> None:
             call()
         assert caught.value.param == param
         assert caught.value.type == "invalid_request_error"
+
+
+MISSING = "file-" + 24 * "0"
+AND_TRUE = {"type": "and", "filters": [{"type": "gt", "key": "year", "value": True}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/{store}/search", {"query": "x", "filters": 5}, "filters"),
+        ("/{store}/search", {"query": "x", "filters": AND_TRUE}, "filters.filters[0].value"),
+        ("/{store}/search", {"query": "x", "filter": AND_TRUE}, "filter"),
+        ("/{store}/search", {"query": ""}, "query"),
+        ("/{store}/files", {"file_id": MISSING}, "file_id"),
+        ("/{store}/files", {"file_id": "{file}", "attributes": {"a": 1, "b": None}}, "attributes.b"),
+        ("/{store}/files/{file}", {"attributes": {"a": 1, "b": [1]}}, "attributes.b"),
+        ("/{store}/files/" + MISSING, {"attributes": {}}, "file_id"),
+        ("/{store}/file_batches", {"file_ids": ["{file}", MISSING]}, "file_ids[1]"),
+        ("/{store}/file_batches", {"file_ids": ["{file}"], "attributes": {"a": {}}}, "attributes.a"),
+        ("/{store}/file_batches", {"files": [{"file_id": "{file}"}, {"file_id": MISSING}]}, "files[1].file_id"),
+        ("", {"file_ids": ["{file}", 1]}, "file_ids[1]"),
+        ("", {"file_ids": ["{file}", MISSING]}, "file_ids[1]"),
+        ("", {"metadata": {"a": "x", "b": 1}}, "metadata.b"),
+        ("/{store}", {"metadata": {"a": "x", "b": 513 * "x"}}, "metadata.b"),
+    ],
+)  # fmt: skip
+def test_faulty_requests_name_the_field(
+    client: OpenAI, http: Http, store: str, path: str, body: object, param: str
+) -> None:
+    """The field as OpenAI names it, with the place in a list and the key, also in the message."""
+    (file, *_) = client.vector_stores.files.list(store)
+    raw = json.dumps(body).replace("{file}", file.id).encode()
+    reply = http.call("POST", f"/v1/vector_stores{path.format(store=store, file=file.id)}", raw=raw)
+    assert reply.status in (400, 404)
+    error = reply.body["error"]
+    assert error["param"] == param
+    assert error["message"].startswith((param, "no file"))
+
+
+@pytest.mark.parametrize(("method", "below"), [("GET", ""), ("GET", "/content"), ("DELETE", "")])
+def test_a_file_that_the_store_lacks(http: Http, store: str, method: str, below: str) -> None:
+    """It is the id of a file, not of a document."""
+    reply = http.call(method, f"/v1/vector_stores/{store}/files/{MISSING}{below}")
+    assert (reply.status, reply.body["error"]["param"]) == (404, "file_id")
 
 
 def test_an_expiry_of_its_own(client: OpenAI) -> None:
@@ -770,10 +825,3 @@ def test_no_id_leads_out_of_the_folder(tmp_path: Path, file_id: str) -> None:
     with pytest.raises(NotFound):
         uploads.read(file_id)
     assert not uploads.remove(file_id)
-
-
-def test_texts() -> None:
-    """A byte order mark is not part of the text."""
-    assert text_of(b"\xef\xbb\xbfhello", "a.txt") == "hello"
-    with pytest.raises(InvalidInput):
-        text_of("hällo".encode("latin-1"), "a.txt")

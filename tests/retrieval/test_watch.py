@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from retrieval.admission.pace import Pace
 from tests.support.guarded import Caller, Guarded, guarded_service
 
 WATCHES_MAX = 4
@@ -162,6 +164,22 @@ def test_a_stream_ends_with_its_key_and_its_collection(service: Guarded, admin: 
         assert (name, data["error"]["type"]) == ("error", "not_found")
 
 
+def test_an_alias_tells_a_rename_from_another_target(admin: Caller, alerts: str) -> None:
+    """Both end the stream, each with its reason."""
+    other, alias = admin.new_collection(), f"{alerts}-alias"
+    admin.ok("PUT", f"/v1/aliases/{alias}", {"collection": alerts})
+    for method, path, change, reason in (
+        ("POST", f"/v1/collections/{alerts}/rename", {"name": f"{alerts}-new"}, "renamed"),
+        ("PUT", f"/v1/aliases/{alias}", {"collection": other}, "another collection"),
+    ):
+        with watching(admin, alias, OUTAGE) as events:
+            events.next()
+            admin.ok(method, path, change)
+            name, data, _ = events.next()
+            assert (name, data["error"]["type"]) == ("error", "conflict")
+            assert reason in data["error"]["message"]
+
+
 def test_a_revoked_key_is_seen_beside_steady_writes(service: Guarded, admin: Caller, alerts: str) -> None:
     """Though there is never a second without a write."""
     reader = service.caller("search")
@@ -249,3 +267,33 @@ def test_as_many_as_are_allowed_at_once(service: Guarded, admin: Caller, alerts:
             time.sleep(0.1)
     for one in open_ones:
         one.__exit__(None, None, None)
+
+
+def test_the_streams_of_one_key_take_turns() -> None:
+    """One searches at a time, in order, and then the key rests nine times as long; a stream that leaves frees its
+    turn."""
+    at_work, order, worked_s = 0, list[int](), 0.0
+
+    async def search(pace: Pace, number: int) -> None:
+        nonlocal at_work, worked_s
+        async with pace.turn():
+            began = time.monotonic()
+            at_work += 1
+            assert at_work == 1
+            order.append(number)
+            await asyncio.sleep(0.002)
+            at_work -= 1
+            worked_s += time.monotonic() - began
+
+    async def search_all() -> float:
+        pace, began = Pace(), time.monotonic()
+        streams = [asyncio.create_task(search(pace, number)) for number in range(6)]
+        await asyncio.sleep(0)
+        streams[1].cancel()
+        await asyncio.wait(streams)
+        async with pace.turn():
+            return time.monotonic() - began
+
+    taken_s = asyncio.run(search_all())
+    assert order == [0, 2, 3, 4, 5]
+    assert taken_s >= 9 * worked_s

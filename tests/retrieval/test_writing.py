@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from indexes.base.errors import DiskFull
-from indexes.base.model import IndexOptions, Operation
+from indexes.base.errors import DiskFull, TooLarge
+from indexes.base.model import IndexOptions, Operation, WriteResult
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Comparison
-from retrieval.documents.writing import delete_matching
+from retrieval.base.settings import Config
+from retrieval.documents.writing import delete_matching, naming_document, patcher, write_in_parts
 from tests.support.vectors import World, fill, make_collection
 
 WORLD = World()
@@ -69,6 +71,39 @@ def test_a_deletion_by_filter_that_fails_says_what_is_gone(collection: Collectio
     assert collection.snapshot.live == 68
     commits.fails = 0
     assert asyncio.run(delete_matching(collection, EVEN)).deleted == 18
+
+
+def patch(collection: Collection, condition: Comparison, chars_max: int) -> WriteResult:
+    change = naming_document(patcher({"groups": ["new"]}, Config()))
+    write = partial(collection.change_holding, change=change, chars_max=chars_max)
+    return asyncio.run(write_in_parts(collection, collection.snapshot.matching(condition), write, "changed"))
+
+
+def test_a_patch_by_filter_is_many_commits(collection: Collection, commits: Commits) -> None:
+    """None has more passages, or more text, than a commit may have; each document is changed once, and not again."""
+    chars = len(WORLD.document(0).text)
+    result = patch(collection, EVEN, chars_max=9 * chars)
+    assert max(commits.sizes) <= 10
+    assert (result.documents, sum(commits.sizes)) == (50, 50)
+    new = collection.snapshot.matching(Comparison("eq", "groups", "new"))
+    assert collection.snapshot.matching(EVEN).tolist() == new.tolist()
+    assert collection.snapshot.live == 100
+    commits.sizes.clear()
+    assert patch(collection, EVEN, chars_max=9 * chars).documents == 0
+    assert not any(commits.sizes)
+
+
+def test_a_patch_that_fails_says_what_is_changed_and_where(collection: Collection, commits: Commits) -> None:
+    commits.fails = 3
+    with pytest.raises(DiskFull) as failed:
+        patch(collection, EVEN, chars_max=10**6)
+    assert failed.value.message == "no space left; 16 documents were already changed, up to seq 116"
+    commits.fails = 0
+    long = naming_document(patcher({"note": "x" * 100_000}, Config()))
+    odd = collection.snapshot.matching(Comparison("eq", "even", False))
+    with pytest.raises(TooLarge) as refused:
+        collection.change_holding(odd, long).result()
+    assert refused.value.message.startswith("document 'd1': ")
 
 
 def test_nothing_that_matches_is_no_error(collection: Collection, commits: Commits) -> None:

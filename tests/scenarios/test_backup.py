@@ -145,8 +145,9 @@ def test_a_backup_under_load_restores_to_exactly_its_seq(tmp_path: Path, model_f
 
     for number, (target, described) in enumerate(backups):
         assert as_json(nearline("verify", "--backup", target, "--json"))["ok"]
-        mistaken = nearline("verify", "--data", target)
-        assert (mistaken.returncode, "is a backup" in mistaken.stderr) == (2, True)
+        for command in ("verify", "serve"):
+            mistaken = nearline(command, "--data", target)
+            assert (mistaken.returncode, "is a backup" in mistaken.stderr) == (2, True)
         restored = as_json(
             nearline(
                 "restore",

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_origin
 import msgspec
 import numpy as np
 
+from indexes.base.model import Floats, Ranking
 from indexes.filters.grammar import Filter
 from indexes.parts.query import Query, TermCounts
 from indexes.reading.facets import FacetCounts, FacetQuery
@@ -15,6 +16,8 @@ from retrieval.search.shard import (
     Ask,
     Example,
     Fetched,
+    Follow,
+    Followed,
     Later,
     LaterPassages,
     LocalShard,
@@ -66,3 +69,10 @@ class EncodedShard(LocalShard):
 
     async def later(self, asked: Later) -> LaterPassages:
         return travel(await LocalShard.later(self, travel(asked, Later)), LaterPassages)
+
+    async def scan(self, vectors: Floats, depth: int, condition: Filter | None) -> list[Ranking]:
+        arrived = travel(vectors, Floats), travel(depth, int), travel(condition, Filter | None)
+        return travel(await LocalShard.scan(self, *arrived), list[Ranking])
+
+    async def follow(self, asked: Follow) -> Followed:
+        return travel(await LocalShard.follow(self, travel(asked, Follow)), Followed)

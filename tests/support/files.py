@@ -6,9 +6,10 @@ import email
 import io
 import mimetypes
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from email.message import EmailMessage
 from email.policy import default
+from urllib.parse import quote
 
 import openpyxl
 
@@ -128,10 +129,15 @@ def eml(text: str, *attachments: tuple[str, bytes], subject: str = "Subject") ->
     return bytes(message)
 
 
-def epub(title: str, *chapters: tuple[str, str]) -> bytes:
+def epub(
+    title: str, *chapters: tuple[str, str], names: Sequence[str] = (), encode: Callable[[str], str] = quote
+) -> bytes:
+    """`names`: what the files of the chapters are called, without their extension."""
     ids = [f"c{at}" for at in range(len(chapters))]
+    names = names or ids
     items = "".join(
-        f'<item id="{one}" href="{one}.xhtml" media-type="application/xhtml+xml"/>' for one in ids
+        f'<item id="{one}" href="{encode(name)}.xhtml" media-type="application/xhtml+xml"/>'
+        for one, name in zip(ids, names)
     )
     spine = "".join(f'<itemref idref="{one}"/>' for one in ids)
     page = '<html xmlns="http://www.w3.org/1999/xhtml"><body><h1>{}</h1><p>{}</p></body></html>'
@@ -144,7 +150,7 @@ def epub(title: str, *chapters: tuple[str, str]) -> bytes:
             "book.opf": '<package xmlns="http://www.idpf.org/2007/opf" version="3.0"><metadata '
             f'xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>{title}</dc:title></metadata>'
             f"<manifest>{items}</manifest><spine>{spine}</spine></package>",
-            **{f"{one}.xhtml": page.format(*chapter) for one, chapter in zip(ids, chapters)},
+            **{f"{name}.xhtml": page.format(*chapter) for name, chapter in zip(names, chapters)},
         }
     )
 

@@ -35,7 +35,7 @@ from retrieval.embedding.results import Observer
 from retrieval.insight.explaining import apply_patch, explain
 from retrieval.search.pipeline import Pipeline
 from retrieval.wire.documents import SentDocument
-from retrieval.wire.explain import Change, ExplainAnswer, ExplainRequest
+from retrieval.wire.explain import ExplainAnswer, ExplainRequest
 from retrieval.wire.search import SearchAnswer, SearchRequest
 
 T = TypeVar("T")
@@ -79,21 +79,22 @@ class Miss:
     patch: JSON | None = None
 
     def shown_by(self, answer: ExplainAnswer) -> bool:
-        """Whether the evidence holds what was planted, and the change is the one that was foreseen, if one was."""
+        """Whether the evidence holds what was planted, and the change that was foreseen, if one was, is the last."""
         got = answer.cause.evidence
         held = (
             got.get(name) == value or holds(got.get(name), value) for name, value in self.evidence.items()
         )
-        return all(held) and (self.patch is None or (answer.change or NO_CHANGE).patch == self.patch)
-
-
-NO_CHANGE = Change({}, 0)
+        changes = [*filter(None, [answer.change]), *answer.others]
+        return all(held) and (self.patch is None or self.patch in [one.patch for one in changes[-1:]])
 
 
 def holds(found: object, value: object) -> bool:
     """Whether a list has a value, or objects with it."""
     each = found if isinstance(found, list) else []
     return any(value == one or (isinstance(one, dict) and value in one.values()) for one in each)
+
+
+ALL: JSON = {"collapse": False}  # what is planted are copies
 
 
 @dataclass
@@ -121,14 +122,16 @@ class Service:
         self.collection.write([Delete(one) for one in ids]).result()
 
     def search(self, **search: Any) -> SearchAnswer:
-        request = msgspec.json.decode(msgspec.json.encode({"cache": False, **search}), type=SearchRequest)
+        request = msgspec.json.decode(
+            msgspec.json.encode({"cache": False, **ALL, **search}), type=SearchRequest
+        )
         return self.run(self.pipeline.search("c", self.collection, request))
 
     def found(self, **search: Any) -> list[str]:
         return [hit.document_id for hit in self.search(**search).hits]
 
     def explain(self, document_id: str, caller: Principal = ANYBODY, **search: Any) -> ExplainAnswer:
-        body = msgspec.json.encode({**search, "document_id": document_id})
+        body = msgspec.json.encode({**ALL, **search, "document_id": document_id})
         wanted = msgspec.json.decode(body, type=ExplainRequest)
 
         async def explained() -> ExplainAnswer:
@@ -310,6 +313,7 @@ class Planter:
                     "outscored",
                     {**asked, "k": k},
                     document["id"],
+                    evidence={"k_needed": rank},
                     patch={"k": rank},
                 )
 

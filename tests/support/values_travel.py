@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from retrieval.search import pipeline
+from retrieval.search import pipeline, scanning
 from tests.support.encoded_shard import EncodedShard
 
-vars(pipeline)["LocalShard"] = EncodedShard
+for module in (pipeline, scanning):
+    vars(module)["LocalShard"] = EncodedShard

@@ -49,6 +49,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 REQUESTS: tuple[type[msgspec.Struct], ...] = (
     schemas.SearchRequest,
+    schemas.SearchCollections,
     schemas.ContextRequest,
     explain_schemas.ExplainRequest,
     assess_schemas.AssessRequest,
@@ -57,15 +58,18 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
     document_schemas.ScrollDocuments,
     document_schemas.CountDocuments,
     document_schemas.DeleteDocuments,
+    document_schemas.PatchDocuments,
     document_schemas.PatchDocument,
     collection_schemas.CreateCollection,
     collection_schemas.SetRanking,
+    collection_schemas.SetSynonyms,
     collection_schemas.SentFeedback,
     collection_schemas.Reindex,
     collection_schemas.Tune,
 )
 ANSWERS: tuple[type[msgspec.Struct], ...] = (
     schemas.SearchAnswer,
+    schemas.SearchCollectionsAnswer,
     schemas.ContextAnswer,
     explain_schemas.ExplainAnswer,
     assess_schemas.Assessment,
@@ -74,12 +78,14 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
 RECORDS: tuple[type[msgspec.Struct], ...] = (
     document_schemas.Written,
     document_schemas.Deleted,
+    document_schemas.Patched,
     document_schemas.ScrollPage,
     document_schemas.CountBody,
     collection_schemas.CollectionList,
     collection_schemas.AliasBody,
     collection_schemas.FeedbackList,
     collection_schemas.JobList,
+    collection_schemas.SynonymsBody,
 )
 # Arguments or methods of their own in the client.
 ARGUMENTS: dict[type[Any], set[str]] = {

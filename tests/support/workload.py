@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import apsw
 import msgspec
@@ -31,14 +31,13 @@ import msgspec
 from indexes.base import durable, failpoints
 from indexes.base.durable import Disk
 from indexes.base.errors import NearlineError, RecallTooLow
-from indexes.base.model import Delete, Floats, IndexOptions, Operation, WriteResult
+from indexes.base.model import Delete, IndexOptions, Operation, WriteResult
 from indexes.collection.collection import Collection
 from indexes.dense.cold import ColdSettings
 from indexes.directory.backup.backup import back_up
 from indexes.directory.catalog import Catalog
 from indexes.filters.grammar import Comparison, Compound, Filter
 from indexes.log import log, sqlite
-from indexes.parts.generation import Generation
 from indexes.parts.manifest import read_manifest
 from indexes.rebuild import builder
 from indexes.rebuild.builder import Rebuild, build
@@ -269,8 +268,8 @@ def first_life(actor: Actor, options: Options) -> None:
 
 @contextlib.contextmanager
 def measuring_badly() -> Iterator[None]:
-    def measure(generation: Generation, target: float, floor: float, asked: Floats | None = None) -> Measured:
-        measured = choose_settings(generation, target, floor, asked)
+    def measure(*given: Any) -> Measured:
+        measured = choose_settings(*given)
         return replace(measured, recall=dict.fromkeys(measured.recall, 0.5), evidence=None)
 
     vars(builder)["choose_settings"] = measure

@@ -1,8 +1,8 @@
 """A service in this process over a collection that makes every option of a search dear, and the CPU that requests take.
 
 The collection has 30,000 passages and 150,000 different words, metadata with 60,000 values under one key, frequent
-words in every passage, and a few long documents. Its model is a tiny encoder: what a model takes is not what is
-measured here.
+words in every passage, a few long documents, and long lists of dates in some. Its model is a tiny encoder: what a model
+takes is not what is measured here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, count, islice, pairwise
 from pathlib import Path
@@ -32,14 +32,18 @@ from retrieval.base.settings import Config, Models, Rerank
 from retrieval.embedding.models import read_manifest
 from retrieval.handlers.state import CATALOG
 from retrieval.server.app import create_app
+from tests.support.cpu import slowness
 from tests.support.encoders import DIMENSIONS, write_bert, write_reranker
 
 NAME = "docs"
 PASSAGES, RARE_WORDS, RARE_WORDS_LONG = 30_000, 4, 20  # of each passage: 152,000 in all
 FREQUENT = ["data", "time", "order", "service", "value", "result", "server", "request"]
 LONG, LONG_PASSAGES = 20, 100
+LISTS, LISTED = 300, 500  # documents with a long list in their metadata, and its dates
 LETTERS = "abcdefghiklmnoprstuvwz"
 QUIET_S = 0.25  # that a service is watched for, to see whether it does anything
+TRIES, PAUSE_S = 12, 0.1  # the second pause takes twice as long as the first, and so on
+MUCH_S = 0.03  # of CPU time, from which on the speed of the machine counts
 
 
 def rare_word(at: int) -> str:
@@ -82,6 +86,9 @@ def documents() -> Iterator[Upsert]:
             "day": f"{1900 + number % 100}-{1 + number % 12:02}-{1 + number % 28:02}",
             "lang": chance.choice(["en", "de", "fr"]),
         }
+        if number < LISTS:
+            days = draw.integers(0, 365 * 20, size=LISTED).astype("datetime64[D]").astype(str)
+            metadata["days"] = days.tolist()
         starts = list(accumulate((len(one) + 1 for one in passages), initial=0))
         pieces = tuple(
             NewPassage(start, end - 1, 0, vector)
@@ -118,14 +125,31 @@ class Service:
     collection: Collection
 
     def ask(self, request: Request) -> tuple[float, int, Any]:
-        """The CPU time of this process until the answer is there, its status, and the answer."""
+        """The CPU time of this process until the answer is there, as on the machine of `slowness` if it is much; its
+        status, and the answer."""
         begun = time.process_time()
         connection = self._begun(request)
         reply = connection.getresponse()
         content = reply.read()
         spent = time.process_time() - begun
         connection.close()
+        if spent > MUCH_S:
+            spent /= slowness()
         return spent, reply.status, json.loads(content) if content.startswith((b"{", b"[")) else content
+
+    def least_cpu_s(self, request: Request, enough: float) -> float:
+        """The CPU time of a request. Other work on the machine makes it longer, never shorter, and for a while, so the
+        least of twelve tries counts if the first is above `enough` and no cache answers the others."""
+        again = b'"cache": false' in request.sent or request.path.endswith(("rerank", "explain"))
+        least = float("inf")
+        for tried in range(TRIES if again or request.method == "PATCH" else 1):
+            time.sleep(PAUSE_S * tried)
+            spent, status, answer = self.ask(request)
+            assert status < 500, answer
+            least = min(least, spent)
+            if least <= enough:
+                break
+        return least
 
     def leave(self, requests: list[Request], after_s: float) -> None:
         """Send them all and be gone before the answers."""
@@ -152,7 +176,7 @@ class Service:
 
 
 @contextlib.contextmanager
-def serving_worst_case(folder: Path) -> Iterator[Service]:
+def serving_worst_case(folder: Path, fill: Callable[[Collection], None] = fill) -> Iterator[Service]:
     models = folder / "models"
     for kind, write in {"encoder": write_bert, "reader": write_reranker}.items():
         export_model(

@@ -6,6 +6,7 @@
     FOLDER/<collection>/hits.msgpack       as in a data directory; omitted without indexes
     FOLDER/<collection>/search.json        as in a data directory, if the collection was tuned
     FOLDER/<collection>/ranking.json       as in a data directory, if the collection has ranking settings of its own
+    FOLDER/<collection>/synonyms.json      the same for synonyms
     FOLDER/<collection>/CURRENT            as in a data directory, but with at most one generation; omitted without
     FOLDER/<collection>/generations/000007/    indexes, or if there was none
 
@@ -61,7 +62,7 @@ from indexes.directory.marker import (
     read_marker,
 )
 from indexes.log.pinned import LogState, pin
-from indexes.parts.learned import FILE as RANKING
+from indexes.parts.learned import RANKING, SYNONYMS
 from indexes.parts.manifest import MANIFEST as GENERATION_MANIFEST
 from indexes.parts.manifest import Manifest, SealedFile, read_manifest
 from indexes.parts.shelf import Shelf
@@ -74,7 +75,7 @@ MANIFEST = "backup.json"
 GENERATIONS_TRIED = 10
 HITS = "hits.msgpack"
 FILE = re.compile(
-    r"log\.db|CURRENT|hits\.msgpack|search\.json|ranking\.json|generations/[0-9]+(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+"
+    r"log\.db|CURRENT|hits\.msgpack|search\.json|(ranking|synonyms)\.json|generations/[0-9]+(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+"
 )
 
 
@@ -121,7 +122,7 @@ def back_up(
     """
     aliases = aliases_of(data)
     chosen = [(data / name) for name in choose(collections_in(data), names, aliases)]
-    if target.resolve().is_relative_to(data.resolve()):
+    if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(data)):
         raise InvalidInput(f"{target} is inside the data directory", param="to")
     with drafting(target) as draft:
         made = []
@@ -206,7 +207,7 @@ def back_up_collection(source: Path, target: Path, indexes: bool, progress: Prog
     if indexes:
         with contextlib.suppress(FileNotFoundError):  # optional: hints for the next rebuild
             copy_file(source / HITS, target / HITS)
-    for name in (CHOSEN, RANKING):
+    for name in (CHOSEN, RANKING, SYNONYMS):
         with contextlib.suppress(FileNotFoundError):  # there only if the collection was tuned, or has learned
             copy_file(source / name, target / name)
     return describe_collection(source.name, state, manifest, seal(target, progress))
@@ -269,22 +270,19 @@ def copy_file(source: Path, target: Path, on_block: Callable[[int], None] = lamb
     `on_block` gets the size of each block written. Raises FileNotFoundError if the source is missing.
     """
     digest, done = hashlib.sha256(), 0
-    with source.open("rb") as reader:
-        with disk_errors(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            writer = target.open("wb")
-        with writer:
+    with source.open("rb") as reader, disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as writer:  # whose end writes the rest
             while True:
                 with disk_errors(source):
                     block = reader.read(READ_BYTES)
-                with disk_errors(target):
-                    writer.write(block)
-                    if not block:
-                        writer.flush()
-                        return SealedFile(done, digest.hexdigest())
+                if not block:
+                    break
+                writer.write(block)
                 digest.update(block)
                 done += len(block)
                 on_block(len(block))
+    return SealedFile(done, digest.hexdigest())
 
 
 def seal(folder: Path, progress: Progress) -> dict[str, SealedFile]:

@@ -5,7 +5,8 @@
                      it, because a damaged index can crash the process; and every passage must be live, or removed
                      according to the log. An unreadable log does not count against a generation
     CURRENT          names one of these
-    ranking.json     its checksum, where there is one
+    ranking.json, synonyms.json    their checksums, where there are such files
+    files           of a data directory: whether this process may write what the service must
 
 Read-only; nothing is repaired. Generations that a live service deletes during the check are skipped.
 """
@@ -13,6 +14,7 @@ Read-only; nothing is repaired. Generations that a live service deletes during t
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 import time
@@ -24,7 +26,7 @@ import numpy as np
 
 from indexes.base.child import Child, answer
 from indexes.base.durable import verify
-from indexes.base.errors import Damaged, NearlineError
+from indexes.base.errors import Damaged, NearlineError, message_of
 from indexes.base.model import Progress
 from indexes.directory.backup.backup import (
     MANIFEST,
@@ -37,11 +39,11 @@ from indexes.directory.backup.backup import (
 from indexes.directory.marker import MARKER, MARKER_COPY, decode_marker
 from indexes.lexical import analysis
 from indexes.log.checks import LOG, RESTORE, Check, check_log
+from indexes.log.mark import FILE as MARK
 from indexes.log.pinned import pin
 from indexes.log.reader import LogPosition
 from indexes.parts.generation import Generation
-from indexes.parts.learned import FILE as RANKING
-from indexes.parts.learned import read_ranking
+from indexes.parts.learned import RANKING, SYNONYMS, RankingSettings, S, SynonymSettings, read_settings
 from indexes.parts.manifest import read_manifest
 from indexes.parts.shelf import Shelf
 
@@ -68,9 +70,14 @@ def verify_data(data: Path, names: Sequence[str], progress: Progress) -> Iterato
     """
     aliases = aliases_of(data)
     known = collections_in(data)
-    astray = sorted(f"{alias} -> {name}" for alias, name in aliases.items() if name not in known)
-    for name in (MARKER, MARKER_COPY):
-        if decode_marker(data / name) is None and (name == MARKER or (data / name).exists()):
+    markers = {name: decode_marker(data / name) for name in (MARKER, MARKER_COPY)}
+    marker = markers[MARKER] or markers[MARKER_COPY]
+    coming = marker.renaming or () if marker else ()  # the next start finishes it
+    astray = sorted(
+        f"{alias} -> {name}" for alias, name in aliases.items() if name not in known and name not in coming
+    )
+    for name, whole in markers.items():
+        if whole is None and (name == MARKER or (data / name).exists()):
             yield Check(
                 "", name, False, "is damaged or gone", "start the service: it mends it from what is whole"
             )
@@ -78,7 +85,15 @@ def verify_data(data: Path, names: Sequence[str], progress: Progress) -> Iterato
         detail = f"name nothing: {', '.join(astray)}" if astray else f"{len(aliases)} names"
         yield Check("", "aliases", not astray, detail, "remove them, or let them name a collection")
     for name in choose(known, names, aliases):
-        yield from verify_collection(data / name, frozen=False, progress=progress)
+        advice = "let the user that runs nearline read and write it"
+        try:
+            yield from verify_collection(data / name, frozen=False, progress=progress)
+        except OSError as error:
+            yield Check(name, "files", False, message_of(error), advice)
+        else:
+            for path in (data / name, data / name / "log.db", data / name / MARK):
+                if path.exists() and not os.access(path, os.W_OK):
+                    yield Check(name, "files", False, f"{path} may not be written", advice)
 
 
 def verify_backup(folder: Path, names: Sequence[str], progress: Progress) -> Iterator[Check]:
@@ -133,16 +148,19 @@ def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iter
         )
     yield current
     if (folder / RANKING).is_file():
-        yield check_ranking(folder)
-
-
-def check_ranking(folder: Path) -> Check:
-    try:
-        read_ranking(folder)
-    except (Damaged, OSError) as error:
         advice = "the configuration ranks instead; delete it with the service stopped, or run nearline learn --reset"
-        return Check(folder.name, RANKING, False, str(error), advice)
-    return Check(folder.name, RANKING, True, "ranking settings of its own")
+        yield check_settings(folder / RANKING, RankingSettings, "ranking settings of its own", advice)
+    if (folder / SYNONYMS).is_file():
+        advice = "searches use no synonyms; set them again, or delete it with the service stopped"
+        yield check_settings(folder / SYNONYMS, SynonymSettings, "synonyms of its own", advice)
+
+
+def check_settings(path: Path, kind: type[S], what: str, advice: str) -> Check:
+    try:
+        read_settings(path, kind)
+    except (Damaged, OSError) as error:
+        return Check(path.parent.name, path.name, False, message_of(error), advice)
+    return Check(path.parent.name, path.name, True, what)
 
 
 # --- generations --------------------------------------------------------------------------------------------
@@ -159,11 +177,10 @@ def check_generation(collection: Path, number: int, *, frozen: bool, log_whole: 
     except (NearlineError, OSError) as error:
         if goes_away(Shelf(collection), number):
             return None
-        message = error.message if isinstance(error, NearlineError) else f"{folder}: {error}"
         advice = advice_for(folder, log_whole)
         if not frozen and folder in ahead_of_log(collection):
             advice = f"it knows of writes that the log has lost: {RESTORE}; {accept_advice(collection)}"
-        return Check(collection.name, f"generation {number}", False, message, advice)
+        return Check(collection.name, f"generation {number}", False, message_of(error), advice)
     return Check(collection.name, f"generation {number}", True, detail)
 
 

@@ -53,7 +53,7 @@ async def mine(
     for at in range(0, len(asked), TOGETHER):
         progress(f"searching {collection}", at, len(asked))
         some = asked[at : at + TOGETHER]
-        searches: list[JSON] = [{"query": query.text, "k": DEPTH, "cache": False} for query in some]
+        searches: list[JSON] = [{"query": query.text, "k": DEPTH, "cache": False, "collapse": False} for query in some]
         for query, found in zip(some, await client.search_batch(collection, searches), strict=True):
             hits = [hit for hit in found["hits"] if hit["document_id"] not in held_out]
             right = [read(hit) for hit in hits if hit["document_id"] in answers[query.id]]

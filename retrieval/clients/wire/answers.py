@@ -14,6 +14,7 @@ class Scores(TypedDict):
     lexical: float | None
     rerank: NotRequired[float | None]
     boost: NotRequired[float]
+    name: NotRequired[float]
 
 
 class Ranks(TypedDict):
@@ -56,12 +57,20 @@ class Hit(TypedDict):
     highlights: NotRequired[list[Any] | None]
     snippet: NotRequired[Any | None]
     expanded: NotRequired[Expanded | None]
+    collapsed: NotRequired[int]
+    group: NotRequired[str | int | float | bool | None]
+    collection: NotRequired[str]
 
 
 class Reranked(TypedDict):
     model: str
     passages: int
     of: int
+
+
+class EvidenceFrom(TypedDict):
+    some: float
+    strong: float
 
 
 class Receipt(TypedDict):
@@ -72,14 +81,17 @@ class Receipt(TypedDict):
     cold_skipped: str | None
     share_read: float | None
     weight_dense: float | None
-    cache: Literal["bypass", "hit", "miss", "semantic"]
+    cache: Literal["bypass", "hit", "miss"]
     model: str
     reranked: Reranked | None
-    supported: bool | None
+    evidence: Literal["none", "some", "strong"] | None
     corrected: NotRequired[dict[str, str]]
     degraded: NotRequired[list[Literal["candidates", "rerank"]]]
-    over_budget: NotRequired[list[Literal["facets", "highlight", "operators", "typos"]]]
-    support_from: float | None
+    over_budget: NotRequired[
+        list[Literal["collapse", "facets", "highlight", "operators", "synonyms", "typos"]]
+    ]
+    query_cut: NotRequired[bool]
+    evidence_from: EvidenceFrom | None
 
 
 class Timings(TypedDict):
@@ -119,6 +131,12 @@ class SearchAnswer(TypedDict):
     receipt: Receipt
     timings_ms: Timings
     facets: NotRequired[list[FacetBody]]
+
+
+class SearchCollectionsAnswer(TypedDict):
+    hits: list[Hit]
+    receipts: list[Receipt]
+    timings_ms: Timings
 
 
 class Citation(TypedDict):
@@ -171,6 +189,9 @@ class Cause(TypedDict):
     kind: Literal[
         "below_floor",
         "beyond_depth",
+        "collapsed",
+        "cut_query",
+        "expired",
         "filtered",
         "found",
         "grouped",
@@ -222,6 +243,7 @@ class ExplainAnswer(TypedDict):
     passages: list[FollowedPassage]
     searches: int
     seq: int
+    within_k: NotRequired[bool]
     over_budget: NotRequired[bool]
 
 
@@ -267,7 +289,7 @@ class AnswerSentence(TypedDict):
 class Answer(TypedDict):
     answer: str | None
     reason: Literal["declined", "no_model", "not_in_documents"] | None
-    supported: bool | None
+    evidence: Literal["none", "some", "strong"] | None
     citations: list[Citation]
     cited: list[int]
     unknown_citations: list[int]

@@ -23,6 +23,11 @@ class Deleted(TypedDict):
     deleted: int
 
 
+class Patched(TypedDict):
+    seq: int
+    changed: int
+
+
 class PassageBody(TypedDict):
     passage: int
     start: int
@@ -192,3 +197,8 @@ class JobBody(TypedDict):
 
 class JobList(TypedDict):
     jobs: list[JobBody]
+
+
+class SynonymsBody(TypedDict):
+    synonyms: list[list[str]]
+    set_ms: int | None

@@ -26,6 +26,12 @@ class Rerank(TypedDict):
     weight: NotRequired[float | None]
 
 
+class Collapse(TypedDict):
+    similarity: NotRequired[float | None]
+    key: NotRequired[str | None]
+    hits: NotRequired[int | None]
+
+
 class Decay(TypedDict):
     half_life_days: float
     now: NotRequired[str | None]
@@ -46,6 +52,7 @@ class SearchOptions(TypedDict):
     rerank: NotRequired[bool | Rerank | None]
     mmr: NotRequired[float | None]
     group_by_document: NotRequired[bool]
+    collapse: NotRequired[bool | Literal["text"] | Collapse | None]
     boosts: NotRequired[list[Boost] | None]
     min_score: NotRequired[float | None]
     min_relevance: NotRequired[float | None]
@@ -71,24 +78,31 @@ class Sort(TypedDict):
     order: NotRequired[Literal["asc", "desc"]]
 
 
+class PageOptions(SearchOptions):
+    query: NotRequired[str | None]
+    vector: NotRequired[Any]
+    offset: NotRequired[int]
+    expand: NotRequired[Neighbors | Literal["document", "section"] | None]
+    highlight: NotRequired[bool | Highlight | None]
+    sort: NotRequired[list[Sort] | None]
+    explain: NotRequired[bool]
+
+
 class Facet(TypedDict):
     key: str
     top: NotRequired[int]
     ranges: NotRequired[list[int | float | str] | None]
 
 
-class SearchRequest(SearchOptions):
-    query: NotRequired[str | None]
-    vector: NotRequired[Any]
+class SearchRequest(PageOptions):
     like: NotRequired[list[str | int] | None]
     unlike: NotRequired[list[str | int] | None]
-    offset: NotRequired[int]
-    expand: NotRequired[Neighbors | Literal["document", "section"] | None]
-    highlight: NotRequired[bool | Highlight | None]
-    sort: NotRequired[list[Sort] | None]
     facets: NotRequired[list[str | Facet] | None]
-    explain: NotRequired[bool]
     exact: NotRequired[bool]
+
+
+class SearchCollections(PageOptions):
+    collections: list[str]
 
 
 class ContextRequest(SearchOptions):
@@ -145,7 +159,6 @@ class AnswerRequest(SearchOptions):
     excerpt_tokens: NotRequired[int | None]
     min_similarity: NotRequired[float | None]
     instruction: NotRequired[str | None]
-    ask_anyway: NotRequired[bool]
 
 
 class SentDocument(TypedDict):
@@ -179,6 +192,11 @@ class PatchDocument(TypedDict):
     expires_at: NotRequired[str | int | None]
 
 
+class PatchDocuments(PatchDocument):
+    ids: NotRequired[Any]
+    filter: NotRequired[Any]
+
+
 class CreateCollection(TypedDict):
     model: NotRequired[str | None]
     hot_capacity: NotRequired[int | None]
@@ -193,6 +211,10 @@ class SetRanking(TypedDict):
     gain: NotRequired[float | None]
     gain_low: NotRequired[float | None]
     gain_high: NotRequired[float | None]
+
+
+class SetSynonyms(TypedDict):
+    synonyms: list[list[str]]
 
 
 class SentFeedback(TypedDict):

@@ -1,10 +1,9 @@
 """What is left of a question once everything that could be said differently is removed.
 
-No distance between vectors separates "enable" from "disable", or 2023 from 2024 (figures in docs/caching.md). So words
-decide: two texts ask the same if they have the same words in the same order, apart from the few things listed here:
-polite openings, contractions, articles, British spelling, singular and plural, the position of an auxiliary, a phrase
-of time or place at the start or end. Any other difference makes them two questions, and so does almost any difference
-in texts that are not English.
+Two texts ask the same if they have the same words in the same order, apart from the few things listed here: polite
+openings, contractions, articles, the position of an auxiliary, a phrase of time or place at the start or end. Any other
+difference makes them two questions, and so does almost any difference in texts that are not English. No distance
+between vectors decides: none separates "enable" from "disable", or 2023 from 2024.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ PREPOSITIONS: Final = {
     "in", "on", "at", "during", "since", "until", "before", "after", "by", "for", "from", "to", "under", "with",
     "within", "of",
 }  # fmt: skip
-LIGHT: Final = {"the", "actually", "please"}
+LIGHT: Final = {"the"}
 """Dropped. No verbs: "who sent" and "who is sent" the invoice differ, as do "who is" and "who was" president."""
 AUXILIARIES: Final = {
     "is", "was", "were", "has", "have", "had", "can", "could", "will", "would", "shall", "should", "may", "might",
@@ -43,15 +42,8 @@ CAPITALS: Final = {
     "a", "aids", "all", "am", "as", "at", "can", "in", "is", "it", "may", "me", "no", "or", "so", "us", "who",
 }  # fmt: skip
 """Words with another meaning in all capitals, in a text that otherwise is not."""
-UNCOUNTED: Final = {
-    "customs", "windows", "news", "goods", "means", "glasses", "arms", "species", "series", "physics", "mathematics",
-    "economics", "politics", "statistics", "aids", "movies",
-}  # fmt: skip
 ALIKE: Final = {
-    "which": "what", "are": "is", "does": "do", "movie": "film", "movies": "film", "purchase": "buy", "begin": "start",
-    "situated": "located", "utilize": "use", "automobile": "car", "biggest": "largest", "big": "large",
-    "info": "information", "docs": "documentation", "config": "configuration", "repo": "repository",
-    "k8s": "kubernetes", "db": "database", "&": "and",
+    "which": "what", "are": "is", "does": "do", "&": "and",
     **{word: str(number) for number, word in enumerate(NUMBERS)}, **ORDINALS,
 }  # fmt: skip
 
@@ -87,15 +79,7 @@ REWRITTEN: Final = [
         (r"(?<=\d),(?=\d{3}\b)", ""),
         (r"(?<=\d) ?(?:percent|per cent|%)(?=\W|$)", "%"),
         (r"(?<=[a-z])-(?=[a-z])", " "),
-        (r"\bhow (?:do|can|could) (?:i|we|one)\b", "how to"),
-    )
-]
-BRITISH: Final = [
-    (re.compile(pattern), instead)
-    for pattern, instead in (
-        (r"(?<=[a-z]{2})our(?=s?$|ed$|ing$|ite|able$|ful$|hood|ly$)", "or"),
-        (r"(?<=[a-z]{3})is(?=e[ds]?$|ing$|ation)", "iz"),
-        (r"(?<=[a-z]{2}[bt])re$", "er"),
+        (r"\bhow (?:do|can|could) (?:i|one)\b", "how to"),
     )
 ]
 
@@ -106,7 +90,14 @@ def wording(text: str) -> tuple[str, ...]:
     capitals = {
         word for word in map(strip_punctuation, text.split()) if word.isupper() and word.lower() in CAPITALS
     }
-    first, *_ = [*map(strip_punctuation, text.split()), ""]
+    written = [*map(strip_punctuation, text.split()), ""]
+    first = written[0]
+    # Case counts in units and flags: MW and mW, -R and -r.
+    exact = [
+        word
+        for before, word in pairwise(["", *written])
+        if word != word.lower() and (before[-1:].isdigit() or word[0].isdigit() or word[0] == "-")
+    ]
     if text.isupper() or capitals == {first} == {"A"}:
         capitals = set()
     text = text.casefold().strip()
@@ -123,7 +114,6 @@ def wording(text: str) -> tuple[str, ...]:
         del words[0]  # in which year, what year
     words = [ALIKE.get(word, word) for word in words]
     words = [word for before, word in pairwise(["", *words]) if not is_light(before, word)]
-    words = [ALIKE.get(normalize_spelling(word), normalize_spelling(word)) for word in words]
     asks = next((at for at, word in enumerate(words) if word in QUESTION_WORDS), 0)
     if asks > 1 and words[0] in PREPOSITIONS:
         words = words[asks:] + words[:asks]  # in 1990, who won; who won in 1990
@@ -131,7 +121,10 @@ def wording(text: str) -> tuple[str, ...]:
     verb = next((at for at, word in enumerate(words) if word in AUXILIARIES), 0)
     if words and words[0] in QUESTION_WORDS and (verb < 3 or text != direct):
         words[1 : verb + 1] = [words[verb], *words[1:verb]] if verb else []
-    return tuple(words[2:] if words[:2] == ["what", "is"] else words)  # what is the capital, the capital
+    return (
+        *(words[2:] if words[:2] == ["what", "is"] else words),
+        *exact,
+    )  # what is the capital, the capital
 
 
 def is_light(before: str, word: str) -> bool:
@@ -145,18 +138,3 @@ def strip_punctuation(token: str) -> str:
         quoted = len(token) > 2 and token[0] == token[-1] and token[0] in "\"'"
         return (token[1:-1] if quoted else token).lstrip("“„«([{").rstrip("”»)]}.,;:?…")
     return token.lstrip("\"'“„«([{").rstrip("\"'”“»)]}.,;:!?…").strip("–—")
-
-
-def normalize_spelling(word: str) -> str:
-    """Spell a word as Americans do, in the singular."""
-    if not word.isascii() or not word.isalpha() or not word.islower() or len(word) < 4 or word in UNCOUNTED:
-        return word
-    for pattern, instead in BRITISH:
-        word = pattern.sub(instead, word)
-    if word.endswith(("ss", "us", "is")):
-        return word
-    if word.endswith("ies") and len(word) > 4:
-        return word[:-3] + "y"
-    if word.endswith(("sses", "xes", "zes", "ches", "shes")):
-        return word[:-2]
-    return word.removesuffix("s")

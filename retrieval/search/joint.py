@@ -1,0 +1,161 @@
+"""Several collections searched as one: one ranking, as if all their passages were in one collection.
+
+BM25 rests on the counts of all shards
+together, so its scores compare; cosines compare if one model made the vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TypeVar
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from indexes.base.errors import InvalidInput
+from indexes.base.model import TIERS, Floats, Scalar, StoredPassage
+from indexes.filters.grammar import Unchecked
+from indexes.parts.query import NOT_FOUND, Candidates, Ranks, TermCounts
+from indexes.reading.surroundings import Surroundings
+from retrieval.search.shard import SHARD_BITS, Ask, Fetched, Searchable, Searched, Shard, What
+from retrieval.search.stages import CachedAnswer
+
+T = TypeVar("T", bound=np.generic)
+
+
+@dataclass(slots=True)
+class JointShard(Searchable):
+    """`found` holds what the last search found in each shard."""
+
+    shards: Sequence[Shard]
+    found: list[Searched] = field(default_factory=list, init=False)
+    _counts: TermCounts | None = field(default=None, init=False)
+
+    async def search(self, ask: Ask) -> Searched:
+        """Find candidates in all shards, and rank them together. Raises InvalidInput for a key that none knows."""
+        if ask.query.text is not None:
+            if self._counts is None:
+                counts = [await shard.statistics(ask.query) for shard in self.shards]
+                self._counts = reduce(TermCounts.plus, counts)
+            ask = replace(ask, query=replace(ask.query, statistics=self._counts))
+        unknown: dict[str, list[InvalidInput]] = {}
+        self.found = [await self._search_one(shard, ask, unknown) for shard in self.shards]
+        for errors in unknown.values():
+            # Each shard suggests other names.
+            faults = {one.message.partition(";")[0] for one in errors}
+            if len(errors) == len(self.shards) and len(faults) == 1:
+                raise errors[0]
+        found, depths = self.found, (*ask.query.steps, ask.query.depth)
+        candidates, kept = join([one.candidates for one in found], depths)
+        return Searched(
+            candidates=candidates,
+            corrected={word: near for one in found for word, near in one.corrected.items()},
+            typos_whole=all(one.typos_whole for one in found),
+            values=[take(values, kept) for values in zip(*(one.values for one in found), strict=True)],
+            terms=frozenset().union(*(one.terms for one in found)),
+            grounds=None,
+        )
+
+    async def _search_one(self, shard: Shard, ask: Ask, unknown: dict[str, list[InvalidInput]]) -> Searched:
+        """Search one shard. Keys that it does not know are noted in `unknown`, by their places in the request: its
+        candidates have no values of them, and a condition on them holds for none."""
+        asked, query = list(ask.values), ask.query
+        while True:
+            try:
+                found = await shard.search(replace(ask, query=query, values=tuple(asked)))
+            except InvalidInput as error:
+                places = [one.where for one in asked]
+                if error.param in places:
+                    del asked[places.index(error.param)]
+                elif query.condition is not None and not isinstance(query.condition, Unchecked):
+                    query = replace(query, condition=Unchecked(query.condition))
+                else:
+                    raise
+                unknown.setdefault(error.param or "", []).append(error)
+            else:
+                held = dict(zip([one.where for one in asked], found.values, strict=True))
+                nothing: list[list[Scalar]] = [[] for _ in range(len(found.candidates))]
+                return replace(found, values=[held.get(one.where, nothing) for one in ask.values])
+
+    def answers_by_shard(self, answer: CachedAnswer) -> list[CachedAnswer]:
+        """Return for each shard an answer as the joint one, but for which of its tiers were searched."""
+        return [
+            replace(answer, tiers=list(one.candidates.searched), cold_skipped=one.candidates.cold_skipped)
+            for one in self.found
+        ]
+
+    async def fetch(self, ids: Sequence[int], what: What) -> Fetched:
+        wanted = np.array(ids, np.int64)
+        passages: dict[int, StoredPassage] = {}
+        around: dict[int, Surroundings] = {}
+        vectors: Floats | None = np.zeros((0, 1), np.float32) if what.vectors and not len(wanted) else None
+        for at in np.unique(wanted >> SHARD_BITS).tolist():
+            first = at << SHARD_BITS
+            places = np.flatnonzero(wanted >> SHARD_BITS == at)
+            found = await self.shards[at].fetch((wanted[places] - first).tolist(), what)
+            passages |= {first + one: replace(held, id=first + one) for one, held in found.passages.items()}
+            around |= {first + one: held for one, held in found.around.items()}
+            if found.vectors is not None:
+                if vectors is None:
+                    vectors = np.zeros((len(wanted), found.vectors.shape[1]), np.float32)
+                vectors[places] = found.vectors
+        return Fetched(passages, around, vectors)
+
+
+def join(found: Sequence[Candidates], depths: Sequence[int]) -> tuple[Candidates, NDArray[np.intp]]:
+    """Rank the candidates of several shards in one ranking of each kind, down to the last of the `depths`. Also returns
+    where they stood in the shards' candidates one after the other."""
+
+    def column(of: Callable[[Candidates], NDArray[T]]) -> NDArray[T]:
+        return np.concatenate([of(one) for one in found])
+
+    ids = np.concatenate([one.ids + (at << SHARD_BITS) for at, one in enumerate(found)])
+    dense, lexical = column(lambda one: one.dense), column(lambda one: one.lexical)
+    dense_ranks = rank(dense, column(lambda one: one.dense_ranks), ids, depths)
+    lexical_ranks = rank(lexical, column(lambda one: one.lexical_ranks), ids, depths)
+    names = None
+    if any(one.names is not None for one in found):
+        names = column(lambda one: np.zeros(len(one), np.float32) if one.names is None else one.names)
+    kept = np.flatnonzero(
+        (dense_ranks != NOT_FOUND) | (lexical_ranks != NOT_FOUND) | (False if names is None else names > 0)
+    )
+    # Dense results first, each kind by rank: NOT_FOUND as an unsigned number is the largest.
+    kept = kept[np.lexsort((lexical_ranks[kept].view(np.uint32), dense_ranks[kept].view(np.uint32)))]
+    searched = {tier for one in found for tier in one.searched}
+    skipped = dict.fromkeys(one.cold_skipped for one in found if one.cold_skipped)
+    return Candidates(
+        ids=ids[kept],
+        dense=dense[kept],
+        lexical=lexical[kept],
+        dense_ranks=dense_ranks[kept],
+        lexical_ranks=lexical_ranks[kept],
+        tiers=column(lambda one: one.tiers)[kept],
+        lexical_bound=max(one.lexical_bound for one in found),
+        names=None if names is None else names[kept],
+        searched=tuple(tier for tier in TIERS if tier in searched),
+        cold_skipped="; ".join(skipped) or None,
+    ), kept
+
+
+def rank(scores: Floats, ranks: Ranks, ids: NDArray[np.int64], depths: Sequence[int]) -> Ranks:
+    """Rank those that are in a ranking of their shard, by score; NOT_FOUND for all others.
+
+    As in each shard, what a deeper search adds comes after all that was ranked to the depth before, so that later pages
+    repeat nothing.
+    """
+    joined, placed = np.full(len(ranks), NOT_FOUND, np.int32), 0
+    for depth in depths:
+        more = np.flatnonzero((ranks != NOT_FOUND) & (ranks < depth) & (joined == NOT_FOUND))
+        first = more[np.lexsort((ids[more], -scores[more]))][: depth - placed]
+        joined[first] = placed + np.arange(len(first))
+        placed += len(first)
+    return joined
+
+
+def take(values: Sequence[Sequence[Sequence[Scalar]]], kept: NDArray[np.intp]) -> list[Sequence[Scalar]]:
+    """Take the values of the candidates that were kept."""
+    together = [one for some in values for one in some]
+    return [together[at] for at in kept.tolist()]

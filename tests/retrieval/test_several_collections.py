@@ -1,0 +1,290 @@
+"""Several collections searched as one: the ranking is that of one collection with all their passages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from indexes.base.errors import InvalidInput
+from indexes.base.model import NewPassage, Upsert
+from indexes.collection.collection import Collection
+from indexes.filters.grammar import parse_filter
+from indexes.parts.query import Query
+from jobs.serving.process import ServerProcess
+from retrieval.search.joint import JointShard
+from retrieval.search.pipeline import require_one_model
+from retrieval.search.shard import SHARD_BITS, Ask, LocalShard, Searchable, ValuesQuery, What, run_at_once
+from retrieval.search.stopwatch import Stopwatch
+from tests.support.encoded_shard import EncodedShard
+from tests.support.http import Http
+from tests.support.vectors import WORDS, World, fill, make_collection
+
+WORLD = World()
+VECTOR = WORLD.queries(1)[0]
+ROWS = range(240)
+
+
+@dataclass
+class Halves:
+    whole: Collection
+    parts: list[Collection]
+
+    def joint(self, kind: type[LocalShard] = LocalShard) -> JointShard:
+        return JointShard([kind(one, one.snapshot, Stopwatch()) for one in self.parts])
+
+    def alone(self) -> LocalShard:
+        return LocalShard(self.whole, self.whole.snapshot, Stopwatch())
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Halves]:
+    folder = tmp_path_factory.mktemp("halves")
+    whole, *parts = [make_collection(folder / name) for name in ("whole", "first", "second", "third")]
+    fill(whole, WORLD, ROWS)
+    for at, one in enumerate(parts):
+        fill(one, WORLD, ROWS[80 * at : 80 * (at + 1)])
+    yield Halves(whole, parts)
+    for one in (whole, *parts):
+        one.close()
+
+
+def ranked(shard: Searchable, ask: Ask) -> list[tuple[Any, ...]]:
+    """Return the document, passage, scores, ranks and values of each candidate."""
+    found = run_at_once(partial(shard.search, ask))
+    ids = found.candidates.ids.tolist()
+    stored = run_at_once(partial(shard.fetch, ids, What(passages=True))).passages
+    rows = zip(
+        ids,
+        found.candidates.dense.tolist(),
+        found.candidates.lexical.tolist(),
+        found.candidates.dense_ranks.tolist(),
+        found.candidates.lexical_ranks.tolist(),
+        *found.values,
+        strict=True,
+    )
+    return [(stored[one].document_id, stored[one].ordinal, *map(repr, rest)) for one, *rest in rows]
+
+
+@pytest.mark.parametrize("kind", [LocalShard, EncodedShard])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    words=st.lists(st.sampled_from(WORDS), min_size=1, max_size=6),
+    mode=st.sampled_from(["dense", "lexical", "hybrid"]),
+    depth=st.integers(1, 300),
+    filtered=st.booleans(),
+)
+def test_it_ranks_as_one_collection_with_all(
+    halves: Halves, kind: type[LocalShard], words: list[str], mode: str, depth: int, filtered: bool
+) -> None:
+    """The same candidates, bit for bit, with the same ranks and values."""
+    query = Query(
+        10,
+        depth,
+        None if mode == "dense" else " ".join(words),
+        None if mode == "lexical" else VECTOR,
+        language="en",
+        condition=parse_filter({"type": "eq", "key": "even", "value": True}, conditions_max=1)
+        if filtered
+        else None,
+    )
+    ask = Ask(query, values=(ValuesQuery("number", "sort[0].key"),))
+    expected, found = ranked(halves.alone(), ask), ranked(halves.joint(kind), ask)
+    assert sorted(found) == sorted(expected)
+    if mode != "hybrid":  # whose columns are in no order
+        assert [row[2:4] for row in found] == [row[2:4] for row in expected]
+
+
+def test_what_is_fetched_keeps_its_place(halves: Halves) -> None:
+    joint = halves.joint()
+    found = run_at_once(partial(joint.search, Ask(Query(10, 20, vector=VECTOR)))).candidates
+    ids = found.ids.tolist()[::-1]
+    fetched = run_at_once(partial(joint.fetch, ids, What(passages=True, vectors=True)))
+    assert [fetched.passages[one].id for one in ids] == ids
+    assert fetched.vectors is not None
+    assert np.allclose(fetched.vectors @ VECTOR, found.dense[::-1], atol=2e-3)
+    absent = run_at_once(
+        partial(joint.fetch, [5_000_000, (1 << SHARD_BITS) + 5_000_000], What(passages=True))
+    )
+    assert not absent.passages
+
+
+def test_a_word_that_another_collection_has_is_not_corrected(tmp_path: Path) -> None:
+    """One that none has is corrected, in each by its own words."""
+    parts = [make_collection(tmp_path / name) for name in ("first", "second")]
+    for one, word in zip(parts, ("harbour", "harbor"), strict=True):
+        passage = NewPassage(0, len(word), 1, WORLD.vector(1, 0, 0))
+        one.write([Upsert("d", word, "", {}, (passage,))]).result()
+
+    def find(word: str, shards: list[Collection]) -> tuple[dict[str, str], list[int]]:
+        joint = JointShard([LocalShard(one, one.snapshot, Stopwatch()) for one in shards])
+        found = run_at_once(partial(joint.search, Ask(Query(10, 20, word, language="en", typos=True))))
+        return dict(found.corrected), sorted((found.candidates.ids >> SHARD_BITS).tolist())
+
+    assert find("harbor", parts[:1]) == ({"harbor": "harbour"}, [0])
+    assert find("harbor", parts) == ({}, [1])
+    assert find("harbur", parts)[1] == [0, 1]
+    for one in parts:
+        one.close()
+
+
+def test_what_only_some_know(halves: Halves) -> None:
+    """A filter on a key that one collection lacks leaves it out; one that all lack is refused."""
+    whole, first = halves.whole, halves.parts[0]
+    joint = JointShard([LocalShard(one, one.snapshot, Stopwatch()) for one in (first, whole)])
+    absent = parse_filter({"type": "eq", "key": "nowhere", "value": 1}, conditions_max=1)
+    with pytest.raises(InvalidInput, match="nowhere"):
+        run_at_once(partial(joint.search, Ask(Query(10, 20, vector=VECTOR, condition=absent))))
+
+
+@pytest.fixture(scope="module")
+def shops(service: ServerProcess) -> tuple[Http, list[str]]:
+    """Two collections that have a document of the same id, and one text in common."""
+    http = Http(service.url)
+    names = [http.new_collection(), http.new_collection()]
+    http.write(
+        names[0],
+        {"id": "returns", "text": "Refunds arrive within ten days.", "metadata": {"price": 3}},
+        {"id": "tea", "text": "Green tea from Assam.", "metadata": {"price": 9}},
+        {"id": "boats", "text": "A river is crossed by ferry."},
+    )
+    http.write(
+        names[1],
+        {
+            "id": "returns",
+            "text": "A refund takes a week, sent to your card.",
+            "metadata": {"price": 5, "lang": "en"},
+        },
+        {"id": "copy", "text": "Refunds arrive within ten days."},
+        {"id": "roses", "text": "Roses are cut in spring."},
+    )
+    return http, names
+
+
+def ask(http: Http, names: list[str], **search: Any) -> Any:
+    return http.ok("POST", "/v1/search", {"collections": names, **search})
+
+
+def places(answer: Any, names: list[str]) -> list[tuple[int, str]]:
+    return [(names.index(hit["collection"]), hit["document_id"]) for hit in answer["hits"]]
+
+
+@pytest.mark.parametrize("mode", ["lexical", "dense", "hybrid"])
+def test_one_ranking_says_where_each_hit_is_from(shops: tuple[Http, list[str]], mode: str) -> None:
+    http, names = shops
+    answer = ask(http, names, query="when do refunds arrive", mode=mode, k=6)
+    found = places(answer, names)
+    assert set(found[:2]) == {(0, "returns"), (1, "returns")}
+    assert (1, "copy") not in found  # its text is a hit already
+    scores = [hit["score"] for hit in answer["hits"]]
+    assert scores == sorted(scores, reverse=True)
+    assert [one["collection"] for one in answer["receipts"]] == names
+    assert all(one["seq"] == 3 and one["tiers"] == ["delta"] for one in answer["receipts"])
+    paged = [
+        one
+        for at in range(len(found))
+        for one in places(ask(http, names, query="when do refunds arrive", mode=mode, k=1, offset=at), names)
+    ]
+    assert paged == found
+
+
+def test_options_of_a_search(shops: tuple[Http, list[str]]) -> None:
+    http, names = shops
+    asked = {"query": "refunds", "k": 6}
+    assert len(ask(http, names, **asked, collapse=False)["hits"]) == 6
+    grouped = places(ask(http, names, **asked, group_by_document=True), names)
+    assert {(0, "returns"), (1, "returns")} <= set(grouped)  # one id, two documents
+    cheap = {"type": "lt", "key": "price", "value": 6}
+    assert set(places(ask(http, names, **asked, filter=cheap), names)) == {(0, "returns"), (1, "returns")}
+    english = {"type": "eq", "key": "lang", "value": "en"}
+    assert places(ask(http, names, **asked, filter=english), names) == [
+        (1, "returns")
+    ]  # of a key that one knows
+    others = ask(http, names, **asked, filter={"type": "not", "filter": english}, collapse=False)
+    assert len(others["hits"]) == 5
+    nothing = {"type": "eq", "key": "price", "value": 99}
+    assert ask(http, names, **asked, filter=nothing, mmr=0.5)["hits"] == []
+    by_price = places(ask(http, names, **asked, sort=[{"key": "price", "order": "desc"}]), names)
+    assert by_price[:3] == [(0, "tea"), (1, "returns"), (0, "returns")]
+    boosted = ask(http, names, **asked, boosts=[{"key": "lang", "weight": 0.0}, {"key": "price"}])["hits"]
+    assert {hit["collection"] for hit in boosted} == set(names)  # one does not know the first key
+    by_lang = places(ask(http, names, **asked, collapse={"key": "lang"}), names)
+    assert len(by_lang) == 6  # those without a value stand alone
+    first = ask(http, names, **asked, highlight=True, expand="document", mmr=0.5, explain=True)["hits"][0]
+    assert first["highlights"]
+    assert first["expanded"]["text"] == first["text"]
+    assert first["ranks"]["lexical"] == 1
+    assert "collection" not in http.search(names[0], query="refunds")["hits"][0]
+
+
+@pytest.mark.parametrize("mode", ["dense", "hybrid"])
+def test_pages_hold_each_hit_once(http: Http, mode: str) -> None:
+    """Also where the indexes are approximate, and each shard gives a part of a page."""
+    names = [http.new_collection(), http.new_collection()]
+    chance = np.random.default_rng(3)
+    for name in names:
+        rows = chance.normal(size=(600, 384))
+        http.write(
+            name,
+            *({"id": f"d{at}", "text": f"river {at}", "vector": row.tolist()} for at, row in enumerate(rows)),
+        )
+        http.reindex(name, hot_capacity=256)
+    search = {"query": "river", "vector": chance.normal(size=384).tolist(), "mode": mode, "k": 10}
+    search = {name: value for name, value in search.items() if mode == "hybrid" or name != "query"}
+    paged = [one for at in range(0, 400, 10) for one in places(ask(http, names, **search, offset=at), names)]
+    assert len(set(paged)) == len(paged) == 400
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param"),
+    [
+        ({"collections": []}, 422, "collections"),
+        ({"collections": ["a"] * 17}, 422, "collections"),
+        ({"collections": "a"}, 422, "collections"),
+        ({"min_seq": 1}, 422, "min_seq"),
+        ({"facets": ["price"]}, 422, "facets"),
+        ({"collapse": {"key": "prize"}}, 422, "collapse.key"),
+        ({"sort": [{"key": "prize"}]}, 422, "sort[0].key"),
+        ({"filter": {"type": "eq", "key": "prize", "value": 3}}, 422, "filter"),
+    ],
+)
+def test_an_error_names_the_field(
+    shops: tuple[Http, list[str]], change: dict[str, Any], status: int, param: str
+) -> None:
+    http, names = shops
+    reply = http.call("POST", "/v1/search", {"collections": names, "query": "refunds", **change})
+    assert (reply.status, reply.body["error"]["param"]) == (status, param)
+
+
+def test_collections_are_checked(shops: tuple[Http, list[str]]) -> None:
+    """One that is not there, and one that is named twice, as an alias too."""
+    http, names = shops
+    http.ok("PUT", "/v1/aliases/shop", {"collection": names[0]})
+    for collections, status, param in [
+        ([names[0], "nowhere"], 404, "collections[1]"),
+        ([*names, names[1]], 422, "collections[2]"),
+        ([names[0], "shop"], 422, "collections[1]"),
+    ]:
+        reply = http.call("POST", "/v1/search", {"collections": collections, "query": "refunds"})
+        assert (reply.status, reply.body["error"]["param"]) == (status, param)
+    answer = ask(http, ["shop", names[1]], query="refunds", mode="lexical")
+    assert {hit["collection"] for hit in answer["hits"]} == {"shop", names[1]}
+    http.ok("DELETE", "/v1/aliases/shop")
+
+
+def test_vectors_of_different_models_do_not_compare(tmp_path: Path) -> None:
+    """Words do."""
+    made = [make_collection(tmp_path / name, fingerprint=name, model=name) for name in ("small", "large")]
+    with pytest.raises(InvalidInput, match="'small' and 'large'") as refused:
+        require_one_model(made, "hybrid")
+    assert refused.value.param == "collections"
+    require_one_model(made, "lexical")
+    for one in made:
+        one.close()
