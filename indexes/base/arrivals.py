@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 
 
 class Arrivals:
-    """Futures that resolve when `arrived` reports their seq or a later one. Thread-safe."""
+    """Futures that resolve when `arrived` reports their seq or a later one. Thread-safe. `listeners` are called then,
+    too."""
 
     def __init__(self, seq: int) -> None:
         self._seq = seq
         self._waiting: dict[Future[None], int] = {}
         self._change = threading.Lock()
+        self.listeners: list[Callable[[], None]] = []
 
     def at(self, seq: int) -> Future[None]:
         """A future that resolves at this seq. Cancel it to stop waiting."""
@@ -32,6 +35,8 @@ class Arrivals:
         for future in due:
             if future.set_running_or_notify_cancel():
                 future.set_result(None)
+        for listener in self.listeners:
+            listener()
 
     def _forget(self, future: Future[None]) -> None:
         with self._change:

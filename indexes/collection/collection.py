@@ -26,33 +26,26 @@ from indexes.base.durable import disk_errors, publish_folder
 from indexes.base.errors import Conflict, Damaged, NearlineError, NotFound, StorageError
 from indexes.base.model import (
     Delete,
-    Floats,
     Ids,
     IndexOptions,
     Operation,
     Settings,
-    StoredDocument,
-    StoredPassage,
     Upsert,
     WriteResult,
 )
-from indexes.base.work import OnStep, do_nothing
 from indexes.collection.info import CollectionInfo, describe
-from indexes.dense.exact import nearest
+from indexes.collection.view import CollectionView
 from indexes.filters.checks import check_upsert, with_language
-from indexes.filters.grammar import Filter
 from indexes.log.applying import Applied
 from indexes.log.log import Log
 from indexes.log.writer import Writer
-from indexes.parts.assembly import Assembly, rebuild_reason
+from indexes.parts.assembly import rebuild_reason
 from indexes.parts.generation import Generation
-from indexes.parts.learned import RANKING, SYNONYMS, RankingSettings, SettingsFile, SynonymSettings
 from indexes.parts.memory import give_back
 from indexes.parts.sealing import Sealing
-from indexes.parts.shelf import Shelf
 from indexes.parts.snapshot import Snapshot
 from indexes.rebuild.builder import BuildRequest
-from indexes.rebuild.chosen import TunedSettings, read_chosen, save_chosen
+from indexes.rebuild.chosen import TunedSettings, save_chosen
 from indexes.rebuild.foretelling import require_delta_room, require_generation_room
 from indexes.rebuild.hits import Hits
 
@@ -63,25 +56,21 @@ CHANGED_CHARS_MAX = 8_000_000  # in one commit; a single text may be longer
 T = TypeVar("T")
 
 
-class Collection:
+class Collection(CollectionView):
     """An open collection. `Collection.create` makes one, `Collection(folder, options)` opens one. Call `close`."""
 
     def __init__(self, folder: Path, options: IndexOptions) -> None:
-        self.options, self.folder, self.name = options, folder, folder.name  # its own name, not an alias
-        self.log = Log(folder / "log.db", options.now_ms)
-        most, rest = options.commit_ops_max, self.log.rest
-        self._writer = Writer(folder.name, self._commit, operations_max=most, on_idle=rest)
+        self.log: Log = (log := Log(folder / "log.db", options.now_ms))
+        self._writer = Writer(
+            folder.name, self._commit, operations_max=options.commit_ops_max, on_idle=log.rest
+        )
         try:
-            self.settings, self.uid = self.log.settings, self.log.uid
+            super().__init__(folder, options, log)
             self.opening = uuid.uuid4().bytes  # passage ids mean the same as long as it is open
-            self.shelf, self._adopting = Shelf(folder), threading.Lock()
-            self.chosen = read_chosen(folder)
-            self.ranking = SettingsFile(folder / RANKING, RankingSettings)
-            self.synonyms = SettingsFile(folder / SYNONYMS, SynonymSettings)
+            self._adopting = threading.Lock()
             self._lost_generation: str | None = None  # why the generation named by CURRENT was unusable
-            self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
+            self.hits: Hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
             self.documents = self.log.document_count()
-            self._assembly = Assembly(self.settings, options)
             on_writer = self._writer.call
             self._sealing = Sealing(folder.name, self._assembly, on_writer=on_writer, publish=self._publish)
             self.shelf.require_none_ahead(self.log.position())
@@ -139,34 +128,9 @@ class Collection:
 
     # -- reading
 
-    @property
-    def snapshot(self) -> Snapshot:
-        """The latest snapshot without what has expired; a new search reads this one."""
-        return self._snapshot.unexpired(self.options.now_ms)
-
     def moved_since(self, snapshot: Snapshot) -> bool:
         """Whether a log read, or the writer's counters, may reflect a later commit than the snapshot does."""
         return self.log.newest_seq != snapshot.seq
-
-    def passages(self, ids: Sequence[int]) -> dict[int, StoredPassage]:
-        """The passages among these that are live in the log. Deleted ones are absent even if an index returned them."""
-        return self.log.passages(ids)
-
-    def document(self, document_id: str) -> StoredDocument:
-        found = self.log.document(document_id)
-        if found is None:
-            raise NotFound(f"no document {document_id!r}", param="id")
-        return found
-
-    def exact(
-        self, queries: Floats, k: int, condition: Filter | None = None, on_step: OnStep = do_nothing
-    ) -> list[tuple[Ids, Floats]]:
-        """Exact search over the log's float32 vectors: the `k` best ids and scores for each query [n, dimensions].
-
-        Scans every live vector once for all queries: for evaluation, not serving. `on_step` is called between blocks.
-        """
-        allowed = self.snapshot.allowed(condition)
-        return nearest(self.log.vectors(0, self.log.position().last_passage), queries, k, allowed, on_step)
 
     def info(self) -> CollectionInfo:
         return describe(

@@ -31,6 +31,7 @@ from indexes.base.model import (
     Upsert,
     now_ms,
 )
+from indexes.log.content import ContentHash
 from indexes.log.sqlite import Readers, close_idle_readers
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,12 @@ VECTORS_OF_DOCUMENT = (
 FIRST_PASSAGES = "SELECT pk, first_passage FROM documents WHERE pk > ? AND pk <= ? ORDER BY pk"
 AMONG = "WHERE p.id IN (SELECT value FROM json_each(?))"
 BETWEEN = "WHERE p.id > ? AND p.id <= ? ORDER BY p.id"
+ENTRIES = (
+    "SELECT p.id, coalesce(p.text, d.text), d.language, d.metadata, v.vector, d.id, d.title, p.heading, p.ordinal"
+    f" {LIVE} JOIN vectors v ON v.id = p.id {BETWEEN}"
+)
+POSITION = "SELECT name, seq FROM sqlite_sequence"
+DEAD_SINCE = "SELECT dead_first, dead_passages FROM operations WHERE seq > ? AND dead_passages > 0"
 
 
 class PassagePlace(NamedTuple):
@@ -92,6 +99,17 @@ class LogPosition:
 
     seq: int
     last_passage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What one commit of the log holds that an earlier state does not: the live passages written since, in ascending
+    order, and the ids of those removed. `content` identifies its documents (`ContentHash.short`)."""
+
+    position: LogPosition
+    content: bytes
+    entries: list[PassageEntry]
+    dead: list[range]
 
 
 class LogReader:
@@ -164,8 +182,7 @@ class LogReader:
     # -- single records
 
     def position(self) -> LogPosition:
-        rows = dict(self._rows("SELECT name, seq FROM sqlite_sequence"))
-        return LogPosition(int(rows.get("operations", 0)), int(rows.get("passages", 0)))
+        return position_of(self._rows(POSITION))
 
     def forgotten(self) -> int:
         """The last operation that the log has dropped; it has all later ones."""
@@ -271,8 +288,7 @@ class LogReader:
 
     def dead_since(self, seq: int) -> list[range]:
         """Id ranges of the passages that operations after `seq` removed."""
-        sql = "SELECT dead_first, dead_passages FROM operations WHERE seq > ? AND dead_passages > 0"
-        return [range(first, first + count) for first, count in self._rows(sql, (seq,))]
+        return [range(first, first + count) for first, count in self._rows(DEAD_SINCE, (seq,))]
 
     def first_passages(self) -> Ids:
         """Ids of the first passages of all live documents, ascending, and perhaps of some deleted since.
@@ -353,17 +369,25 @@ class LogReader:
 
     def entries(self, after: int, upto: int) -> Iterator[PassageEntry]:
         """Every field that indexes need, passage by passage."""
-        sql = (
-            "SELECT p.id, coalesce(p.text, d.text), d.language, d.metadata, v.vector,"
-            " d.id, d.title, p.heading, p.ordinal"
-            f" {LIVE} JOIN vectors v ON v.id = p.id {BETWEEN}"
-        )
-        for rows in self._scan(sql, after, upto):
-            for passage, text, language, metadata, vector, *names in rows:
-                place = PassagePlace(*names)
-                values = np.frombuffer(vector, np.float32)
-                searched = searchable_text(place.title, text)
-                yield PassageEntry(passage, searched, decode_metadata(metadata), values, language, place)
+        for rows in self._scan(ENTRIES, after, upto):
+            yield from map(as_entry, rows)
+
+    def changes(self, since: LogPosition) -> Changes | None:
+        """What was written since, up to the last commit. None if the log has forgotten some of it.
+
+        For what one transaction can read: scan `entries` first if it may be more.
+        """
+        with self.transaction() as db:
+            rows: Any = db.execute(POSITION).fetchall()
+            position = position_of(rows)
+            oldest = db.execute("SELECT min(seq) FROM operations").get
+            if since.seq < (position.seq if oldest is None else int(str(oldest)) - 1):
+                return None
+            dead: Any = db.execute(DEAD_SINCE, (since.seq,)).fetchall()
+            sums = bytes(db.execute("SELECT sums FROM content").get)
+            entries: Any = db.execute(ENTRIES, (since.last_passage, position.last_passage)).fetchall()
+        removed = [range(first, first + count) for first, count in dead]
+        return Changes(position, ContentHash(sums).short, list(map(as_entry, entries)), removed)
 
     def _scan(self, sql: str, after: int, upto: int) -> Iterator[list[Any]]:
         """Each block is a separate transaction, so a long scan never blocks checkpoints."""
@@ -388,6 +412,19 @@ def require_format(meta: Mapping[str, str], path: Path) -> None:
 def searchable_text(title: str, text: str) -> str:
     """The text of a passage that is indexed: its document's title, then its own text. Either may be empty."""
     return f"{title}\n{text}" if title and text else title or text
+
+
+def position_of(rows: Iterable[tuple[str, int]]) -> LogPosition:
+    found = dict(rows)
+    return LogPosition(int(found.get("operations", 0)), int(found.get("passages", 0)))
+
+
+def as_entry(row: Any) -> PassageEntry:
+    passage, text, language, metadata, vector, *names = row
+    place = PassagePlace(*names)
+    values = np.frombuffer(vector, np.float32)
+    searched = searchable_text(place.title, text)
+    return PassageEntry(passage, searched, decode_metadata(metadata), values, language, place)
 
 
 def as_passage(row: Any) -> StoredPassage:

@@ -14,7 +14,7 @@ import numpy as np
 
 from indexes.base.errors import Conflict
 from indexes.base.expiry import with_expiry
-from indexes.base.masks import rows_in
+from indexes.base.masks import bits_at, rows_in
 from indexes.base.model import IndexOptions, Rows, Settings
 from indexes.base.residency import Files
 from indexes.base.yielding import yield_to_searches
@@ -79,6 +79,15 @@ class Assembly:
                 self._add(one)
         self._show_growth()
         self._hide(applied)
+
+    def follow(self, entries: Iterable[PassageEntry], dead: Sequence[range]) -> None:
+        """Apply what another process committed: add these passages, then hide the removed ones."""
+        for entry in entries:
+            if self._delta.full:
+                self.rotate()
+            append_entry(self._delta, entry)
+        self._show_growth()
+        self._parts = [hide_ranges(visible, dead) for visible in self._parts]
 
     def rotate(self) -> None:
         """Close the current delta; later passages go to a new one."""
@@ -222,6 +231,12 @@ class Assembly:
         self._parts = arrangement.parts
         self.generation = arrangement.generation
 
+    def restart(self, generation: Generation | None, tail: Sequence[DeltaView]) -> None:
+        """Start over from a generation and the deltas read back after it."""
+        parts: list[Part] = [*([generation] if generation else []), *tail]
+        self.install(Arrangement(generation, list(map(Visible.whole, parts))))
+        self._delta = self._new_delta()
+
     def clear(self) -> None:
         """Drop all parts."""
         self._parts, self.generation = [], None
@@ -237,14 +252,7 @@ class Assembly:
             if delta.full:
                 views.append(delta.view())
                 delta = self._new_delta()
-            delta.append(
-                entry.passage,
-                entry.vector,
-                entry.text,
-                entry.metadata,
-                entry.language,
-                names=name_keys(*entry.place),
-            )
+            append_entry(delta, entry)
         if delta.size:
             views.append(delta.view())
         return views
@@ -257,6 +265,11 @@ class Assembly:
             for view in views
             if view.size >= self._options.delta_passages_max and not self._delta.owns(view)
         ]
+
+
+def append_entry(delta: Delta, entry: PassageEntry) -> None:
+    names = name_keys(*entry.place)
+    delta.append(entry.passage, entry.vector, entry.text, entry.metadata, entry.language, names=names)
 
 
 def died_since(before: Visible, now: Visible) -> Rows:
@@ -272,11 +285,13 @@ def last_id(part: Part) -> int:
 
 
 def hide_ranges(visible: Visible, ranges: Sequence[range]) -> Visible:
-    """Hide removed passages in a newly loaded part, counting their terms from its own postings."""
+    """Hide removed passages in a part, counting their terms from its own postings."""
     if not ranges:
         return visible
     rows = visible.part.rows_of(np.concatenate([np.arange(one.start, one.stop) for one in ranges]))
     rows = np.unique(rows[rows >= 0])
+    if visible.alive is not None:
+        rows = rows[bits_at(visible.alive, rows)]
     return visible.without(rows, Counter(visible.part.lexical.frequencies_of(rows)))
 
 

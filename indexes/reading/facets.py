@@ -19,7 +19,7 @@ from indexes.base.errors import InvalidInput
 from indexes.base.masks import Bits, Flags, flags_of, pack_flags
 from indexes.base.model import Ids, Scalar
 from indexes.base.work import OnStep, do_nothing
-from indexes.collection.collection import Collection
+from indexes.collection.view import CollectionView
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import FilterPart
 from indexes.filters.grammar import Filter, Kind, Unchecked, kind_of
@@ -65,7 +65,7 @@ class FacetCounts:
 
 
 def count_facets(
-    collection: Collection,
+    collection: CollectionView,
     snapshot: Snapshot,
     condition: Filter | None,
     asked: Sequence[FacetQuery],
@@ -92,7 +92,7 @@ def count_facets(
 
 
 def _matching(
-    collection: Collection, snapshot: Snapshot, condition: Filter | None, on_step: OnStep
+    collection: CollectionView, snapshot: Snapshot, condition: Filter | None, on_step: OnStep
 ) -> Iterator[tuple[FilterPart, Flags]]:
     """For each part, the first passages of the documents that match."""
     for chosen in select(snapshot.parts, condition, on_step):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from indexes.collection.collection import Collection
+from indexes.collection.view import CollectionView
 from indexes.log.reader import json_list
 
 PASSAGES = (
@@ -41,7 +41,7 @@ class Surroundings:
     cut: bool
 
 
-def text_around(collection: Collection, passages: Iterable[int], reach: Reach) -> dict[int, Surroundings]:
+def text_around(collection: CollectionView, passages: Iterable[int], reach: Reach) -> dict[int, Surroundings]:
     """The surroundings of the live passages among these, by id. Reads each document's text once, one at a time."""
     found: dict[int, Surroundings] = {}
     with collection.log.transaction() as db:

@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READY_LINE = "nearline listens on "
+SEARCH_COMMAND = (sys.executable, "-m", "jobs.serving.search_process")
 BACKLOG = 128  # connections queued by the kernel
 HEAPS_MAX = 2
 M_ARENA_MAX = -8  # of glibc's mallopt
@@ -120,7 +121,7 @@ def allow_all_descriptors(connections_max: int) -> None:
 
 async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> bool:
     """Serve until told to stop. Returns False if storage failed instead."""
-    app = create_app(config, data, extract)
+    app = create_app(config, data, extract, SEARCH_COMMAND)
     grace_s = config.server.shutdown_grace_s
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=grace_s + LAST_ANSWERS_S)
     connections = Connections(config.server, app[DOOR], app[CEILING].bytes_max // 4)

@@ -187,8 +187,8 @@ class AnswerBudget:
     ) -> None:
         """`param` is what the caller asked too much of, None if it is nothing that the request names. `hold` is called
         with each amount taken, and may refuse it for lack of memory."""
-        self._bytes_max = bytes_max
-        self._param = param
+        self.bytes_max = bytes_max
+        self.param = param
         self._hold = hold
         self._lock = threading.Lock()
         self.taken = 0
@@ -198,18 +198,18 @@ class AnswerBudget:
         """Take `size` bytes; a hit has `longest`. Raises TooLarge, naming what to ask less of, or what `hold` raises;
         then nothing is taken."""
         with self._lock:
-            if self.taken + size <= self._bytes_max:
+            if self.taken + size <= self.bytes_max:
                 self._hold(size)
                 self.taken += size
                 return
         held = f", the longest of them {longest} bytes" if longest else ""
-        fewer = "k" if self._param in (None, "searches") else self._param
+        fewer = "k" if self.param in (None, "searches") else self.param
         raise TooLarge(
-            f"the hits would hold more than {self._bytes_max} bytes together (limits.answer_bytes_max){held}; "
+            f"the hits would hold more than {self.bytes_max} bytes together (limits.answer_bytes_max){held}; "
             f"ask for fewer with a smaller {fewer}"
-            + (", or in several requests" if self._param == "searches" else "")
-            + (", or write shorter passages" if self._param is None else ""),
-            param=self._param,
+            + (", or in several requests" if self.param == "searches" else "")
+            + (", or write shorter passages" if self.param is None else ""),
+            param=self.param,
         )
 
 

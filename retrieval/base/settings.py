@@ -37,6 +37,7 @@ class Server(Section, frozen=True, kw_only=True):
     header_timeout_s: Duration = 15.0
     write_timeout_s: Duration = 15.0
     keepalive_timeout_s: Duration = 75.0
+    search_processes: Annotated[int, Meta(ge=-1, le=256)] = 0
     connections_max: Positive = 1000
     connections_per_address_max: Positive = 500
     memory_bytes_max: Count = 0
@@ -274,6 +275,7 @@ RESTART = frozenset(
         "server.host",
         "server.port",
         "server.body_bytes_max",
+        "server.search_processes",
         "server.connections_max",
         "server.memory_bytes_max",
         "server.shutdown_grace_s",

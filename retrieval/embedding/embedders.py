@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from indexes.base.errors import (
     Damaged,
     InvalidInput,
@@ -22,9 +20,9 @@ from indexes.base.errors import (
     NotFound,
     Overloaded,
 )
-from indexes.base.languages import chance_of, primary
+from indexes.base.languages import chance_of
 from indexes.base.model import Floats
-from indexes.collection.collection import Collection
+from indexes.collection.view import CollectionView
 from retrieval.access.auth import PRINCIPAL
 from retrieval.base.flights import Flights
 from retrieval.base.settings import Config
@@ -33,7 +31,6 @@ from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.counting import TokenCounter
 from retrieval.embedding.encoder import Encoder, available_threads
-from retrieval.embedding.long_queries import pieces_of
 from retrieval.embedding.models import (
     MANIFEST,
     SIMILARITY_FLOOR,
@@ -43,24 +40,20 @@ from retrieval.embedding.models import (
     load_model,
     read_manifest,
 )
-from retrieval.embedding.reading import has_letters, share_read
-from retrieval.embedding.results import Embedded, Long, Observer, join_windows
+from retrieval.embedding.queries import QueryReader
+from retrieval.embedding.results import Embedded, Long, Observer
 
 WARM_UP_QUERIES = 3
 ATTEMPTS = 30  # while too many documents wait; each refusal asks for a wait of a second to a minute
-SURE = 0.99  # probability of a language
 LARGE_CHARS = 65_536  # larger documents are cut on a separate thread, so that smaller ones do not wait
 WARM_UP = ((1, 4), (1, 14), (1, 62), (4, 30), (2, 126), (8, 14))  # number of texts, tokens per text
 
 
-@dataclass(frozen=True, slots=True)
-class Embedder:
+@dataclass(frozen=True)
+class Embedder(QueryReader):
     """One model, ready to embed. Vectors of search queries are cached."""
 
-    encoder: Encoder
-    manifest: Manifest
     batcher: Batcher
-    counter: TokenCounter
     cache: EmbeddingCache
     shared: SharedVectors | None
     flights: Flights[Floats]
@@ -84,8 +77,7 @@ class Embedder:
         With `cached` false no cache is read or filled. `on_start` is called on the loop if the model has to run: right
         before, or as the query is queued.
         """
-        # Tenants do not share a cache, or timing would reveal what another tenant has asked.
-        kept_by = f"{self.fingerprint}@{PRINCIPAL.get().tenant}".removesuffix("@")
+        kept_by = self._kept_by
         if cached and (known := self.cache.get(kept_by, text)) is not None:
             return known
         if not cached:
@@ -98,6 +90,24 @@ class Embedder:
             vector = await self._get_shared(kept_by, text, deadline, on_start)
             flight.land(kept := self.cache.put(kept_by, text, vector))
         return kept
+
+    async def known(self, text: str) -> Floats | None:
+        """Return the vector of a search query if a cache has it."""
+        if (vector := self.cache.get(self._kept_by, text)) is not None or self.shared is None:
+            return vector
+        key = (self._kept_by, self.encoder.variant, text)
+        return await self.shared.get(*key, dimensions=self.encoder.dimensions)
+
+    async def keep(self, text: str, vector: Floats) -> None:
+        """Cache the vector of a search query that another process embedded."""
+        self.cache.put(self._kept_by, text, vector)
+        if self.shared is not None:
+            await self.shared.put(self._kept_by, self.encoder.variant, text, vector)
+
+    @property
+    def _kept_by(self) -> str:
+        # Tenants do not share a cache, or timing would reveal what another tenant has asked.
+        return f"{self.fingerprint}@{PRINCIPAL.get().tenant}".removesuffix("@")
 
     async def _get_shared(
         self, kept_by: str, text: str, deadline: float | None, on_start: Callable[[], None] | None
@@ -115,7 +125,7 @@ class Embedder:
     async def _embed_query(
         self, text: str, deadline: float | None, on_start: Callable[[], None] | None
     ) -> Floats:
-        pieces = [text] if self._fits(text) else await asyncio.to_thread(self._pieces, text)
+        pieces = [text] if self.fits(text) else await asyncio.to_thread(self.pieces, text)
         embed = partial(self.batcher.embed, kind="query", lane="query", deadline=deadline)
         if len(pieces) == 1:
             vector: Floats = (await embed(pieces, on_start=on_start)).vectors[0]
@@ -124,39 +134,7 @@ class Embedder:
         found = await asyncio.gather(
             *(embed([piece], on_start=None if at else on_start) for at, piece in enumerate(pieces))
         )
-        vectors, normalize = np.concatenate([one.vectors for one in found]), self.encoder.normalizes
-        mean: Floats = join_windows(vectors, [1] * len(pieces), [len(pieces)], normalize=normalize)[0]
-        return mean
-
-    def _fits(self, text: str) -> bool:
-        """Whether the model surely reads all of a query, without tokenizing it: a token has a byte or more."""
-        return len(text.encode()) <= self.encoder.room("query")
-
-    def _pieces(self, text: str) -> list[str]:
-        """Return what is read of a query: all of it, or of one that is too long what `long_queries` chooses."""
-        starts = self.counter.starts(text)
-        return [text] if len(starts) <= self.encoder.room("query") else pieces_of(text, starts)
-
-    def is_cut(self, text: str) -> bool:
-        """Whether a query has more tokens than the model reads. Not for the event loop."""
-        return not self._fits(text) and self._pieces(text) != [text]
-
-    def share_read(self, text: str, language: str | None, held: Callable[[], Mapping[str, int]]) -> float:
-        """Return how much of a query the model reads, 0 to 1: all of its own languages, what its tokenizer knows of
-        others.
-
-        The language is given, or guessed among those in `held`, which maps languages to numbers of passages.
-        """
-        # A model without stated languages most likely reads English.
-        spoken = {primary(code) for code in self.manifest.languages or ("en",)}
-        if language is not None:
-            spoken_to = float(primary(language) in spoken)
-        else:
-            spoken_to = chance_of(text, spoken, held())
-        if spoken_to > SURE and has_letters(text):
-            return 1.0  # tokenizing takes longer than detection
-        with self.encoder.tokenizers.borrow() as tokenizer:
-            return share_read(tokenizer, text, least=spoken_to)
+        return self.mean_of([one.vectors for one in found])
 
     async def documents(self, texts: list[str], progress: Callable[[float], None] | None = None) -> Floats:
         """Return the vectors of passages, float32 [texts, dimensions]. `progress` is called after each run with the
@@ -266,7 +244,7 @@ class Embedders:
         manifest = self.try_manifest(name)
         return SIMILARITY_FLOOR if manifest is None else manifest.similarity_floor
 
-    async def of(self, collection: Collection) -> Embedder:
+    async def of(self, collection: CollectionView) -> Embedder:
         """Return the embedder whose vectors the collection holds. Raises ModelMismatch if the model has changed."""
         settings = collection.settings
         embedder = await self.get(settings.model)
@@ -316,7 +294,7 @@ class Embedders:
             await batcher.embed(["warm up"], "query", lane="query")
         matryoshka = name in self._config.models.matryoshka
         return Embedder(
-            encoder, model.manifest, batcher, counter, self.cache, self.shared, Flights(), matryoshka
+            encoder, model.manifest, counter, batcher, self.cache, self.shared, Flights(), matryoshka
         )
 
     async def close(self) -> None:

@@ -23,6 +23,7 @@ from retrieval.documents.extracting import Texts
 from retrieval.documents.uploads import Uploads
 from retrieval.embedding.embedders import Embedders
 from retrieval.observe.metrics import Metrics
+from retrieval.processes.pool import SearchProcesses
 from retrieval.search.pipeline import Pipeline
 from retrieval.search.reranking import Reranker
 from retrieval.upkeep.feedback import Feedback
@@ -47,6 +48,7 @@ CATALOG = web.AppKey("CATALOG", Catalog)
 SHARED = web.AppKey[SharedStore | None]("SHARED")  # state shared between services; None without Redis
 EMBEDDERS = web.AppKey("EMBEDDERS", Embedders)
 PIPELINE = web.AppKey("PIPELINE", Pipeline)
+PROCESSES = web.AppKey[SearchProcesses | None]("PROCESSES")  # None where the service searches itself
 RERANKER = web.AppKey[Reranker | None]("RERANKER")  # None if none is configured or it cannot be loaded
 LLM = web.AppKey("LLM", LanguageModel)
 QUERY_LOG = web.AppKey("QUERY_LOG", QueryLog)

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ from indexes.base.errors import DeadlineExceeded, InvalidInput, Unavailable
 from indexes.base.model import Floats, Ranking
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
+from indexes.collection.view import CollectionView
 from indexes.filters.grammar import Filter
 from indexes.parts.snapshot import Snapshot
 from retrieval.access.auth import PRINCIPAL
@@ -80,6 +81,17 @@ class TracedSearch:
     cpu_s: float
 
 
+class Elsewhere(Protocol):
+    """Answers searches in other processes."""
+
+    async def search(
+        self, collection: Collection, plan: Plan, watch: Stopwatch, budget: AnswerBudget
+    ) -> Answered | None:
+        """Answer a search of a collection at its present state or a later one; None if that cannot be done there.
+        Raises as `Pipeline.search` does."""
+        ...
+
+
 class Pipeline:
     """Answers searches."""
 
@@ -90,8 +102,11 @@ class Pipeline:
         config: Config,
         reranker: Reranker | None = None,
         crowded: Callable[[str], bool] = lambda key: False,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        """`crowded` tells whether requests of an access key are being refused."""
+        """`crowded` tells whether requests of an access key are being refused. `elsewhere` answers searches in other
+        processes."""
+        self._elsewhere = elsewhere
         self._reranker = reranker
         self._embedders = embedders
         self._results = results
@@ -259,6 +274,10 @@ class Pipeline:
         snapshot = snapshot_with(collection, plan.request.min_seq)
 
         async def search() -> Answered:
+            if self._elsewhere is not None and place is None:
+                answered = await self._elsewhere.search(collection, plan, watch, budget)
+                if answered is not None:
+                    return answered
             async with self._turn(plan):
                 shard = LocalShard(collection, snapshot, watch, budget.work)
                 embedded = await self._embed(shard, plan, watch)
@@ -464,6 +483,6 @@ async def wait_for_seq(collection: Collection, min_seq: int, until: float = math
                 await asyncio.wrap_future(collection.arrivals.at(min_seq))
 
 
-def state_of(collection: Collection, snapshot: Snapshot) -> State:
+def state_of(collection: CollectionView, snapshot: Snapshot) -> State:
     settled = not collection.moved_since(snapshot)
     return State(snapshot.generation, snapshot.seq, snapshot.content, settled)

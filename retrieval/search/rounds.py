@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from indexes.base.model import StoredPassage
 from indexes.base.work import OnStep, do_nothing
-from indexes.collection.collection import Collection
+from indexes.collection.view import CollectionView
 from retrieval.admission.ceiling import BudgetShare
 from retrieval.search.collapsing import FREELY_READ, Group, Traits
 from retrieval.search.plan import EmbeddedQuery
@@ -65,7 +65,7 @@ class Rounds:
 
 
 def rounds_of(
-    collection: Collection, embedded: EmbeddedQuery, budget: BudgetShare, watch: Stopwatch
+    collection: CollectionView, embedded: EmbeddedQuery, budget: BudgetShare, watch: Stopwatch
 ) -> Rounds:
     others = collection.documents - len(embedded.examples.documents if embedded.examples else ())
     return Rounds(budget, others if embedded.query.condition is None else None, on_step=watch.on_step)

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from indexes.base.model import Floats, Ranking
-from indexes.collection.collection import Collection
+from indexes.collection.view import CollectionView
 from indexes.filters.grammar import Filter
 from retrieval.search.shard import LocalShard, Shard, run_at_once
 from retrieval.search.stopwatch import Stopwatch
@@ -39,17 +39,17 @@ class Scanner:
     def __init__(self) -> None:
         self._turn = asyncio.Semaphore(1)
 
-    def joint(self, collection: Collection, members: int) -> JointScan:
+    def joint(self, collection: CollectionView, members: int) -> JointScan:
         """Return a scan of one collection for `members` searches. Each takes a `place` in it."""
         return JointScan(self, collection, members)
 
     async def rank(
-        self, collection: Collection, vector: Floats, depth: int, condition: Filter | None
+        self, collection: CollectionView, vector: Floats, depth: int, condition: Filter | None
     ) -> Ranking:
         """Scan for one search alone. Returns the exact best `depth` passages, best first."""
         return await self.joint(collection, 1).ask(vector, depth, condition)
 
-    async def scan(self, collection: Collection, asked: Sequence[ScanRequest]) -> None:
+    async def scan(self, collection: CollectionView, asked: Sequence[ScanRequest]) -> None:
         """Answer all of these searches, with one pass for each distinct filter. Errors are delivered as the answers.
 
         A scan stops once no caller waits for it. Run it as its own task: if it were cancelled, its thread would go on
@@ -74,7 +74,7 @@ class Scanner:
 class JointScan:
     """The exact searches of one batch, gathering for one scan. Belongs to one event loop."""
 
-    def __init__(self, scanner: Scanner, collection: Collection, members: int) -> None:
+    def __init__(self, scanner: Scanner, collection: CollectionView, members: int) -> None:
         self.scanner = scanner
         self.collection = collection
         self._missing = members
@@ -112,7 +112,7 @@ class Place:
         self.taken = False
 
     async def rank(
-        self, collection: Collection, vector: Floats, depth: int, condition: Filter | None
+        self, collection: CollectionView, vector: Floats, depth: int, condition: Filter | None
     ) -> Ranking:
         """Return the exact best `depth` passages, best first, from the batch's scan."""
         if self.taken or collection is not self._scan.collection:  # an alias may have moved
@@ -129,7 +129,7 @@ def group_by_filter(asked: Sequence[ScanRequest]) -> list[list[ScanRequest]]:
     return list(groups.values())
 
 
-async def rank_all(collection: Collection, group: Sequence[ScanRequest]) -> list[Ranking]:
+async def rank_all(collection: CollectionView, group: Sequence[ScanRequest]) -> list[Ranking]:
     """Scan once for these requests, on a thread, until no caller waits."""
     watch = Stopwatch()
 

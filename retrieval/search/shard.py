@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from indexes.base.model import DenseResult, Floats, Ids, Metadata, Ranking, Scalar, StoredPassage
 from indexes.base.work import WorkBudget
-from indexes.collection.collection import Collection
+from indexes.collection.view import CollectionView
 from indexes.dense.vectors import search_with_one_thread
 from indexes.filters.grammar import Filter, Kind, parse_filter
 from indexes.filters.unmet import Unmet, relax
@@ -258,7 +258,7 @@ class LocalShard:
     `first` is what was prepared first.
     """
 
-    collection: Collection
+    collection: CollectionView
     snapshot: Snapshot
     watch: Stopwatch
     work: WorkBudget = field(default_factory=WorkBudget)

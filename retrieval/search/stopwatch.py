@@ -21,11 +21,13 @@ T = TypeVar("T")
 class Stopwatch:
     """When each stage ran. Stages may run on different threads, at the same time, and more than once.
 
-    `deadline`, in the loop's time, is when the caller stops waiting; `left` is set when it has stopped.
+    `deadline`, in the loop's time, is when the caller stops waiting; `left` is set when it has stopped. `look` tells
+    whether it has, where that has to be found out.
     """
 
     deadline: float | None = None
     left: bool = False
+    look: Callable[[], bool] | None = None
     cpu_s: float = 0.0  # CPU time of the stages on the search threads
     started: float = field(default_factory=time.perf_counter)
     spans: list[tuple[float, float, str]] = field(default_factory=list)  # begun, ended, stage
@@ -33,7 +35,7 @@ class Stopwatch:
     def on_step(self) -> None:
         """Raise Abandoned once the caller has left, or DeadlineExceeded after its deadline. Work on any thread calls
         this between its steps."""
-        if self.left:
+        if self.left or (self.look is not None and self.look()):
             raise Abandoned
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise DeadlineExceeded("the deadline passed before the answer was complete", param="deadline_ms")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -42,10 +43,16 @@ from retrieval.upkeep.starting import Start
 FORM_FIELDS_MAX = 16  # an upload has four
 
 
-def create_app(config: Config, data: Path, extract: Extract | None = None) -> web.Application:
+def create_app(
+    config: Config,
+    data: Path,
+    extract: Extract | None = None,
+    search_command: Sequence[str] = (),
+) -> web.Application:
     """Return a service over the data directory `data`, which is opened when the application starts.
 
     `extract` extracts the text of uploaded files that are not plain text; without it they are refused.
+    `search_command` starts a search process (`SearchProcesses`); without it the service searches itself.
 
     Startup raises Damaged for unreadable keys, and NotADataDirectory, Locked or Damaged as `Catalog` documents.
     """
@@ -74,6 +81,7 @@ def create_app(config: Config, data: Path, extract: Extract | None = None) -> we
             lifecycle.query_log_ctx,
             lifecycle.feedback_ctx,
             lifecycle.uploads_ctx,
+            lifecycle.processes_ctx(data, search_command),
             lifecycle.pipeline_ctx,
             lifecycle.tasks_ctx,
             lifecycle.expiry_ctx,

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -20,17 +20,18 @@ from threadpoolctl import threadpool_limits
 from indexes.base import failures
 from indexes.base.durable import publish
 from indexes.base.errors import NearlineError, StorageError
-from indexes.base.model import ColdPolicy, Floats, IndexOptions
-from indexes.base.residency import Budget
+from indexes.base.model import Floats
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
 from retrieval.access.privacy import VECTOR_EXPORT, VectorExport
 from retrieval.base.config import Config
+from retrieval.base.index_options import options_of
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors
 from retrieval.context.llm import LanguageModel
 from retrieval.dialects.store_expiry import delete_expired_regularly
 from retrieval.documents.uploads import Uploads
 from retrieval.embedding.embedders import Embedders, runs_of
+from retrieval.embedding.encoder import available_threads
 from retrieval.handlers.state import (
     CATALOG,
     CEILING,
@@ -46,6 +47,7 @@ from retrieval.handlers.state import (
     LLM,
     METRICS,
     PIPELINE,
+    PROCESSES,
     QUERY_LOG,
     READY,
     RELOADED,
@@ -56,6 +58,8 @@ from retrieval.handlers.state import (
     UPLOADS,
 )
 from retrieval.observe import collectors
+from retrieval.processes.asking import InProcesses
+from retrieval.processes.pool import SearchProcesses
 from retrieval.search.pipeline import Pipeline
 from retrieval.search.reranking import Reranker
 from retrieval.upkeep.expiring import keep_deleting
@@ -77,9 +81,6 @@ Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
 LAG_EVERY_S = 0.05
 MEMORY_EVERY_S = 0.5
-# Logged queries that a rebuild measures with. With fewer, the confidence interval is too wide.
-# During a swap the files of the old and the new generation are both resident: briefly half of the ceiling.
-RESIDENT_SHARE = 4
 
 
 @contextlib.asynccontextmanager
@@ -222,6 +223,26 @@ async def uploads_ctx(app: web.Application) -> AsyncIterator[None]:
         yield
 
 
+def processes_ctx(data: Path, command: Sequence[str]) -> Context:
+    async def context(app: web.Application) -> AsyncIterator[None]:
+        """Start the search processes, and have them open all collections."""
+        app[PROCESSES] = None
+        wanted = app[CONFIG].server.search_processes
+        count = available_threads() if wanted < 0 else wanted
+        if not command or not count:
+            yield
+            return
+        app[PROCESSES] = processes = SearchProcesses(command, count, app[CONFIG], data)
+        await processes.start()
+        app[RELOADED].append(processes.configure)
+        for collection in app[CATALOG].collections.values():
+            processes.prepare(collection)
+        yield
+        await processes.close()
+
+    return context
+
+
 async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     config = app[CONFIG]
     near, far = MemoryStore(config.cache.results_bytes_max, time.monotonic), app[SHARED]
@@ -235,14 +256,14 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
             vectors.ttl_s = ttl_s(config)
 
     app[RELOADED].append(reloaded)
-    app[PIPELINE] = Pipeline(
-        app[EMBEDDERS],
-        results,
-        config,
-        app[RERANKER],
+
+    def crowded(key: str) -> bool:
         # On a service without keys, all callers count as one caller without a key.
-        lambda key: app[GATES].is_crowded("search", key or None),
-    )
+        return app[GATES].is_crowded("search", key or None)
+
+    processes = app[PROCESSES]
+    elsewhere = None if processes is None else InProcesses(processes, app[EMBEDDERS], config, crowded)
+    app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config, app[RERANKER], crowded, elsewhere)
     app[METRICS].watch(partial(collectors.load, app[GATES], app[LIMITER], app[PIPELINE]))
     # A search's matrix products are small; BLAS would spread each over all cores and wait for all of them.
     with threadpool_limits(1, user_api="blas"):
@@ -374,23 +395,3 @@ def own_secret(data: Path, name: str) -> bytes:
     if not path.is_file():
         publish(path, secrets.token_bytes(SECRET_BYTES), mode=0o600)
     return path.read_bytes()
-
-
-def options_of(config: Config, memory_bytes_max: int = 0) -> IndexOptions:
-    """Return the index options. `memory_bytes_max` is the process's limit; with 0, no files are kept resident."""
-    index = config.index
-    resident_bytes = min(index.resident_bytes or memory_bytes_max // RESIDENT_SHARE, memory_bytes_max)
-    return IndexOptions(
-        delta_passages_max=index.delta_passages_max,
-        segments_max=index.segments_max,
-        dead_fraction_max=index.dead_fraction_max,
-        recall_target=index.recall_target,
-        recall_floor=index.recall_floor,
-        build_threads=index.build_threads,
-        build_timeout_s=index.build_timeout_s,
-        generations_kept=index.generations_kept,
-        commit_ops_max=index.commit_ops_max,
-        exact_scan_passages_max=config.search.exact_scan_passages_max,
-        resident=Budget(resident_bytes),
-        cold=ColdPolicy(config.search.cold, config.search.cold_loss_budget, config.search.cold_audit_share),
-    )

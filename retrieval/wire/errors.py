@@ -93,6 +93,10 @@ class UnsupportedEncoding(NearlineError):
     """The body is compressed, so its full size is unknown until it is unpacked."""
 
 
+class SearchCrashed(NearlineError):
+    """This search ended two search processes, so it is not tried again for a while."""
+
+
 class LanguageModelFailed(NearlineError):
     """The language model server refused, broke off, or sent something that is not an answer."""
 
@@ -123,6 +127,7 @@ STATUS: dict[type[NearlineError], int] = {
     RateLimited: 429,
     HeadersTooLarge: 431,
     NearlineError: 500,
+    SearchCrashed: 500,
     StorageError: 500,
     Damaged: 500,
     Locked: 500,

@@ -22,7 +22,7 @@ from indexes.parts.manifest import RecallEvidence, read_manifest
 from indexes.rebuild.builder import Rebuild
 from jobs.serving.process import serving
 from retrieval.base.config import load_config
-from retrieval.server.lifecycle import options_of
+from retrieval.base.index_options import options_of
 from retrieval.upkeep.tasks import Tasks
 from retrieval.wire.collections import JobBody
 from tests.support.http import Http

@@ -15,8 +15,8 @@ from indexes.base.residency import SMALL_BYTES, Budget, Files
 from indexes.collection.collection import Collection
 from indexes.parts.generation import Generation
 from indexes.rebuild.builder import build
+from retrieval.base.index_options import options_of
 from retrieval.base.settings import Config, Index
-from retrieval.server.lifecycle import options_of
 from tests.support.vectors import World, fill, found_ids, make_collection
 
 WORLD = World(dimensions=128)

@@ -1,0 +1,40 @@
+"""The program of a search process (`retrieval/processes/worker.py`). Its argument is the descriptor of a socket.
+
+It ends when the service does, so it ignores the signals that tell a service to stop: requests under way still need it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+import socket
+import sys
+
+from indexes.base.yielding import tune_interpreter
+from jobs.serving.log_lines import set_up_logging
+from jobs.serving.service import share_heaps
+from retrieval.processes.worker import SearchWorker
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends. Does nothing elsewhere than on Linux."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(descriptor: int) -> None:
+    for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+    end_with_parent()
+    share_heaps()
+    with socket.socket(fileno=descriptor) as connection:
+        worker = SearchWorker(connection, on_configured=lambda config: set_up_logging(config.log))
+        tune_interpreter()
+        worker.run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,176 @@
+"""What travels between the service and a search process: a length in four bytes, then one of these as msgpack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from indexes.base import errors
+from indexes.base.errors import NearlineError, Unavailable
+from indexes.base.work import WorkBudget
+from indexes.parts.learned import RankingSettings
+from retrieval.base.settings import Config
+from retrieval.search.stages import CachedAnswer
+
+LENGTH_BYTES = 4
+
+
+class Frame(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """A value that travels."""
+
+
+class Configure(Frame, frozen=True):
+    """The settings from now on."""
+
+    config: Config
+    data: str
+
+
+class Opened(msgspec.Struct, array_like=True, frozen=True):
+    """A collection as the service has it open: `opening` tells apart two of one name, `generation` is the live one, and
+    `tuned_ms` says when its search settings were chosen, 0 if they were not."""
+
+    name: str
+    opening: bytes
+    generation: int
+    tuned_ms: int
+
+
+class Follow(Frame, frozen=True):
+    """Open this collection, or catch up with it, and load its live generation. Answered by `Following`."""
+
+    collection: Opened
+
+
+class Forget(Frame, frozen=True):
+    """Close a collection. Answered by `Forgotten` once none of its files is open."""
+
+    name: str
+
+
+class Ask(Frame, frozen=True):
+    """A search. `deadline` is on the monotonic clock, which all processes of a machine share.
+
+    request       JSON
+    seq           the operation that the searched state must hold
+    documents     how many there are
+    synonyms_ms   when the collection's synonyms were set
+    caller        the access key, the tenant, and the groups of the caller
+    vector        that of the text, float32, if it is known
+    work, taken   what the searches of the request may still do, and how many bytes of hits they have
+    param         what the caller asked too much of if the hits are too large
+    """
+
+    id: int
+    collection: str
+    request: bytes
+    seq: int
+    documents: int
+    ranking: RankingSettings | None
+    synonyms_ms: int | None
+    caller: tuple[str, str, tuple[str, ...] | None]
+    strained: bool
+    counted: bool
+    deadline: float | None
+    vector: bytes | None
+    work: WorkBudget
+    taken: int
+    bytes_max: int
+    param: str | None
+
+
+class Leave(Frame, frozen=True):
+    """The caller of a search has left."""
+
+    id: int
+
+
+class Answer(Frame, frozen=True):
+    """The answer to `Ask`, and the state that was searched. `hits` are the passages to count, `vector` that of the text
+    if it was embedded here, and `spans` the stages on the monotonic clock."""
+
+    id: int
+    answer: CachedAnswer
+    vanished: bool
+    grounds: bytes
+    generation: int
+    seq: int
+    content: bytes
+    spans: list[tuple[float, float, str]]
+    cpu_s: float
+    vector: bytes | None
+    work: WorkBudget
+    taken: int
+    hits: list[int]
+
+
+class Failure(Frame, frozen=True):
+    """Why a search has no answer. `kind` is a class of `indexes.base.errors`; None if the process cannot answer, and
+    another one may."""
+
+    id: int
+    kind: str | None
+    message: str
+    param: str | None = None
+    retry_after_s: float = 1.0
+
+    @staticmethod
+    def of(number: int, error: NearlineError) -> Failure:
+        retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 1.0
+        return Failure(number, type(error).__name__, error.message, error.param, retry_after_s)
+
+    @property
+    def error(self) -> NearlineError | None:
+        if self.kind is None:
+            return None
+        kind: type[NearlineError] = getattr(errors, self.kind)
+        if issubclass(kind, Unavailable):
+            return kind(self.message, param=self.param, retry_after_s=self.retry_after_s)
+        return kind(self.message, param=self.param)
+
+
+class Following(Frame, frozen=True):
+    """The collection, as it is searched here now; None if it cannot be."""
+
+    name: str
+    collection: Opened | None
+
+
+class Forgotten(Frame, frozen=True):
+    name: str
+
+
+Order = Configure | Follow | Forget | Ask | Leave
+Reply = Answer | Failure | Following | Forgotten
+
+ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
+REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode_frame(frame: Order | Reply) -> bytes:
+    content = bytearray(LENGTH_BYTES)
+    ENCODER.encode_into(frame, content, LENGTH_BYTES)
+    content[:LENGTH_BYTES] = (len(content) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "big")
+    return bytes(content)
+
+
+class Arriving:
+    """The frames in a stream of bytes."""
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+        self._decoder = decoder
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Yield the frames that are complete. Raises msgspec.DecodeError."""
+        self._held += data
+        while len(self._held) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + int.from_bytes(self._held[:LENGTH_BYTES], "big")
+            if len(self._held) < end:
+                return
+            content = bytes(self._held[LENGTH_BYTES:end])
+            del self._held[:end]
+            yield self._decoder.decode(content)

@@ -1,0 +1,350 @@
+"""The search processes of a service: started, given searches, and started again when they end.
+
+A search goes to the process with the fewest under way, of those that have the collection open in its present
+generation; the others are told to open it. If a process dies, the searches that it had are asked of another one. The
+search that it was working on is asked once more only: one that ends two processes gets an error, and is refused for a
+while. Without a process that can answer, the service searches itself.
+
+For one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from indexes.base.child import child_environment
+from indexes.collection.collection import Collection
+from retrieval.base.settings import Config
+from retrieval.processes.frames import (
+    REPLIES,
+    Answer,
+    Arriving,
+    Ask,
+    Configure,
+    Failure,
+    Follow,
+    Following,
+    Forget,
+    Forgotten,
+    Leave,
+    Opened,
+    Order,
+    Reply,
+    encode_frame,
+)
+from retrieval.wire.errors import SearchCrashed
+
+logger = logging.getLogger(__name__)
+
+TOLD_AGAIN_S = 1.0  # after which a process that has not opened a collection is told again
+WRITTEN_S = 0.01  # from a write until the processes are told, so that they are told once of many
+RESTART_S, RESTART_S_MAX = (
+    0.1,
+    30.0,
+)  # the pause before a process is started again; doubles while it ends early
+EARLY_S = 10.0
+REFUSED_S = 60.0  # that a search which ended two processes is refused
+FORGOTTEN_S = 10.0  # for a process to close a collection, before it is killed
+STOP_S = 2.0
+
+
+class ProcessDied(Exception):
+    """The process that had a search has ended. `blamed`: it was working on this one."""
+
+    def __init__(self, blamed: bool) -> None:
+        self.blamed = blamed
+
+
+class SearchProcess(asyncio.Protocol):
+    """One search process, from its start to its end."""
+
+    def __init__(self, child: subprocess.Popen[bytes], on_end: Callable[[SearchProcess], None]) -> None:
+        self.child = child
+        self.began = time.monotonic()
+        self.followed: dict[str, Opened] = {}  # collections as it searches them
+        self.waiting: dict[int, asyncio.Future[Answer]] = {}  # by the number of the search, oldest first
+        self._told: dict[str, tuple[Opened, float]] = {}
+        self._forgotten: dict[str, asyncio.Future[None]] = {}
+        self._arriving = Arriving(REPLIES)
+        self._on_end = on_end
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for reply in self._arriving.feed(data):
+                self._take(reply)
+        except msgspec.DecodeError:
+            logger.exception("search process %d sent something else than a reply", self.child.pid)
+            self.child.kill()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.followed.clear()
+        self.child.kill()
+        waiting, self.waiting = self.waiting, {}
+        for at, future in enumerate(waiting.values()):
+            if not future.done():
+                future.set_exception(ProcessDied(blamed=at == 0))
+        for closed in self._forgotten.values():
+            if not closed.done():
+                closed.set_result(None)
+        self._on_end(self)
+
+    def send(self, order: Order) -> None:
+        self._transport.write(encode_frame(order))
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def follow(self, wanted: Opened, *, written: bool = False) -> None:
+        """Tell it how the service has a collection open, unless it was told a moment ago; or that something was
+        written."""
+        before, now = self._told.get(wanted.name), time.monotonic()
+        if written or before is None or before[0] != wanted or now - before[1] > TOLD_AGAIN_S:
+            self._told[wanted.name] = wanted, now
+            self.send(Follow(wanted))
+
+    async def forget(self, name: str) -> None:
+        """Have it close a collection. A process that does not is killed."""
+        self.followed.pop(name, None)
+        self._told.pop(name, None)
+        closed = self._forgotten.setdefault(name, asyncio.get_running_loop().create_future())
+        self.send(Forget(name))
+        try:
+            await asyncio.wait_for(asyncio.shield(closed), FORGOTTEN_S)
+        except TimeoutError:
+            self.child.kill()
+        finally:
+            self._forgotten.pop(name, None)
+
+    async def ask(self, ask: Ask) -> Answer:
+        """Return the answer. Raises ProcessDied, what the search raises, and LookupError if the process cannot."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.waiting[ask.id] = future
+        self.send(ask)
+        try:
+            return await future
+        finally:
+            if self.waiting.pop(ask.id, None) is not None:
+                self.send(Leave(ask.id))
+
+    def _take(self, reply: Reply) -> None:
+        match reply:
+            case Answer() | Failure():
+                future = self.waiting.pop(reply.id, None)
+                if future is None or future.done():
+                    return  # its caller has left
+                if isinstance(reply, Answer):
+                    future.set_result(reply)
+                else:
+                    future.set_exception(reply.error or LookupError(reply.message))
+            case Following():
+                if reply.collection is None:
+                    self.followed.pop(reply.name, None)
+                elif reply.name in self._told:
+                    self.followed[reply.name] = reply.collection
+            case Forgotten():
+                if (closed := self._forgotten.get(reply.name)) is not None and not closed.done():
+                    closed.set_result(None)
+
+
+class SearchProcesses:
+    """Starts `count` processes with `command`, which gets the number of its socket's descriptor as its last argument,
+    and keeps them up. Call `start`, then `close`."""
+
+    def __init__(self, command: Sequence[str], count: int, config: Config, data: Path) -> None:
+        self.count = count
+        self.restarts = 0
+        self._command, self._config, self._data = command, config, data.absolute()
+        self._processes: list[SearchProcess] = []
+        self._numbers = itertools.count(1)
+        self._refused: dict[bytes, float] = {}
+        self._withheld: set[str] = set()
+        self._known: dict[str, bytes] = {}  # collections whose writes are listened to, by name; their opening
+        self._written: dict[str, Collection] = {}
+        self._closed = False
+        self._pause_s = RESTART_S
+        self._starting: set[asyncio.Task[None]] = set()
+
+    @property
+    def pids(self) -> list[int]:
+        return [one.child.pid for one in self._processes]
+
+    async def start(self) -> None:
+        for _ in range(self.count):
+            await self._start_one()
+
+    async def close(self) -> None:
+        """End all processes."""
+        self._closed = True
+        for task in self._starting:
+            task.cancel()
+        children = [one.child for one in self._processes]
+        for one in list(self._processes):
+            one.close()
+        await asyncio.to_thread(end_all, children)
+
+    def configure(self) -> None:
+        """Tell all processes the settings as they are now."""
+        for one in self._processes:
+            one.send(Configure(self._config, str(self._data)))
+
+    def prepare(self, collection: Collection) -> None:
+        """Have all processes open a collection."""
+        self._choose(collection)
+
+    def takes(self, collection: Collection) -> bool:
+        """Whether a process can answer a search of this collection now. The others are told to open it."""
+        return self._choose(collection) is not None
+
+    async def answer(self, collection: Collection, ask: Ask) -> Answer | None:
+        """Answer a search of a collection; None if no process can. `ask` gets its number here.
+
+        Raises what the search raises, and SearchCrashed for one that ends processes.
+        """
+        what, deaths = (
+            blake2b(msgspec.msgpack.encode((ask.collection, ask.request)), digest_size=16).digest(),
+            0,
+        )
+        self._require_harmless(what)
+        while (process := self._choose(collection)) is not None:
+            try:
+                return await process.ask(replace(ask, id=next(self._numbers)))
+            except LookupError:
+                process.followed.pop(ask.collection, None)
+            except ProcessDied as died:
+                deaths += died.blamed
+                if deaths > 1:
+                    self._refused[what] = time.monotonic() + REFUSED_S
+                    logger.error(
+                        "a search ended two processes and is refused for %g s: %s", REFUSED_S, ask.request
+                    )
+                    self._require_harmless(what)
+        return None
+
+    @contextlib.asynccontextmanager
+    async def released(self, name: str) -> AsyncIterator[None]:
+        """Inside this block no process has a file of this collection open."""
+        self._withheld.add(name)
+        try:
+            await asyncio.gather(*(one.forget(name) for one in self._processes))
+            yield
+        finally:
+            self._withheld.discard(name)
+
+    def _choose(self, collection: Collection) -> SearchProcess | None:
+        """Return the process with the fewest searches under way of those that have the collection as it is now."""
+        if collection.name in self._withheld or self._closed:
+            return None
+        self._listen(collection)
+        wanted, best = opened(collection), None
+        for one in self._processes:
+            if one.followed.get(wanted.name) != wanted:
+                one.follow(wanted)
+            elif best is None or len(one.waiting) < len(best.waiting):
+                best = one
+        return best
+
+    def _require_harmless(self, what: bytes) -> None:
+        until = self._refused.get(what)
+        if until is None:
+            return
+        if until > time.monotonic():
+            raise SearchCrashed("this search ended two search processes; it is refused for a minute")
+        del self._refused[what]
+
+    def _listen(self, collection: Collection) -> None:
+        """Have the processes told of each write from now on."""
+        if self._known.get(collection.name) == collection.opening:
+            return
+        self._known[collection.name] = collection.opening
+        loop = asyncio.get_running_loop()
+
+        def written() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._note_written, collection)
+
+        collection.arrivals.listeners.append(written)
+
+    def _note_written(self, collection: Collection) -> None:
+        if not self._written:
+            asyncio.get_running_loop().call_later(WRITTEN_S, self._tell_written)
+        self._written[collection.name] = collection
+
+    def _tell_written(self) -> None:
+        written, self._written = self._written, {}
+        for name, collection in written.items():
+            for one in self._processes:
+                if name in one.followed and name not in self._withheld:
+                    one.follow(opened(collection), written=True)
+
+    async def _start_one(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            child = subprocess.Popen(  # noqa: ASYNC220 - starting one takes a millisecond
+                [*self._command, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=child_environment(),
+            )
+        process = SearchProcess(child, self._ended)
+        await asyncio.get_running_loop().create_unix_connection(lambda: process, sock=ours)
+        process.send(Configure(self._config, str(self._data)))
+        self._processes.append(process)
+
+    def _ended(self, process: SearchProcess) -> None:
+        if process in self._processes:
+            self._processes.remove(process)
+        if self._closed:
+            return
+        self.restarts += 1
+        early = time.monotonic() - process.began < EARLY_S
+        self._pause_s = min(2 * self._pause_s, RESTART_S_MAX) if early else RESTART_S
+        logger.warning("search process %d ended; another one starts", process.child.pid)
+        task = asyncio.get_running_loop().create_task(self._start_again(process.child))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _start_again(self, ended: subprocess.Popen[bytes]) -> None:
+        await asyncio.to_thread(ended.wait)
+        await asyncio.sleep(self._pause_s)
+        while True:
+            try:
+                await self._start_one()
+            except OSError as error:
+                logger.warning("no search process could be started: %s", error)
+                await asyncio.sleep(RESTART_S_MAX)
+            else:
+                return
+
+
+def opened(collection: Collection) -> Opened:
+    """Return how the service has a collection open."""
+    tuned = collection.chosen
+    return Opened(collection.name, collection.opening, collection.generation, tuned.chosen_ms if tuned else 0)
+
+
+def end_all(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait for processes whose sockets were closed to end, and kill those that do not."""
+    until = time.monotonic() + STOP_S
+    for child in children:
+        try:
+            child.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

@@ -1,0 +1,418 @@
+"""What a search process does: it answers the searches that come over its socket, one after the other, on one thread.
+
+Queries that wait at the same moment are embedded in one run of the model. Collections are opened, and their models
+loaded, on a thread of their own, so that searches of the others go on. Between the steps of a search it looks for
+callers that have left. The process ends when its socket does, which is when the service ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import queue
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from indexes.base.errors import InvalidInput, NearlineError
+from indexes.base.model import Floats
+from indexes.collection.replica import Replica
+from indexes.dense.vectors import search_with_one_thread
+from indexes.parts.learned import SYNONYMS, SettingsFile, SynonymSettings
+from retrieval.access.auth import PRINCIPAL, Principal
+from retrieval.admission.ceiling import AnswerBudget, BudgetShare
+from retrieval.base.cancellation import Abandoned
+from retrieval.base.index_options import options_of
+from retrieval.base.settings import Config
+from retrieval.embedding.counting import TokenCounter
+from retrieval.embedding.encoder import Encoder
+from retrieval.embedding.models import find_models, load_model, read_manifest
+from retrieval.embedding.queries import QueryReader
+from retrieval.processes.frames import (
+    ORDERS,
+    Answer,
+    Arriving,
+    Ask,
+    Configure,
+    Failure,
+    Follow,
+    Following,
+    Forget,
+    Forgotten,
+    Leave,
+    Opened,
+    Order,
+    Reply,
+    encode_frame,
+)
+from retrieval.search.plan import EmbeddedQuery, Plan, make_plan
+from retrieval.search.rounds import rounds_of
+from retrieval.search.shard import LocalShard, run_at_once
+from retrieval.search.similar import read_examples
+from retrieval.search.stages import Found, count_facets_of, run_stages
+from retrieval.search.stopwatch import Stopwatch
+from retrieval.wire.search import SearchRequest
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES = 1 << 18
+LOOK_EVERY_S = 0.001  # for callers that have left, during a search
+IDLE_S = 0.05  # between two looks at what was written
+EMBEDDED_TOGETHER_MAX = 4  # texts in a run of the model; more would make the first wait
+
+
+class HitList:
+    """The passages that the searches of one answer returned."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+    def count(self, passages: Iterable[int]) -> None:
+        self.ids.extend(passages)
+
+    def take(self) -> list[int]:
+        ids, self.ids = self.ids, []
+        return ids
+
+
+@dataclass(slots=True)
+class Followed:
+    """A collection that is searched here, and the model of its vectors. `behind`: something was written since."""
+
+    replica: Replica
+    opened: Opened
+    hits: HitList
+    reader: QueryReader
+    behind: bool = False
+
+
+@dataclass(slots=True)
+class Search:
+    """A search that waits or is under way. `vector` is that of its text, once it is known; `own` says that it was
+    embedded here."""
+
+    ask: Ask
+    plan: Plan
+    found: Followed
+    watch: Stopwatch
+    vector: Floats | None
+    own: bool = False
+
+
+class NotFollowed(Exception):
+    """The collection is not searched here."""
+
+
+class SearchWorker:
+    """The state of a search process. Call `run`."""
+
+    def __init__(self, connection: socket.socket, on_configured: Callable[[Config], None]) -> None:
+        """`on_configured` is called with the settings, whenever they change."""
+        self._socket, self._on_configured = connection, on_configured
+        self._arriving = Arriving(ORDERS)
+        self._config, self._data = Config(), Path()
+        self._followed: dict[str, Followed] = {}
+        self._readers: dict[str, QueryReader] = {}
+        self._waiting: deque[Ask] = deque()
+        self._planned: deque[Search] = deque()
+        self._left: set[int] = set()
+        self._ended = False
+        self._looked = 0.0
+        self._opening: queue.SimpleQueue[Opened] = queue.SimpleQueue()
+        self._opened: queue.SimpleQueue[tuple[Opened, Followed | None]] = queue.SimpleQueue()
+        self._wake, self._waker = os.pipe()
+        threading.Thread(target=self._open_collections, name="opening", daemon=True).start()
+
+    def run(self) -> None:
+        """Serve until the socket is closed."""
+        search_with_one_thread()
+        while not self._ended:
+            self._receive(0 if self._waiting or self._planned else IDLE_S)
+            self._take_opened()
+            if self._waiting or self._planned:
+                self._answer_next()
+            else:
+                self._catch_up()
+
+    # -- the socket
+
+    def _receive(self, timeout_s: float) -> None:
+        """Take the orders that have come, waiting for the first of them at most this long."""
+        ready, _, _ = select.select([self._socket.fileno(), self._wake], [], [], timeout_s)
+        if self._wake in ready:
+            os.read(self._wake, 64)
+        if self._socket.fileno() not in ready:
+            return
+        data = self._socket.recv(READ_BYTES)
+        self._ended = not data
+        for order in self._arriving.feed(data):
+            self._take(order)
+
+    def _take(self, order: Order) -> None:
+        match order:
+            case Ask():
+                self._waiting.append(order)
+            case Leave():
+                self._left.add(order.id)
+            case Follow():
+                self._follow(order.collection)
+            case Forget():
+                self._close(order.name)
+                self._send(Forgotten(order.name))
+            case Configure():
+                self._config, self._data = order.config, Path(order.data)
+                self._on_configured(order.config)
+
+    def _send(self, reply: Reply) -> None:
+        try:
+            self._socket.sendall(encode_frame(reply))
+        except OSError:
+            self._ended = True
+
+    def _look(self, number: int) -> bool:
+        """Between the steps of a search: whether its caller has left, or everything ends."""
+        if time.monotonic() - self._looked > LOOK_EVERY_S:
+            self._receive(0)
+            self._looked = time.monotonic()
+        return self._ended or number in self._left
+
+    # -- collections
+
+    def _follow(self, wanted: Opened) -> None:
+        found = self._followed.get(wanted.name)
+        if found is None or found.opened.opening != wanted.opening or not found.replica.is_current:
+            self._close(wanted.name)
+            self._opening.put(wanted)
+            return
+        replica = found.replica
+        if found.opened.tuned_ms != wanted.tuned_ms:
+            replica.tune()
+        found.opened, found.behind = replace(found.opened, tuned_ms=wanted.tuned_ms), True
+        replica.load_generation()
+        self._send(Following(wanted.name, self._as_searched(found)))
+
+    def _as_searched(self, found: Followed) -> Opened:
+        found.opened = replace(found.opened, generation=found.replica.generation)
+        return found.opened
+
+    def _close(self, name: str) -> None:
+        found = self._followed.pop(name, None)
+        if found is not None:
+            found.replica.close()
+
+    def _open_collections(self) -> None:
+        """On a thread of its own: open what is asked for, one after the other."""
+        while True:
+            wanted = self._opening.get()
+            try:
+                found = self._open(wanted)
+            except Exception as error:  # noqa: BLE001 - the service then searches it itself
+                logger.warning("collection %s is not searched here: %s", wanted.name, error)
+                found = None
+            self._opened.put((wanted, found))
+            os.write(self._waker, b"1")
+
+    def _open(self, wanted: Opened) -> Followed:
+        hits = HitList()
+        replica = Replica(self._data / wanted.name, options_of(self._config), hits)
+        try:
+            reader = self._reader(replica.settings.model, replica.settings.fingerprint)
+        except BaseException:
+            replica.close()
+            raise
+        opened = replace(wanted, generation=replica.generation)
+        return Followed(replica, opened, hits, reader)
+
+    def _reader(self, name: str, fingerprint: str) -> QueryReader:
+        if name not in self._readers:
+            folder = find_models(Path(self._config.models.folder))[name]
+            encoder = Encoder(load_model(folder), threads=1)
+            self._readers[name] = QueryReader(
+                encoder, read_manifest(folder), TokenCounter(encoder.tokenizers)
+            )
+            self._readers[name].vectors_of(["warm up"])
+        reader = self._readers[name]
+        if reader.encoder.fingerprint != fingerprint:
+            raise InvalidInput(f"the model {name} is another one than that of the vectors")
+        return reader
+
+    def _take_opened(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                wanted, found = self._opened.get_nowait()
+                self._close(wanted.name)
+                if found is not None:
+                    self._followed[wanted.name] = found
+                    gc.collect()
+                    gc.freeze()
+                self._send(Following(wanted.name, None if found is None else found.opened))
+
+    def _catch_up(self) -> None:
+        """While no search waits: bring collections to the last commit."""
+        for name, found in list(self._followed.items()):
+            try:
+                if found.behind or found.replica.ready:
+                    found.replica.catch_up()
+                    found.behind = False
+                    self._note_generation(found)
+            except NearlineError as error:
+                logger.warning("collection %s is opened again: %s", name, error.message)
+                self._close(name)
+                self._send(Following(name, None))
+
+    def _note_generation(self, found: Followed) -> None:
+        """Tell the service once another generation is searched."""
+        if found.opened.generation != found.replica.generation:
+            self._send(Following(found.opened.name, self._as_searched(found)))
+
+    # -- searches
+
+    def _answer_next(self) -> None:
+        """Plan what waits, as many as share a run of the model, and answer the first."""
+        while self._waiting and len(self._planned) < EMBEDDED_TOGETHER_MAX:
+            ask = self._waiting.popleft()
+            with self._replying(ask.id):
+                self._planned.append(self._plan(ask))
+        if not self._planned:
+            return
+        if self._planned[0].vector is None:
+            self._embed_planned()
+        search = self._planned.popleft()
+        with self._replying(search.ask.id):
+            self._send(self._answer(search))
+
+    @contextlib.contextmanager
+    def _replying(self, number: int) -> Iterator[None]:
+        """Reply with the error of this block, if it raises one and the caller still waits."""
+        try:
+            if number in self._left:
+                raise Abandoned
+            yield
+        except Abandoned:
+            self._left.discard(number)
+        except NearlineError as error:
+            self._send(Failure.of(number, error))
+        except Exception as error:
+            logger.exception("a search failed")
+            self._send(Failure(number, None, repr(error)))
+
+    def _plan(self, ask: Ask) -> Search:
+        found = self._followed.get(ask.collection)
+        if found is None:
+            raise NotFollowed(ask.collection)
+        replica, watch = found.replica, Stopwatch(deadline=ask.deadline)
+        watch.look = partial(self._look, ask.id)
+        key, tenant, groups = ask.caller
+        PRINCIPAL.set(Principal(key=key, tenant=tenant, groups=groups))
+        if replica.snapshot.seq < ask.seq:
+            replica.catch_up()
+            self._note_generation(found)
+        request = msgspec.json.decode(ask.request, type=SearchRequest)
+        plan = make_plan(
+            request,
+            replica.settings.dimensions,
+            self._config,
+            ask.ranking,
+            self._synonyms(replica, ask.synonyms_ms),
+            strained=ask.strained,
+        )
+        if not ask.counted:
+            plan = replace(plan, counted=False, query=replace(plan.query, counted=False))
+        vector = None if ask.vector is None else np.frombuffer(ask.vector, np.float32)
+        return Search(ask, plan, found, watch, vector)
+
+    def _embed_planned(self) -> None:
+        """Embed the text of the first search, and with it those of the others that have the same model."""
+        reader = self._planned[0].found.reader
+        lacking = [
+            one for one in self._planned
+            if one.vector is None and one.plan.text is not None and one.found.reader is reader
+        ]  # fmt: skip
+        if not lacking or lacking[0] is not self._planned[0]:
+            return
+        begun = time.perf_counter()
+        vectors = reader.vectors_of([str(one.plan.text) for one in lacking])
+        for one, vector in zip(lacking, vectors, strict=True):
+            one.vector, one.own = vector, True
+            one.watch.spans.append((begun, time.perf_counter(), "embed"))
+
+    def _answer(self, search: Search) -> Answer:
+        ask, watch, replica, begun = search.ask, search.watch, search.found.replica, time.thread_time()
+        key, tenant, groups = ask.caller
+        PRINCIPAL.set(Principal(key=key, tenant=tenant, groups=groups))
+        replica.documents = ask.documents
+        budget = AnswerBudget(ask.bytes_max, param=ask.param)
+        budget.taken, budget.work = ask.taken, ask.work
+        share, embedded = BudgetShare(budget), embedded_query(search)
+        search.found.hits.take()
+        shard = LocalShard(replica, replica.snapshot, watch, budget.work)
+        answer = self._search(shard, embedded, watch, share)
+        if answer.vanished:
+            replica.catch_up()
+            if replica.snapshot.seq > shard.seq:  # the new versions of what vanished are there
+                shard = LocalShard(replica, replica.snapshot, watch, budget.work)
+                answer = self._search(shard, embedded, watch, share)
+        return Answer(
+            id=ask.id,
+            answer=answer.answer,
+            vanished=answer.vanished,
+            grounds=answer.grounds,
+            generation=shard.snapshot.generation,
+            seq=shard.seq,
+            content=shard.snapshot.content,
+            spans=watch.spans,
+            cpu_s=time.thread_time() - begun,
+            vector=search.vector.tobytes() if search.own and search.vector is not None else None,
+            work=budget.work,
+            taken=budget.taken,
+            hits=search.found.hits.take(),
+        )
+
+    def _search(
+        self, shard: LocalShard, embedded: EmbeddedQuery, watch: Stopwatch, share: BudgetShare
+    ) -> Found:
+        if embedded.request.like or embedded.request.unlike:
+            dimensions = shard.collection.settings.dimensions
+            read = partial(read_examples, shard, embedded.request, dimensions)
+            embedded = embedded.with_examples(run_at_once(read))
+        rounds = rounds_of(shard.collection, embedded, share, watch)
+        while (found := run_at_once(partial(run_stages, embedded, shard, watch, rounds))) is None:
+            embedded = embedded.deeper()
+        if embedded.plan.facets:
+            run_at_once(partial(count_facets_of, embedded, shard, shard.work, found.answer))
+        return found
+
+    def _synonyms(self, replica: Replica, set_ms: int | None) -> SynonymSettings | None:
+        """Return the synonyms of a collection, read again if they were set since."""
+        current = replica.synonyms.current
+        if set_ms != (current and current.set_ms):
+            replica.synonyms = SettingsFile(replica.folder / SYNONYMS, SynonymSettings)
+        return replica.synonyms.current
+
+
+def embedded_query(search: Search) -> EmbeddedQuery:
+    """Return the query with its vector, and with what fusion needs to know of the model."""
+    plan, reader, snapshot = search.plan, search.found.reader, search.found.replica.snapshot
+    if plan.mode == "lexical":
+        return EmbeddedQuery(plan, plan.query)
+    if plan.text is None:
+        return EmbeddedQuery(plan, plan.query, reader.manifest.similarity_floor)
+    text, language = plan.text, plan.query.language
+
+    def read() -> tuple[float, bool]:
+        return reader.share_read(text, language, lambda: snapshot.spoken), reader.is_cut(text)
+
+    query = replace(plan.query, vector=search.vector)
+    return EmbeddedQuery(plan, query, reader.manifest.similarity_floor, read)
