@@ -56,7 +56,6 @@ class Replica(CollectionView):
             self.close()
             raise
 
-    @property
     def is_current(self) -> bool:
         """Whether the log is still the file that was opened: erasing replaces it."""
         return inode_of(self.log.path) == self._inode

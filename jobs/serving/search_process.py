@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import signal
 import socket
 import sys
@@ -34,6 +35,8 @@ def main(descriptor: int) -> None:
         worker = SearchWorker(connection, on_configured=lambda config: set_up_logging(config.log))
         tune_interpreter()
         worker.run()
+    # Nothing here is to be saved, and a background thread may be in native code for seconds.
+    os._exit(0)
 
 
 if __name__ == "__main__":

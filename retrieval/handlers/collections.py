@@ -15,7 +15,7 @@ from indexes.collection.collection import Collection
 from indexes.lexical.operators import plain_words
 from indexes.parts.learned import RankingSettings, SynonymSettings
 from retrieval.access.auth import PRINCIPAL
-from retrieval.handlers.state import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, TASKS
+from retrieval.handlers.state import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, PROCESSES, TASKS
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, describe
 from retrieval.search.relevance import check_coefficients
 from retrieval.wire.collections import (
@@ -97,7 +97,8 @@ async def remove(app: web.Application, name: str) -> None:
     """Delete the collection that the caller knows by this name. Raises NotFound for one that the caller may not see."""
     full = own_name(app, name)
     app[TASKS].require_idle(full)
-    await asyncio.to_thread(app[CATALOG].delete, full)
+    async with app[PROCESSES].released(full):
+        await asyncio.to_thread(app[CATALOG].delete, full)
     forget(app, full)
 
 
@@ -123,7 +124,8 @@ async def rename(request: web.Request) -> web.Response:
     PRINCIPAL.get().require_unbound()
     request.app[TASKS].require_idle(name)
     new_name = PRINCIPAL.get().full(wanted.name)
-    collection = await asyncio.to_thread(request.app[CATALOG].rename, name, new_name)
+    async with request.app[PROCESSES].released(name):
+        collection = await asyncio.to_thread(request.app[CATALOG].rename, name, new_name)
     forget(request.app, name)
     return await answer_from(lambda: describe(request.app, collection))
 

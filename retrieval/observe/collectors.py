@@ -17,6 +17,7 @@ from retrieval.admission.ceiling import SHARES, Ceiling
 from retrieval.admission.gates import Gates
 from retrieval.cache import EmbeddingCache, ResultCache, ResultCounts, SharedVectors, Store
 from retrieval.embedding.embedders import Embedders
+from retrieval.processes.pool import SearchProcesses
 from retrieval.search.pipeline import Pipeline
 from retrieval.upkeep.frequent import Frequent
 from retrieval.upkeep.tasks import Tasks
@@ -60,6 +61,17 @@ def models(embedders: Embedders) -> list[Metric]:
             "nearline_model_variants_refused", "Graphs refused because known texts got wrong vectors", ["model"],
             [(name, len(encoder.refused)) for name, encoder in loaded.items()],
         ),
+    ]  # fmt: skip
+
+
+def processes(searching: SearchProcesses) -> list[Metric]:
+    """The search processes: how many are up, their memory, and how often one had to be started again."""
+    held = [(str(number), size) for number, size in enumerate(searching.memory())]
+    return [
+        gauge("nearline_search_processes", "Search processes that are up", [], [(len(held),)]),
+        gauge("nearline_search_process_bytes", "Own memory of a search process", ["process"], held),
+        counter("nearline_search_process_restarts", "Search processes that ended and were started again", [],
+                [(searching.restarts,)]),
     ]  # fmt: skip
 
 

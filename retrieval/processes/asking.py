@@ -39,7 +39,7 @@ class InProcesses:
     ) -> None:
         self._processes = processes
         self._embedders = embedders
-        self._active = Turns(ACTIVE_PER_PROCESS * processes.count, lambda: config.admission, crowded)
+        self._active = Turns(ACTIVE_PER_PROCESS * max(1, processes.count), lambda: config.admission, crowded)
 
     async def search(
         self, collection: Collection, plan: Plan, watch: Stopwatch, budget: AnswerBudget

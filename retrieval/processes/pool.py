@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from indexes.base.child import child_environment
 from indexes.collection.collection import Collection
+from indexes.parts.memory import memory_bytes
 from retrieval.base.settings import Config
 from retrieval.processes.frames import (
     REPLIES,
@@ -180,9 +181,13 @@ class SearchProcesses:
         self._pause_s = RESTART_S
         self._starting: set[asyncio.Task[None]] = set()
 
-    @property
-    def pids(self) -> list[int]:
-        return [one.child.pid for one in self._processes]
+    def memory(self) -> list[int]:
+        """Return the bytes of own memory of each process that is up."""
+        found: list[int] = []
+        for one in self._processes:
+            with contextlib.suppress(OSError):
+                found.append(memory_bytes(one.child.pid)["own"])
+        return found
 
     async def start(self) -> None:
         for _ in range(self.count):

@@ -192,7 +192,7 @@ class SearchWorker:
 
     def _follow(self, wanted: Opened) -> None:
         found = self._followed.get(wanted.name)
-        if found is None or found.opened.opening != wanted.opening or not found.replica.is_current:
+        if found is None or found.opened.opening != wanted.opening or not found.replica.is_current():
             self._close(wanted.name)
             self._opening.put(wanted)
             return
@@ -261,16 +261,23 @@ class SearchWorker:
 
     def _catch_up(self) -> None:
         """While no search waits: bring collections to the last commit."""
-        for name, found in list(self._followed.items()):
-            try:
-                if found.behind or found.replica.ready:
-                    found.replica.catch_up()
-                    found.behind = False
-                    self._note_generation(found)
-            except NearlineError as error:
-                logger.warning("collection %s is opened again: %s", name, error.message)
-                self._close(name)
-                self._send(Following(name, None))
+        for found in list(self._followed.values()):
+            if found.behind or found.replica.ready:
+                self._catch_up_with(found)
+
+    def _catch_up_with(self, found: Followed) -> bool:
+        """Bring a collection to the last commit. If that cannot be done, close it and return False: the service has it
+        opened again."""
+        try:
+            found.replica.catch_up()
+        except NearlineError as error:
+            logger.info("collection %s is opened again: %s", found.opened.name, error.message)
+            self._close(found.opened.name)
+            self._send(Following(found.opened.name, None))
+            return False
+        found.behind = False
+        self._note_generation(found)
+        return True
 
     def _note_generation(self, found: Followed) -> None:
         """Tell the service once another generation is searched."""
@@ -302,6 +309,8 @@ class SearchWorker:
             yield
         except Abandoned:
             self._left.discard(number)
+        except NotFollowed:
+            self._send(Failure(number, None, "the collection is not open here"))
         except NearlineError as error:
             self._send(Failure.of(number, error))
         except Exception as error:
@@ -316,9 +325,8 @@ class SearchWorker:
         watch.look = partial(self._look, ask.id)
         key, tenant, groups = ask.caller
         PRINCIPAL.set(Principal(key=key, tenant=tenant, groups=groups))
-        if replica.snapshot.seq < ask.seq:
-            replica.catch_up()
-            self._note_generation(found)
+        if replica.snapshot.seq < ask.seq and not self._catch_up_with(found):
+            raise NotFollowed(ask.collection)
         request = msgspec.json.decode(ask.request, type=SearchRequest)
         plan = make_plan(
             request,
@@ -350,6 +358,8 @@ class SearchWorker:
 
     def _answer(self, search: Search) -> Answer:
         ask, watch, replica, begun = search.ask, search.watch, search.found.replica, time.thread_time()
+        if self._followed.get(ask.collection) is not search.found:
+            raise NotFollowed(ask.collection)  # it was closed since
         key, tenant, groups = ask.caller
         PRINCIPAL.set(Principal(key=key, tenant=tenant, groups=groups))
         replica.documents = ask.documents
@@ -359,11 +369,10 @@ class SearchWorker:
         search.found.hits.take()
         shard = LocalShard(replica, replica.snapshot, watch, budget.work)
         answer = self._search(shard, embedded, watch, share)
-        if answer.vanished:
-            replica.catch_up()
-            if replica.snapshot.seq > shard.seq:  # the new versions of what vanished are there
-                shard = LocalShard(replica, replica.snapshot, watch, budget.work)
-                answer = self._search(shard, embedded, watch, share)
+        newer = answer.vanished and self._catch_up_with(search.found) and replica.snapshot.seq > shard.seq
+        if newer:  # the new versions of what vanished are there
+            shard = LocalShard(replica, replica.snapshot, watch, budget.work)
+            answer = self._search(shard, embedded, watch, share)
         return Answer(
             id=ask.id,
             answer=answer.answer,

@@ -225,16 +225,14 @@ async def uploads_ctx(app: web.Application) -> AsyncIterator[None]:
 
 def processes_ctx(data: Path, command: Sequence[str]) -> Context:
     async def context(app: web.Application) -> AsyncIterator[None]:
-        """Start the search processes, and have them open all collections."""
-        app[PROCESSES] = None
-        wanted = app[CONFIG].server.search_processes
+        """Start the search processes, and have them open all collections. Without a command there are none."""
+        wanted = app[CONFIG].server.search_processes if command else 0
         count = available_threads() if wanted < 0 else wanted
-        if not command or not count:
-            yield
-            return
         app[PROCESSES] = processes = SearchProcesses(command, count, app[CONFIG], data)
-        await processes.start()
         app[RELOADED].append(processes.configure)
+        app[METRICS].watch(partial(collectors.processes, processes))
+        app[CEILING].others = lambda: sum(processes.memory())
+        await processes.start()
         for collection in app[CATALOG].collections.values():
             processes.prepare(collection)
         yield
@@ -261,8 +259,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
         # On a service without keys, all callers count as one caller without a key.
         return app[GATES].is_crowded("search", key or None)
 
-    processes = app[PROCESSES]
-    elsewhere = None if processes is None else InProcesses(processes, app[EMBEDDERS], config, crowded)
+    elsewhere = InProcesses(app[PROCESSES], app[EMBEDDERS], config, crowded)
     app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config, app[RERANKER], crowded, elsewhere)
     app[METRICS].watch(partial(collectors.load, app[GATES], app[LIMITER], app[PIPELINE]))
     # A search's matrix products are small; BLAS would spread each over all cores and wait for all of them.
@@ -273,7 +270,9 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
-    app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS], partial(embed_questions, app))
+    app[TASKS] = tasks = Tasks(
+        app[METRICS].job_finished, app[FOLDERS], partial(embed_questions, app), app[PROCESSES].released
+    )
     app[METRICS].watch(partial(collectors.jobs, tasks))
     after_s = app[CONFIG].index.erase_after_h * 3600
     async with in_background(tasks.keep_up(lambda: app[CATALOG].collections, after_s)):

@@ -10,6 +10,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import copy_context
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -67,10 +68,15 @@ class Tasks:
     """Starts jobs and remembers the last JOBS_KEPT. Use it on the event loop; `close` cancels running work."""
 
     def __init__(
-        self, on_finish: Finished, folders: tuple[Path, ...] = (), asked: AskedVectors | None = None
+        self,
+        on_finish: Finished,
+        folders: tuple[Path, ...] = (),
+        asked: AskedVectors | None = None,
+        released: Callable[[str], AbstractAsyncContextManager[None]] = lambda name: nullcontext(),
     ) -> None:
         """`folders` are shown to clients by their last name only. `asked` returns vectors of a collection's logged
-        queries for rebuilds to measure with, or None for too few."""
+        queries for rebuilds to measure with, or None for too few. Inside `released` no other process has the
+        collection of this name open."""
         self._jobs: OrderedDict[str, JobBody] = OrderedDict()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._children: dict[str, Child] = {}
@@ -80,6 +86,7 @@ class Tasks:
         self._failures: dict[str, Failure] = {}
         self._folders = folders
         self._asked = asked
+        self._released = released
         self._closing = False
         self._on_finish = on_finish
 
@@ -289,7 +296,8 @@ class Tasks:
             await self._rebuild(job, collection, None)
         self._require_open()
         self._children[job.id] = erasure
-        erased = await self._waiting(erasure.run, progress_of(job))
+        async with self._released(collection.name):
+            erased = await self._waiting(erasure.run, progress_of(job))
         if forget is not None:
             await forget()
         job.result = asdict(erased)

@@ -25,14 +25,15 @@ from indexes.base.model import IndexOptions, Settings
 from indexes.directory.catalog import Catalog
 from jobs.serving.process import ServerProcess, serving
 from jobs.sources import extraction
-from retrieval.base.settings import Files
+from retrieval.base.settings import Config, Files
 from retrieval.dialects import file_batches, store_expiry
 from retrieval.dialects.file_batches import FileBatch
 from retrieval.dialects.vector_stores import StoreDetails, save_details
 from retrieval.documents.extracting import AT_ONCE, Texts
 from retrieval.documents.uploads import BLOCK_BYTES, DAY_S, FOLDER, Uploads, text_of
-from retrieval.handlers.state import CATALOG, METRICS, TASKS, USED
+from retrieval.handlers.state import CATALOG, METRICS, PROCESSES, TASKS, USED
 from retrieval.observe.metrics import Metrics
+from retrieval.processes.pool import SearchProcesses
 from retrieval.upkeep.tasks import Tasks
 from tests.support.files import docx, pdf, xlsx
 from tests.support.http import Http
@@ -505,7 +506,9 @@ def test_only_what_is_not_used_is_deleted(tmp_path: Path) -> None:
     settings = Settings(dimensions=4, fingerprint="f", model="m", hot_capacity=10)
     for name, days in (("used", 2), ("unused", 2), ("plain", None)):
         save_details(catalog.create(name, settings), StoreDetails(expires_days=days, used_at=1_000_000))
-    app: Any = {CATALOG: catalog, USED: {}, TASKS: Tasks(lambda *_: None), METRICS: Metrics()}
+    processes = SearchProcesses((), 0, Config(), tmp_path)
+    tasks = Tasks(lambda *_: None)
+    app: Any = {CATALOG: catalog, USED: {}, TASKS: tasks, METRICS: Metrics(), PROCESSES: processes}
     look = partial(store_expiry.delete_expired, app)
 
     async def story() -> None:

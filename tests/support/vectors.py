@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,13 +67,15 @@ def make_collection(folder: Path, *, options: IndexOptions | None = None, **chan
     )
 
 
-def fill(collection: Collection, world: World, numbers: range, *, batch: int = 100, version: int = 0) -> None:
-    for start in range(numbers.start, numbers.stop, batch):
-        part = range(start, min(start + batch, numbers.stop))
+def fill(
+    collection: Collection, world: World, numbers: Sequence[int], *, batch: int = 100, version: int = 0
+) -> None:
+    for start in range(0, len(numbers), batch):
+        part = numbers[start : start + batch]
         collection.write([world.document(number, version=version) for number in part]).result()
 
 
-def delete(collection: Collection, numbers: range) -> None:
+def delete(collection: Collection, numbers: Iterable[int]) -> None:
     collection.write([Delete(f"d{number}") for number in numbers]).result()
 
 
