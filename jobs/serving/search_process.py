@@ -12,24 +12,29 @@ import signal
 import socket
 import sys
 
-from indexes.base.yielding import tune_interpreter
-from jobs.serving.log_lines import set_up_logging
-from jobs.serving.service import share_heaps
-from retrieval.processes.worker import SearchWorker
-
 PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
     """Have the kernel kill this process when its parent ends. Does nothing elsewhere than on Linux."""
+    parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
 
 
 def main(descriptor: int) -> None:
     for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)
     end_with_parent()
+
+    # Loading these takes a second, in which the service may end.
+    from indexes.base.yielding import tune_interpreter
+    from jobs.serving.log_lines import set_up_logging
+    from jobs.serving.service import share_heaps
+    from retrieval.processes.worker import SearchWorker
+
     share_heaps()
     with socket.socket(fileno=descriptor) as connection:
         worker = SearchWorker(connection, on_configured=lambda config: set_up_logging(config.log))

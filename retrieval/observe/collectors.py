@@ -70,6 +70,8 @@ def processes(searching: SearchProcesses) -> list[Metric]:
     return [
         gauge("nearline_search_processes", "Search processes that are up", [], [(len(held),)]),
         gauge("nearline_search_process_bytes", "Own memory of a search process", ["process"], held),
+        counter("nearline_search_process_answers", "Searches that search processes answered", [],
+                [(searching.answers,)]),
         counter("nearline_search_process_restarts", "Search processes that ended and were started again", [],
                 [(searching.restarts,)]),
     ]  # fmt: skip

@@ -73,7 +73,7 @@ class SearchProcess(asyncio.Protocol):
 
     def __init__(self, child: subprocess.Popen[bytes], on_end: Callable[[SearchProcess], None]) -> None:
         self.child = child
-        self.began = time.monotonic()
+        self.came_up = False
         self.followed: dict[str, Opened] = {}  # collections as it searches them
         self.waiting: dict[int, asyncio.Future[Answer]] = {}  # by the number of the search, oldest first
         self._told: dict[str, tuple[Opened, float]] = {}
@@ -154,6 +154,7 @@ class SearchProcess(asyncio.Protocol):
                 else:
                     future.set_exception(reply.error or LookupError(reply.message))
             case Following():
+                self.came_up = True
                 if reply.collection is None:
                     self.followed.pop(reply.name, None)
                 elif reply.name in self._told:
@@ -169,7 +170,7 @@ class SearchProcesses:
 
     def __init__(self, command: Sequence[str], count: int, config: Config, data: Path) -> None:
         self.count = count
-        self.restarts = 0
+        self.restarts = self.answers = 0
         self._command, self._config, self._data = command, config, data.absolute()
         self._processes: list[SearchProcess] = []
         self._numbers = itertools.count(1)
@@ -228,7 +229,7 @@ class SearchProcesses:
         self._require_harmless(what)
         while (process := self._choose(collection)) is not None:
             try:
-                return await process.ask(replace(ask, id=next(self._numbers)))
+                answer = await process.ask(replace(ask, id=next(self._numbers)))
             except LookupError:
                 process.followed.pop(ask.collection, None)
             except ProcessDied as died:
@@ -239,6 +240,9 @@ class SearchProcesses:
                         "a search ended two processes and is refused for %g s: %s", REFUSED_S, ask.request
                     )
                     self._require_harmless(what)
+            else:
+                self.answers += 1
+                return answer
         return None
 
     @contextlib.asynccontextmanager
@@ -318,8 +322,7 @@ class SearchProcesses:
         if self._closed:
             return
         self.restarts += 1
-        early = time.monotonic() - process.began < EARLY_S
-        self._pause_s = min(2 * self._pause_s, RESTART_S_MAX) if early else RESTART_S
+        self._pause_s = RESTART_S if process.came_up else min(2 * self._pause_s, RESTART_S_MAX)
         logger.warning("search process %d ended; another one starts", process.child.pid)
         task = asyncio.get_running_loop().create_task(self._start_again(process.child))
         self._starting.add(task)

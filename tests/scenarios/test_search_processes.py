@@ -1,0 +1,240 @@
+"""Search processes: they answer as the service itself does, miss no write, and none is missed when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.serving.process import ServerProcess, serving
+from tests.support.http import Http, Reply
+
+PROCESSES = {"NEARLINE_SERVER_SEARCH_PROCESSES": "2"}
+KILLS = 25
+UP_S, GONE_S = 60.0, 1.0
+SUBJECTS = ["tides", "glaciers", "volcanoes", "comets", "beetles", "harbors", "violins", "bridges"]
+VERBS = ["rise", "move", "sleep", "shine", "gather", "freeze", "sound", "span"]
+
+# Every option of a search that a process handles; two that it refuses, and one that the service answers itself.
+SEARCHES: list[dict[str, Any]] = [
+    {"query": "how do glaciers move"},
+    {"query": "how do glaciers move", "mode": "lexical"},
+    {"query": "how do glaciers move", "mode": "dense", "k": 3},
+    {"query": "volcanoes", "filter": {"type": "eq", "key": "verb", "value": "sleep"}},
+    {"query": "volcanoes", "filter": {"type": "eq", "key": "nothing", "value": 1}},
+    {"query": "comets shine", "offset": 5, "k": 5},
+    {"query": "comets shine", "group_by_document": True, "min_score": 0.2},
+    {"query": "comets shine", "min_relevance": 0.1, "explain": True},
+    {"query": "glaciars move", "typos": True, "mode": "lexical"},
+    {"query": '"beetles gather" -harbors', "operators": True},
+    {"query": "beetles gather", "highlight": True, "facets": ["verb", "number"]},
+    {"query": "violins", "boosts": [{"key": "number", "weight": 0.5}]},
+    {"query": "violins", "sort": [{"key": "number", "order": "desc"}]},
+    {"query": "bridges", "mmr": 0.4},
+    {"query": "bridges", "collapse": {"key": "verb", "hits": 2}},
+    {"query": "bridges", "collapse": False, "expand": "document"},
+    {"like": ["d3"], "unlike": ["d10"]},
+    {"query": "harbors", "fusion": {"method": "rrf"}},
+    {"query": "harbors", "language": "de"},
+    {"query": "bridges", "k": 100_000},
+    {"query": "harbors", "mode": "dense", "exact": True},
+]
+
+
+def documents() -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"d{number}",
+            "text": f"The {subject} {verb} at hour {number}. Nobody knows why {subject} {verb} so late.",
+            "metadata": {"number": number, "verb": verb},
+        }
+        for number, (subject, verb) in enumerate((one, other) for one in SUBJECTS for other in VERBS)
+    ]
+
+
+def metric(http: Http, name: str) -> float:
+    return http.metric(f"nearline_search_process{name}")
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = UP_S) -> None:
+    until = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def use_processes(http: Http, name: str) -> None:
+    """Search until a process has answered, as soon as one has the collection open."""
+
+    def answered() -> bool:
+        before = metric(http, "_answers_total")
+        http.search(name, query="a search for the processes", cache=False)
+        return metric(http, "_answers_total") > before
+
+    wait_until(answered)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[ServerProcess]:
+    environ = {**PROCESSES, "NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    with serving(tmp_path_factory.mktemp("processes") / "data", environ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[ServerProcess]:
+    environ = {
+        "NEARLINE_SERVER_SEARCH_PROCESSES": "0",
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
+    }
+    with serving(tmp_path_factory.mktemp("alone") / "data", environ) as running:
+        yield running
+
+
+def test_they_answer_as_the_service_does(service: ServerProcess, alone: ServerProcess) -> None:
+    """Every option gives the same hits, receipts and errors, before a rebuild and after it."""
+    https = Http(service.url), Http(alone.url)
+    for http in https:
+        http.ok("POST", "/v1/collections", {"name": "same"})
+        http.write("same", *documents())
+        http.ok("PUT", "/v1/collections/same/synonyms", {"synonyms": [["volcanoes", "craters"]]})
+    for rebuilt in (False, True):
+        if rebuilt:
+            for http in https:
+                http.reindex("same")
+        use_processes(https[0], "same")
+        for asked in SEARCHES:
+            before = metric(https[0], "_answers_total")
+            answers = [
+                http.call("POST", "/v1/collections/same/search", {**asked, "cache": False}) for http in https
+            ]
+            assert comparable(answers[0]) == comparable(answers[1]), asked
+            by_process = answers[0].status == 200 and not asked.get("exact")
+            assert metric(https[0], "_answers_total") - before == by_process, asked
+
+
+def comparable(answer: Reply) -> Any:
+    """The status and the answer without its times."""
+    return answer.status, {key: value for key, value in answer.body.items() if key != "timings_ms"}
+
+
+def test_a_caller_sees_only_what_its_groups_may(service: ServerProcess) -> None:
+    """The collection's own ranking and synonyms apply there as soon as they are set."""
+    http = Http(service.url)
+    name = http.new_collection()
+    http.write(name, *documents())
+    use_processes(http, name)
+    assert http.found(name, query="lava", mode="lexical", typos=False) == []
+    http.ok("PUT", f"/v1/collections/{name}/synonyms", {"synonyms": [["lava", "volcanoes"]]})
+    assert http.found(name, query="lava", mode="lexical", typos=False)
+    http.ok("DELETE", f"/v1/collections/{name}/synonyms")
+    assert http.found(name, query="lava", mode="lexical", typos=False) == []
+
+
+def test_a_collection_may_be_erased_renamed_and_deleted(service: ServerProcess) -> None:
+    """The processes let go of its files, and have it open again afterwards."""
+    http = Http(service.url)
+    name = http.new_collection()
+    http.write(name, *documents())
+    use_processes(http, name)
+    http.ok("DELETE", f"/v1/collections/{name}/documents/d1")
+    job = http.wait_for(http.ok("POST", f"/v1/collections/{name}/erase")["job"])
+    assert job["status"] == "succeeded", job
+    use_processes(http, name)
+    http.ok("POST", f"/v1/collections/{name}/rename", {"name": f"{name}-new"})
+    use_processes(http, f"{name}-new")
+    assert "d2" in http.found(f"{name}-new", query="tides move at hour 2")
+    http.ok("DELETE", f"/v1/collections/{name}-new")
+    assert http.call("POST", f"/v1/collections/{name}-new/search", {"query": "tides"}).status == 404
+
+
+def children(pid: int) -> list[int]:
+    """The search processes of a service."""
+    found = []
+    for one in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            parent = int((one / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == pid and b"search_process" in (one / "cmdline").read_bytes():
+                found.append(int(one.name))
+    return found
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_nothing_is_missed_while_they_are_killed(service: ServerProcess) -> None:
+    """Beside 25 kills of random processes every search is answered, and no search that began after an acknowledgement
+    misses what was acknowledged, whichever process answers it."""
+    http, chance = Http(service.url), random.Random(3)
+    name = http.new_collection()
+    http.write(name, *documents())
+    use_processes(http, name)
+    ended = threading.Event()
+
+    def write_and_look(writer: int) -> int:
+        caller, number = Http(service.url), 0
+        while not ended.is_set():
+            number += 1
+            word = f"zebra{writer}x{number}"
+            caller.write(name, {"id": f"w{writer}", "text": f"The {word} crosses at dawn."})
+            asked = {"query": f"{word} crosses", "mode": "lexical", "typos": False, "cache": False}
+            found = caller.search(name, **asked)["hits"]
+            assert f"w{writer}" in [hit["document_id"] for hit in found], word
+            assert all(hit["text"].split()[1] == word for hit in found if hit["document_id"] == f"w{writer}")
+            if number % 5 == 0:
+                caller.ok("DELETE", f"/v1/collections/{name}/documents/w{writer}")
+                again = caller.found(name, **asked)
+                assert f"w{writer}" not in again, word
+        return number
+
+    def search() -> int:
+        caller, number, seen = Http(service.url), 0, 0
+        while not ended.is_set():
+            number += 1
+            answer = caller.search(
+                name, query=f"how do {SUBJECTS[number % 8]} {VERBS[number // 8 % 8]}", cache=False
+            )
+            assert answer["hits"]
+            assert answer["receipt"]["seq"] >= seen
+            seen = answer["receipt"]["seq"]
+        return number
+
+    with ThreadPoolExecutor(5) as threads:
+        works = [threads.submit(write_and_look, writer) for writer in range(3)]
+        works += [threads.submit(search) for _ in range(2)]
+        try:
+            killed = 0
+            while killed < KILLS and not any(work.done() for work in works):
+                if found := children(service.pid):
+                    os.kill(chance.choice(found), signal.SIGKILL)
+                    killed += 1
+                time.sleep(chance.uniform(0.05, 1.0))
+        finally:
+            ended.set()
+        assert all(work.result() > 0 for work in works)
+    assert metric(http, "_restarts_total") >= KILLS
+    use_processes(http, name)
+
+
+def test_they_end_with_the_service(tmp_path: Path, model_folder: Path) -> None:
+    """Within a second of its death; and when it stops, it leaves none behind."""
+    environ = {**PROCESSES, "NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    for end in (ServerProcess.kill, ServerProcess.stop):
+        running = ServerProcess(tmp_path / "data", environ)
+        wait_until(lambda: len(children(running.pid)) == 2)  # noqa: B023 - it is called at once
+        found = children(running.pid)
+        end(running)
+        wait_until(lambda: not any(map(runs, found)), GONE_S)  # noqa: B023
