@@ -206,13 +206,21 @@ class SentFeedback(Request, frozen=True, kw_only=True):
 
 
 class SendFeedback(Request, frozen=True, kw_only=True):
-    feedback: Annotated[list[SentFeedback], Doc("Either all entries are kept or none")]
+    feedback: Annotated[
+        list[SentFeedback], Doc("All entries about documents that exist are kept, or, after an error, none")
+    ]
 
 
 class FeedbackKept(msgspec.Struct):
-    """How much feedback is now durably stored, except for documents that a key with groups may not see."""
+    """How much feedback is now durably stored."""
 
-    kept: Annotated[int, Doc("Number of entries kept; for a key with groups, of entries sent")]
+    kept: Annotated[int, Doc("Number of entries kept")]
+    unknown: Annotated[
+        list[str],
+        Doc(
+            "Ids of documents that do not exist, or that the key may not see; entries about them are not kept"
+        ),
+    ]
 
 
 class FeedbackBody(msgspec.Struct, kw_only=True):

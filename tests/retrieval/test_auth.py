@@ -974,9 +974,9 @@ def test_feedback_is_about_visible_documents(guarded: Guarded, shared: str) -> N
     path = f"/v1/collections/{shared}/feedback"
     for document_id in ("board", "later"):
         sent = [{"query": "noon", "document_id": document_id, "grade": 0}]
-        assert caller.ok("POST", path, {"feedback": sent}) == {"kept": 1}
+        assert caller.ok("POST", path, {"feedback": sent}) == {"kept": 0, "unknown": [document_id]}
     opened = {"query": "noon", "document_id": "all", "shown": ["staff", "later", "all"]}
-    assert caller.ok("POST", path, {"feedback": [opened]}) == {"kept": 1}
+    assert caller.ok("POST", path, {"feedback": [opened]}) == {"kept": 1, "unknown": []}
     admin.write(shared, {"id": "later", "text": "A secret at noon.", "metadata": {"acl": ["board"]}})
     kept = admin.ok("GET", path)["feedback"]
     assert [(one["document_id"], one["passed"]) for one in kept] == [("all", [])]
