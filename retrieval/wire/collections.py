@@ -24,7 +24,9 @@ RankingMethod = Annotated[
 ]
 DenseWeight = Annotated[
     Annotated[float, Meta(ge=0, le=1)] | None,
-    Doc("Weight of the dense ranking, the lexical one has the rest; null: as configured"),
+    Doc(
+        "For `weighted`, which it implies: weight of the dense ranking, BM25 has the rest; null: as configured"
+    ),
 ]
 JudgedQueries = Annotated[Count, Doc("Judged queries it was learned from; 0 if set by hand")]
 Gain = Annotated[float | None, Doc("Gain in nDCG@10 on held-out queries; null if set by hand")]

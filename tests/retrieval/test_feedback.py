@@ -266,6 +266,7 @@ def test_bad_feedback_names_the_field(http: Http, body: Any, status: int, param:
         ({"weight_dense": 1.5}, "weight_dense"),
         ({"weight_dense": -0.1}, "weight_dense"),
         ({"weight_dense": 0.5, "queries": -1}, "queries"),
+        ({"method": "rrf", "weight_dense": 0.5}, "weight_dense"),
         ({"weights": {"dense": 1}}, "weights"),
         ({"coefficients": {"relevence.hybrid": [-4.0, 1.6, 2.1, 3.7, 5.8, 0.1]}}, "coefficients"),
         ({"coefficients": {"relevance": [1.0]}}, "coefficients"),
