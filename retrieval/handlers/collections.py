@@ -162,7 +162,10 @@ async def set_synonyms(request: web.Request) -> web.Response:
 
 
 async def show_synonyms(request: web.Request) -> web.Response:
-    return answer(synonyms_body(collection_of(request)[1]))
+    """Show the synonyms, but not to a key with groups: they may name what only hidden documents are about."""
+    _, collection = collection_of(request)
+    PRINCIPAL.get().require_whole()
+    return answer(synonyms_body(collection))
 
 
 async def remove_synonyms(request: web.Request) -> web.Response:
