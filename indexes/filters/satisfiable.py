@@ -13,6 +13,7 @@ import msgspec
 
 from indexes.base.errors import InvalidInput
 from indexes.base.expiry import EXPIRES
+from indexes.base.model import Scalar
 from indexes.base.suggestions import suggestion
 from indexes.filters.dates import is_month_or_year, looks_like_a_date, span_of
 from indexes.filters.filter_part import Column, FilterPart
@@ -32,7 +33,9 @@ def require_satisfiable(condition: Filter, parts: Sequence[FilterPart]) -> None:
     for where, asked in conditions(condition):
         held = {kind: column for part in parts for kind, column in part.columns(asked.key).items()}
         if held and isinstance(asked, Comparison):
-            _require_kind(asked, where, held, parts)
+            for at, value in enumerate(asked.values):
+                place = f"{where}.value[{at}]" if isinstance(asked.value, list) else where
+                _require_kind(value, asked, place, held, parts)
         elif isinstance(asked, Comparison) or (asked.value and not _below(asked.key, parts)):
             require_key(asked.key, where, parts)
 
@@ -60,25 +63,22 @@ def _below(key: str, parts: Sequence[FilterPart]) -> list[str]:
 
 
 def _require_kind(
-    asked: Comparison, where: str, held: dict[Kind, Column], parts: Sequence[FilterPart]
+    value: Scalar, asked: Comparison, where: str, held: dict[Kind, Column], parts: Sequence[FilterPart]
 ) -> None:
-    """Require a kind of value. `held`: a column for each kind of value under the key."""
-    kinds = [kind_of(value) for value in asked.values]
-    if kinds and not held.keys() & set(kinds):
-        missing: str = kinds[0]
-    elif "string" not in held or asked.type == "prefix":
-        return
-    else:
-        texts = [value for value in asked.values if isinstance(value, str)]
-        for text in texts:
-            if span_of(text) is None and _must_be_a_date(text, asked, parts):
+    """Require values of this one's kind. `held`: a column for each kind of value under the key."""
+    missing: str = kind_of(value)
+    if missing in held:
+        if not isinstance(value, str) or asked.type == "prefix":
+            return
+        if span_of(value) is None:
+            if _must_be_a_date(value, asked, parts):
                 raise InvalidInput(
-                    f"{where}: {asked.key!r} holds dates, and {_shorten(text)!r} is not one; write {FORMS}",
+                    f"{where}: {asked.key!r} holds dates, and {_shorten(value)!r} is not one; write {FORMS}",
                     param=where,
                 )
-        dates = [text for text in texts if span_of(text)] if asked.type in ORDERINGS else []
-        held_by = FilterPart.has_years if any(map(is_month_or_year, dates)) else FilterPart.has_dates
-        if not dates or any(held_by(part, asked.key) for part in parts):
+            return
+        held_by = FilterPart.has_years if is_month_or_year(value) else FilterPart.has_dates
+        if asked.type not in ORDERINGS or any(held_by(part, asked.key) for part in parts):
             return
         missing = f"date ({DATES})"
     raise _without(missing, asked.key, where, held)

@@ -4,26 +4,32 @@ A word is compared as the term it would be indexed as, by edits: an insertion, d
 of letters (optimal string alignment). The number of allowed edits depends on the length of the word as written: "aples"
 has five letters, although its term has three. As in most spelling correction, the first letter counts as right. A word
 with digits, or in a script without spaces, is a name or a code and stays.
+
+The stem of a word in a language may lack much of a word of another one ("userna" is what Turkish leaves of "username"),
+and then it is near terms that the word is not. So it is compared with terms of passages in its language, and a word
+that two terms make up is not corrected to the first of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from rapidfuzz import process
 from rapidfuzz.distance import OSA
 
+from indexes.base.languages import primary
 from indexes.base.masks import Bits, bits_at
 from indexes.base.model import Rows
 from indexes.base.work import OnStep, WorkBudget, do_nothing
-from indexes.lexical.analysis import BARE, query_terms
+from indexes.lexical.analysis import BARE, TAG, query_terms
 from indexes.lexical.bm25 import LexicalPart
 from indexes.lexical.postings import CHARACTER_BYTES_MAX
-from indexes.lexical.words import WORD
+from indexes.lexical.words import WORD, fold
 
 LETTERS_MIN = 4  # shorter words are near too many others
 LETTERS_FOR_TWO = 8  # words this long may differ by two edits
@@ -72,21 +78,22 @@ class Corrections:
             meant = frozenset(query_terms(word, language, others))
             if any(self._is_held(term) for term in meant):
                 continue
-            written = BARE.sub("", word)
-            near = [one for term in sorted(meant) if (one := self._nearest(term, len(written))) is not None]
+            asked = _Word.of(word, (language, *others))
+            near = [one for term in sorted(meant) if (one := self._nearest(term, asked)) is not None]
             if not self.whole:
                 return
             if near:
-                self.found[written] = meant, min(near)[-1]
+                self.found[asked.written] = meant, min(near)[-1]
             if len(self.found) == CORRECTED_MAX:
                 return
 
-    def _nearest(self, term: str, letters: int) -> tuple[int, int, str] | None:
-        """The nearest term within the edits allowed for a word of `letters` letters, as (edits, negative frequency,
-        term). Also None if no comparisons are left; then `whole` is False.
+    def _nearest(self, term: str, word: _Word) -> tuple[int, int, str] | None:
+        """The nearest term within the edits allowed for the word, one of whose stems `term` is, as (edits, negative
+        frequency, term). Also None if no comparisons are left; then `whole` is False.
 
         A term too short to be compared by itself is only completed: it is near to terms that are long enough.
         """
+        letters = len(word.written)
         if letters < LETTERS_MIN or len(term) < LETTERS_MIN - 1 or not _is_plain(term):
             return None
         work = self._work
@@ -122,10 +129,31 @@ class Corrections:
             if work.comparisons < 0:
                 self.whole = False
                 return None
-            best = min((-self._frequency(name), name) for name in alike)
-            if best[0] < 0:
-                return distance, *best
+            for count, name in sorted((-self._frequency(name), name) for name in alike):
+                if count < 0 and self._is_spoken(name, term, word) and not self._is_first_of_two(name, word):
+                    return distance, count, name
         return None
+
+    def _is_spoken(self, name: str, term: str, word: _Word) -> bool:
+        """Whether a passage in a language in which the word becomes `term` has this name."""
+        if len(word.languages) == 1:
+            return True
+        for part, (rows, seen) in zip(self._parts, self._postings(name), strict=True):
+            held = rows if seen is None else rows[bits_at(seen, rows)]
+            spoken = [part.postings(TAG + code)[0] for code, terms in word.languages.items() if term in terms]
+            if any(
+                _have_one_in_common(some, tagged) for some in (held[:FIRST_ROWS], held) for tagged in spoken
+            ):
+                return True
+        return False
+
+    def _is_first_of_two(self, name: str, word: _Word) -> bool:
+        """Whether the word is this name with another term behind it, as "username" is "user" and "name"."""
+        rest = word.folded.removeprefix(name)
+        if not LETTERS_MIN <= len(rest) < len(word.folded):
+            return False
+        terms = {term for code in word.languages for term in query_terms(rest, code)}
+        return any(len(term) >= LETTERS_MIN - 1 and self._is_held(term) for term in terms)
 
     def _frequency(self, term: str) -> int:
         return sum(
@@ -145,6 +173,26 @@ class Corrections:
         for part, seen in zip(self._parts, self._visible, strict=True):
             rows: Any = part.postings(term)[0]  # uint32, which converting would copy
             yield rows, seen
+
+
+class _Word(NamedTuple):
+    """A word of a query as it is written, folded, and as terms in each of the query's languages."""
+
+    written: str
+    folded: str
+    languages: dict[str, dict[str, float]]
+
+    @staticmethod
+    def of(word: str, languages: Iterable[str]) -> _Word:
+        written = BARE.sub("", word)
+        return _Word(written, fold(written), {primary(code): query_terms(word, code) for code in languages})
+
+
+def _have_one_in_common(some: NDArray[Any], others: NDArray[Any]) -> bool:
+    """Whether two ascending lists of rows meet. Takes time by the first."""
+    if not len(some) or not len(others):
+        return False
+    return bool((others.take(others.searchsorted(some), mode="clip") == some).any())
 
 
 def _is_plain(term: str) -> bool:

@@ -261,12 +261,20 @@ class LogReader:
         sql = "SELECT id FROM documents WHERE id IN (SELECT value FROM json_each(?))"
         return {one for (one,) in self._rows(sql, (wanted,))}
 
-    def metadata_of(self, document_ids: Iterable[str]) -> dict[str, Metadata]:
-        """The metadata of those of these documents that have not expired."""
+    def visible(self, document_ids: Iterable[str], may_read: Callable[[Metadata], bool]) -> set[str]:
+        """The ids among these of documents that have not expired and whose metadata `may_read` accepts."""
         wanted = msgspec.json.encode(list(document_ids)).decode()
         sql = "SELECT id, metadata FROM documents WHERE id IN (SELECT value FROM json_each(?))"
-        found = {one: decode_metadata(metadata) for one, metadata in self._rows(sql, (wanted,))}
-        return {one: metadata for one, metadata in found.items() if self.is_live(take_expiry(metadata))}
+
+        def is_visible(stored: str) -> bool:
+            metadata = decode_metadata(stored)
+            return self.is_live(take_expiry(metadata)) and may_read(metadata)
+
+        def read() -> set[str]:
+            with self._readers.borrow() as db:
+                return {one for one, stored in db.execute(sql, (wanted,)) if is_visible(stored)}
+
+        return self._retry_on_damage(read)
 
     def upsert_of(self, document_id: str) -> Upsert | None:
         """The upsert that would recreate this document with its passages and vectors; None if it does not exist."""

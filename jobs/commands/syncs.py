@@ -167,9 +167,10 @@ class Syncs:
             click.echo(f"{path}: would write {would} and delete {len(done.gone):,}")
         else:
             click.echo(f"{path}: {describe_end(done.ingested, self.collection)}")
+        retried = f", {done.files_retried:,} that failed before tried again" if done.files_retried else ""
         shared = f", {done.shared:,} kept that another file has" if done.shared else ""
         click.echo(
-            f"{done.files_changed:,} files changed, {done.files_unchanged:,} unchanged; "
+            f"{done.files_changed:,} files changed, {done.files_unchanged:,} unchanged{retried}; "
             f"{format_count(done.deleted, 'document')} deleted{shared}"
         )
         for line in report.summary():
@@ -190,6 +191,7 @@ class Syncs:
             "dry_run": self.dry_run,
             "files_changed": done.files_changed,
             "files_unchanged": done.files_unchanged,
+            "files_retried": done.files_retried,
             "deleted": done.deleted,
             "gone": done.gone,
             "shared": done.shared,

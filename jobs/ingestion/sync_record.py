@@ -1,6 +1,7 @@
 """Records what earlier syncs wrote to a collection, in a small SQLite file: the documents of each folder, with digests.
 
     files       completely read and acknowledged: their size, time and digest
+    failed      not completely read or not accepted: their digest
     documents   claimed by a file before they are sent; with a digest once acknowledged; gone once the file lacks them
 
 A document is claimed before it is sent, so that every synced document in the collection has a record of its file. Every
@@ -24,6 +25,7 @@ CREATE TABLE IF NOT EXISTS folders(folder TEXT PRIMARY KEY, settings TEXT NOT NU
 CREATE TABLE IF NOT EXISTS files(
     folder TEXT, file TEXT, size INTEGER, mtime_ns INTEGER, digest BLOB, PRIMARY KEY (folder, file)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS failed(folder TEXT, file TEXT, digest BLOB, PRIMARY KEY (folder, file)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS documents(
     folder TEXT, file TEXT, id TEXT, digest BLOB, gone INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (folder, file, id)
 ) WITHOUT ROWID;
@@ -85,6 +87,7 @@ class SyncRecord:
                 if before == settings:
                     return
             self._db.execute("DELETE FROM files WHERE folder = ?", (self.folder,))
+            self._db.execute("DELETE FROM failed WHERE folder = ?", (self.folder,))
             self._db.execute("REPLACE INTO folders VALUES (?, ?)", (self.folder, settings))
 
     def stamp(self, file: str) -> Stamp | None:
@@ -97,6 +100,23 @@ class SyncRecord:
     def finish(self, file: str, stamp: Stamp) -> None:
         row = (self.folder, file, stamp.size, stamp.mtime_ns, stamp.digest)
         self._db.execute("REPLACE INTO files VALUES (?, ?, ?, ?, ?)", row)
+        self._forget_failed(file)
+
+    def fail(self, file: str, digest: bytes) -> None:
+        """Record that reading or sending a file with this content failed."""
+        self._db.execute("REPLACE INTO failed VALUES (?, ?, ?)", (self.folder, file, digest))
+
+    def failed(self, among: set[str]) -> dict[str, bytes]:
+        """Return the digests of the files that failed when they were last tried, and forget files not `among` these."""
+        query = "SELECT file, digest FROM failed WHERE folder = ?"
+        failed = dict(self._db.execute(query, (self.folder,)))
+        with self._db:
+            for file in failed.keys() - among:
+                self._forget_failed(file)
+        return failed
+
+    def _forget_failed(self, file: str) -> None:
+        self._db.execute("DELETE FROM failed WHERE folder = ? AND file = ?", (self.folder, file))
 
     # -- documents
 

@@ -55,6 +55,8 @@ class Synced:
     ingested: IngestProgress = field(default_factory=IngestProgress)
     files_changed: int = 0
     files_unchanged: int = 0
+    files_retried: int = 0
+    """Files that failed in an earlier run, are still as they were, and were read again."""
     deleted: int = 0
     gone: list[str] = field(default_factory=list)
     """Ids of documents that are gone from the folder and were not deleted."""
@@ -154,10 +156,12 @@ class _SyncRun:
         self.files = {path_in_folder(one) for one in found.values()}
         present = {one["id"] async for one in self.client.scroll(self.collection, text=False)}
         self.record.forget_absent(present)
-        while True:
-            await self._send(self._changed(found))
-            if not await self._delete_gone(found, unlisted, present, consent):
-                return
+        changed, again = self._changed(found), True
+        self._count(changed)
+        while again:
+            await self._send(changed)
+            if again := await self._delete_gone(found, unlisted, present, consent):
+                changed = self._changed(found)
 
     def _scan(self) -> tuple[dict[str, FoundFile], list[str]]:
         """Return files by name, and the places that could not be listed."""
@@ -183,20 +187,26 @@ class _SyncRun:
 
     def _changed(self, found: dict[str, FoundFile]) -> list[ChangedFile]:
         changed = []
+        self.done.files_unchanged = 0
         for one in found.values():
             try:
                 stamp = self._new_stamp(one)
             except OSError as error:
                 self.report.fail(SourceError(printable(one.path), f"cannot be opened: {error.strerror}"))
                 continue
-            if stamp is not None:
+            if stamp is None:
+                self.done.files_unchanged += 1
+            else:
                 changed.append(ChangedFile(one, stamp))
-        self.done.files_changed += len(changed)
-        self.done.files_unchanged = len(found) - len(changed)
         self.skipped_bytes = sum(one.size_bytes for one in found.values()) - sum(
             one.found.size_bytes for one in changed
         )
         return changed
+
+    def _count(self, changed: list[ChangedFile]) -> None:
+        failed = self.record.failed(self.files)
+        retried = sum(failed.get(path_in_folder(one.found)) == one.stamp.digest for one in changed)
+        self.done.files_changed, self.done.files_retried = len(changed) - retried, retried
 
     def _new_stamp(self, found: FoundFile) -> Stamp | None:
         """Return the new state of a file, or None if it is as recorded."""
@@ -300,6 +310,8 @@ class _SyncRun:
                     self.record.mark_gone(file, but=reading.ids)
                 if reading.whole and reading.accepted:
                     self.record.finish(file, reading.changed.stamp)
+                else:
+                    self.record.fail(file, reading.changed.stamp.digest)
         self.finished.clear()
         self.report.add(refused)
         self.progress(total)

@@ -109,9 +109,9 @@ class Principal:
             raise Forbidden("this key is bound to some collections and may use those alone")
 
     def require_whole(self) -> None:
-        """Raise Forbidden for a key with groups: counts would reveal documents that it may not see."""
+        """Raise Forbidden for a key with groups, for what would reveal something of documents that it may not see."""
         if self.groups is not None:
-            raise Forbidden("this key sees some documents only, and counts of a collection are of all")
+            raise Forbidden("this key sees some documents only, and what it asked for tells of all")
 
     def restrict(self, condition: Filter | None) -> Filter | None:
         """Restrict a filter to the documents that this caller may see.

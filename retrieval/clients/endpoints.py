@@ -359,10 +359,11 @@ class Endpoints(Core):
     @endpoint
     async def send_feedback(
         self, collection: str, feedback: Sequence[sent.SentFeedback | Mapping[str, Any]]
-    ) -> int:
-        """Send judgments and clicks; returns how many were kept."""
+    ) -> records.FeedbackKept:
+        """Send judgments and clicks; returns how many were kept, and the ids of documents that do not exist."""
         path, body = path_of(collection, "feedback"), {"feedback": feedback}
-        return int((await self.request("POST", path, body, twice=False))["kept"])
+        said: records.FeedbackKept = await self.request("POST", path, body, twice=False)
+        return said
 
     @endpoint
     async def feedback(self, collection: str) -> list[records.FeedbackBody]:

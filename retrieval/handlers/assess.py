@@ -67,7 +67,7 @@ def action_of(wanted: AssessRequest) -> str:
 
 def base_rate_of(collection: Collection, wanted: AssessRequest, judge: Judge, config: Config) -> float | None:
     """Return the share of bad outcomes among matching events that have an outcome, or None if none has one. Raises
-    InvalidInput naming `outcome`."""
+    InvalidInput naming `outcome` if no outcome has the kind of any bad one."""
     own = decode_part(wanted.filter, object, "filter")
 
     def count(outcome: dict[str, Any]) -> int:
@@ -82,10 +82,18 @@ def base_rate_of(collection: Collection, wanted: AssessRequest, judge: Judge, co
         if wanted.outcome is None:
             return None  # the key comes from the settings, and this collection does not have it
         raise about_outcome(error) from None
-    try:
-        return count(bad) / total if total else None
-    except InvalidInput as error:
-        raise about_outcome(error) from None
+    if not total:
+        return None
+    possible, fault = [], InvalidInput("outcome: nothing counts as bad", param="outcome")
+    for one in bad:
+        try:
+            count(one)
+            possible.append(one)
+        except InvalidInput as error:
+            fault = about_outcome(error)
+    if not possible:
+        raise fault
+    return count({"type": "or", "filters": possible}) / total
 
 
 def about_outcome(error: InvalidInput) -> InvalidInput:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from indexes.base.errors import InvalidInput, NotFound
 from indexes.base.languages import check_language
@@ -135,6 +136,10 @@ async def set_ranking(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     if wanted.method is None and wanted.weight_dense is None and not wanted.coefficients:
         raise InvalidInput("nothing to set: expected method, weight_dense or coefficients", param="method")
+    if wanted.weight_dense is not None:
+        if wanted.method == "rrf":
+            raise InvalidInput("weight_dense is for method weighted, found rrf", param="weight_dense")
+        wanted = replace(wanted, method="weighted")
     check_coefficients(wanted.coefficients)
     settings = RankingSettings(**msgspec.structs.asdict(wanted), set_ms=now_ms())
     await asyncio.to_thread(collection.ranking.set, settings)
@@ -159,7 +164,10 @@ async def set_synonyms(request: web.Request) -> web.Response:
 
 
 async def show_synonyms(request: web.Request) -> web.Response:
-    return answer(synonyms_body(collection_of(request)[1]))
+    """Show the synonyms, but not to a key with groups: they may name what only hidden documents are about."""
+    _, collection = collection_of(request)
+    PRINCIPAL.get().require_whole()
+    return answer(synonyms_body(collection))
 
 
 async def remove_synonyms(request: web.Request) -> web.Response:

@@ -29,8 +29,15 @@ async def write(request: web.Request) -> web.Response:
     received_ms = now_ms()
     entries = [check_entry(one, f"feedback[{at}]", received_ms, app[CONFIG]) for at, one in enumerate(sent)]
     feedback = app[FEEDBACK]
-    await feedback.on_thread(lambda: feedback.keep(collection, about_visible(collection, entries)))
-    return answer(FeedbackKept(len(entries)))
+
+    def keep() -> FeedbackKept:
+        visible = visible_among(collection, entries)
+        if about := about_visible(entries, visible):
+            feedback.keep(collection, about)
+        unknown = dict.fromkeys(one.document_id for one in entries if one.document_id not in visible)
+        return FeedbackKept(len(about), [*unknown])
+
+    return answer(await feedback.on_thread(keep))
 
 
 async def list_feedback(request: web.Request) -> web.Response:
@@ -55,13 +62,14 @@ async def delete(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-def about_visible(collection: Collection, entries: list[FeedbackEntry]) -> list[FeedbackEntry]:
-    """Return the entries without documents that the caller may not see, as for documents that do not exist."""
-    caller = PRINCIPAL.get()
-    if caller.groups is None:
-        return entries
-    held = collection.log.metadata_of({each for one in entries for each in (one.document_id, *one.passed)})
-    visible = {document_id for document_id, metadata in held.items() if caller.may_read(metadata)}
+def visible_among(collection: Collection, entries: list[FeedbackEntry]) -> set[str]:
+    """Return the ids in the entries of documents that exist and that the caller may see."""
+    named = {each for one in entries for each in (one.document_id, *one.passed)}
+    return collection.log.visible(named, PRINCIPAL.get().may_read)
+
+
+def about_visible(entries: list[FeedbackEntry], visible: set[str]) -> list[FeedbackEntry]:
+    """Return the entries about visible documents, which name no others as passed."""
     return [
         replace(one, passed=[each for each in one.passed if each in visible])
         for one in entries

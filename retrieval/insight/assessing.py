@@ -23,7 +23,7 @@ from typing import Any, Literal
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Metadata, Scalar
 from indexes.base.paths import value_at, values_at
-from indexes.filters.grammar import canonical, kind_of
+from indexes.filters.grammar import Kind, canonical, kind_of
 from indexes.rebuild.shares import wilson
 from retrieval.base.settings import Assess
 from retrieval.wire.assess import Assessment, AssessRequest, Outcome, PastEvent, RemedyOf
@@ -70,14 +70,18 @@ class Judge:
         wanted = kind_of(value), canonical(value)
         return any(wanted == (kind_of(one), canonical(one)) for one in self.bad)
 
-    def filters(self) -> list[dict[str, Any]]:
-        """Return two filters: one for events with an outcome, one for events with a bad outcome."""
-        bad: list[dict[str, Any]] = []
-        if self.bad:
-            bad.append({"type": "in", "key": self.key, "value": list(self.bad)})
+    def filters(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return a filter for events with an outcome, and those for events with a bad outcome, each about one kind of
+        value."""
+        kinds: dict[Kind, list[Scalar]] = {}
+        for one in self.bad:
+            kinds.setdefault(kind_of(one), []).append(one)
+        bad: list[dict[str, Any]] = [
+            {"type": "in", "key": self.key, "value": alike} for alike in kinds.values()
+        ]
         if self.bad_from is not None:
             bad.append({"type": "gte", "key": self.key, "value": self.bad_from})
-        return [{"type": "exists", "key": self.key}, {"type": "or", "filters": bad}]
+        return {"type": "exists", "key": self.key}, bad
 
 
 def text_of(action: object) -> str:

@@ -154,16 +154,13 @@ def collapsing_cause(trail: Trail) -> Cause | None:
 
 
 def below_floor(trail: Trail) -> tuple[Cause, dict[str, float]] | None:
-    """A candidate that `min_score` or `min_relevance` dropped, and the floors that would keep it."""
-    position = trail.position(trail.first)
-    if position is None:
-        return None
-    request, fused = trail.plan.request, trail.search.fused
-    values = {"min_score": fused.scores[position], "min_relevance": fused.relevance[position]}
+    """A passage that `min_score` or `min_relevance` drops, here or where a deeper search would rank it, and the floors
+    that would keep it."""
+    request, values = trail.plan.request, trail.compared_with_floors(trail.first)
     floors = {"min_score": request.min_score, "min_relevance": request.min_relevance}
     lower, parts = {}, []
     for name, floor in floors.items():
-        if floor is not None and not values[name] >= floor:
+        if floor is not None and name in values and not values[name] >= floor:
             lower[name] = float(values[name])
             parts.append(f"{name.removeprefix('min_')} is {lower[name]:.4f}, {name} asks for {floor}")
     if not lower:

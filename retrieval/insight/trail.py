@@ -23,7 +23,8 @@ from retrieval.search.fusion import reciprocal_rank
 from retrieval.search.hydrating import ranks_of
 from retrieval.search.pipeline import TracedSearch
 from retrieval.search.plan import EmbeddedQuery, Plan
-from retrieval.search.ranking import fuse_scores, none_if_nan
+from retrieval.search.ranking import fuse_scores, none_if_nan, round_scores
+from retrieval.search.relevance import features_of, relevance_of
 from retrieval.search.shard import Follow, Followed
 from retrieval.wire.explain import FollowedPassage, FollowedWord
 from retrieval.wire.search import Hit, Ranks, Scores
@@ -114,12 +115,35 @@ class Trail:
         if plan.mode != "hybrid":
             score = dense if plan.mode == "dense" else lexical
             return -np.inf if score is None else score
-        both = [np.array([np.nan if one is None else one], np.float32) for one in (dense, lexical)]
+        both = [column(dense), column(lexical)]
         if self.embedded.weight_dense is not None:
             return float(fuse_scores(self.embedded, self.embedded.weight_dense, found, *both)[0])
         rankings = (found.dense, found.dense_ranks), (found.lexical, found.lexical_ranks)
         places = [before(score, *ranking) for score, ranking in zip(both, rankings)]
         return float(reciprocal_rank(places, plan.fusion.rrf_k)[0])
+
+    def compared_with_floors(self, one: Standing) -> dict[str, float]:
+        """Return what `min_score` and `min_relevance` compare of a passage. Of one that is no candidate it is what a
+        deeper search would compare, or, where places make the score, at least as much. Unknown values are left out."""
+        fused, mode = self.search.fused, self.plan.mode
+        if (position := self.position(one)) is not None:
+            return {"min_score": fused.scores[position], "min_relevance": fused.relevance[position]}
+        dense, lexical = None if mode == "lexical" else one.dense, None if mode == "dense" else one.lexical
+        if dense is None and lexical is None:
+            return {}  # no search ranks it
+        found, floor = fused.candidates, self.embedded.similarity_floor
+        features = features_of(found, column(dense), column(lexical), floor)
+        values = {"min_relevance": float(relevance_of(features, self.embedded.calibration(found))[0])}
+        if fused.boosts is None and fused.reranked is None:
+            score = self.score_with(dense, lexical)
+            if mode == "hybrid" and self.embedded.weight_dense is None:
+                places = [
+                    np.array([-1 if rank is None else rank - 1], np.int32)
+                    for rank in (one.dense_rank, one.lexical_rank)
+                ]
+                score = float(reciprocal_rank(places, self.plan.fusion.rrf_k)[0])
+            values["min_score"] = float(round_scores(np.array([score]))[0])
+        return values
 
     @property
     def last_score(self) -> float:
@@ -211,6 +235,10 @@ def first_index(values: Ids, wanted: int) -> int | None:
     """Return where `wanted` first occurs, or None."""
     at = np.flatnonzero(values == wanted)
     return int(at[0]) if len(at) else None
+
+
+def column(score: float | None) -> Floats:
+    return np.array([np.nan if score is None else score], np.float32)
 
 
 def before(score: Floats, scores: Floats, ranks: Ranked) -> Ranked:

@@ -24,7 +24,9 @@ RankingMethod = Annotated[
 ]
 DenseWeight = Annotated[
     Annotated[float, Meta(ge=0, le=1)] | None,
-    Doc("Weight of the dense ranking, the lexical one has the rest; null: as configured"),
+    Doc(
+        "For `weighted`, which it implies: weight of the dense ranking, BM25 has the rest; null: as configured"
+    ),
 ]
 JudgedQueries = Annotated[Count, Doc("Judged queries it was learned from; 0 if set by hand")]
 Gain = Annotated[float | None, Doc("Gain in nDCG@10 on held-out queries; null if set by hand")]
@@ -206,13 +208,21 @@ class SentFeedback(Request, frozen=True, kw_only=True):
 
 
 class SendFeedback(Request, frozen=True, kw_only=True):
-    feedback: Annotated[list[SentFeedback], Doc("Either all entries are kept or none")]
+    feedback: Annotated[
+        list[SentFeedback], Doc("All entries about documents that exist are kept, or, after an error, none")
+    ]
 
 
 class FeedbackKept(msgspec.Struct):
-    """How much feedback is now durably stored, except for documents that a key with groups may not see."""
+    """How much feedback is now durably stored."""
 
-    kept: Annotated[int, Doc("Number of entries kept; for a key with groups, of entries sent")]
+    kept: Annotated[int, Doc("Number of entries kept")]
+    unknown: Annotated[
+        list[str],
+        Doc(
+            "Ids of documents that do not exist, or that the key may not see; entries about them are not kept"
+        ),
+    ]
 
 
 class FeedbackBody(msgspec.Struct, kw_only=True):

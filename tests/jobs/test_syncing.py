@@ -128,19 +128,23 @@ def test_an_empty_or_missing_folder_deletes_nothing(folder: Folder) -> None:
 
 def test_a_folder_that_cannot_be_listed_keeps_its_documents(folder: Folder) -> None:
     """Its files may be there still; files elsewhere that are gone are deleted."""
-    # Root lists every folder, unless it gives that up.
-    held = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
-    if held and not shutil.which("setpriv"):
-        pytest.skip("root lists every folder, and setpriv is not installed")
     folder.sync()
     (folder.path / "a.txt").unlink()
     (folder.path / "sub").chmod(0)
-    command = [*held, sys.executable, "-m", "jobs.cli", *folder.arguments("--sync", "--json", "--yes")]
-    ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, cwd=ROOT)
+    ended = synced_without_override(folder)
     (folder.path / "sub").chmod(0o700)
     assert json.loads(ended.stdout)["deleted"] == 1, ended.stderr
     assert "sub: cannot be listed" in ended.stderr
     assert folder.ids() == [one for one in EVERYTHING if one != "a.txt"]
+
+
+def synced_without_override(folder: Folder) -> subprocess.CompletedProcess[str]:
+    """Sync as a user whom permissions stop: root may list and read everything, unless it gives that up."""
+    held = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    if held and not shutil.which("setpriv"):
+        pytest.skip("root reads everything, and setpriv is not installed")
+    command = [*held, sys.executable, "-m", "jobs.cli", *folder.arguments("--sync", "--json", "--yes")]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, cwd=ROOT)
 
 
 def test_a_file_that_cannot_be_read_keeps_its_documents(folder: Folder) -> None:
@@ -152,6 +156,33 @@ def test_a_file_that_cannot_be_read_keeps_its_documents(folder: Folder) -> None:
         done = folder.sync("--yes", code=1)
         assert (done["failures"], done["deleted"]) == (2, 0)
     assert folder.ids() == EVERYTHING
+
+
+def test_files_that_failed_before_are_not_changed(folder: Folder) -> None:
+    """They are read again and counted by themselves until their content changes, and then are like any other."""
+
+    def files(*more: object, code: int) -> tuple[object, ...]:
+        done = folder.sync(*more, code=code)
+        return tuple(done[f"files_{how}"] for how in ("changed", "unchanged", "retried"))
+
+    put(folder.path, "sub/rows.csv", "id,text\nr1,One.\nr2\n")
+    put(folder.path, "b.md", b"\xff")
+    assert files(code=1) == (4, 0, 0)
+    os.utime(folder.path / "b.md", (1e9, 1e9))
+    assert files("--dry-run", code=1) == files(code=1) == (0, 2, 2)
+    put(folder.path, "b.md", b"\xfe")
+    assert files(code=1) == (1, 2, 1)
+    put(folder.path, "b.md", "Baked.")
+    put(folder.path, "sub/rows.csv", "id,text\nr1,One.\n")
+    assert files(code=0) == (2, 2, 0)
+    assert files(code=0) == (0, 4, 0)
+
+
+def test_a_file_that_cannot_be_opened_is_not_unchanged(folder: Folder) -> None:
+    """It has failed, and nothing is known about its content."""
+    (folder.path / "a.txt").chmod(0)
+    done = json.loads(synced_without_override(folder).stdout)
+    assert (done["failures"], done["files_changed"], done["files_unchanged"]) == (1, 3, 0)
 
 
 def test_what_was_deleted_or_lost_elsewhere_is_written_again(folder: Folder) -> None:

@@ -184,7 +184,8 @@ def test_an_alert_as_it_arrives(http: Http, deploys: str) -> None:
 
 
 def test_outcomes_of_the_request(http: Http, deploys: str) -> None:
-    """Another key, a threshold, and a filter, which the base rate follows."""
+    """Another key, a threshold, and a filter, which the base rate follows; values of a kind that no event has are no
+    mistake beside others."""
     severe = {"action": MIGRATION, "outcome": {"key": "severity", "bad_from": 4}}
     found = http.ok("POST", deploys, severe)
     assert found["base_rate"] == pytest.approx(1 / 6, abs=1e-4)
@@ -192,6 +193,8 @@ def test_outcomes_of_the_request(http: Http, deploys: str) -> None:
     only = {"type": "eq", "key": "team", "value": "payments"}
     found = http.ok("POST", deploys, {**severe, "filter": only})
     assert found["base_rate"] == pytest.approx(1 / 3, abs=1e-4)
+    mixed = {"action": MIGRATION, "outcome": {"bad": [True, 7, *SETTINGS.bad]}}
+    assert http.ok("POST", deploys, mixed)["base_rate"] == 0.5
 
 
 def test_an_unrelated_action_gets_no_risk(http: Http, deploys: str) -> None:

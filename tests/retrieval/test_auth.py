@@ -964,6 +964,20 @@ def test_typing_errors_are_corrected_to_visible_words(guarded: Guarded, shared: 
     admin.ok("DELETE", f"/v1/collections/{shared}/documents/hidden")
 
 
+def test_synonyms_help_all_and_are_shown_to_keys_without_groups(guarded: Guarded, shared: str) -> None:
+    """They may name what hidden documents are about; a key with groups searches with them, and cannot list them."""
+    admin = guarded.caller("admin", tenant="firm")
+    path = f"/v1/collections/{shared}/synonyms"
+    admin.ok("PUT", path, {"synonyms": [["refectory", "canteen"], ["falcon", "merger"]]})
+    for groups in ([], ["all"], None):
+        caller = guarded.caller("search", tenant="firm", groups=groups)
+        assert "all" in caller.found(shared, query="refectory", mode="lexical", typos=False)
+        reply = caller.call("GET", path)
+        assert reply.status == (200 if groups is None else 403)
+        assert ("falcon" in json.dumps(reply.body)) == (groups is None)
+    admin.ok("DELETE", path)
+
+
 def test_feedback_is_about_visible_documents(guarded: Guarded, shared: str) -> None:
     """A key with groups leaves no word on a document that it may not see, and is told the same of those as of others
     that do not exist; not even what it said before they came to be counts."""
@@ -974,9 +988,9 @@ def test_feedback_is_about_visible_documents(guarded: Guarded, shared: str) -> N
     path = f"/v1/collections/{shared}/feedback"
     for document_id in ("board", "later"):
         sent = [{"query": "noon", "document_id": document_id, "grade": 0}]
-        assert caller.ok("POST", path, {"feedback": sent}) == {"kept": 1}
+        assert caller.ok("POST", path, {"feedback": sent}) == {"kept": 0, "unknown": [document_id]}
     opened = {"query": "noon", "document_id": "all", "shown": ["staff", "later", "all"]}
-    assert caller.ok("POST", path, {"feedback": [opened]}) == {"kept": 1}
+    assert caller.ok("POST", path, {"feedback": [opened]}) == {"kept": 1, "unknown": []}
     admin.write(shared, {"id": "later", "text": "A secret at noon.", "metadata": {"acl": ["board"]}})
     kept = admin.ok("GET", path)["feedback"]
     assert [(one["document_id"], one["passed"]) for one in kept] == [("all", [])]

@@ -137,7 +137,8 @@ def test_every_method(http: Http, service: ServerProcess) -> None:
 
         assert client.set_ranking(name, weight_dense=0.5)["ranking"] is not None
         client.reset_ranking(name)
-        assert client.send_feedback(name, [{"query": "refunds", "document_id": "a", "grade": 3}]) == 1
+        graded = [{"query": "refunds", "document_id": one, "grade": 3} for one in ("a", "none")]
+        assert client.send_feedback(name, graded) == {"kept": 1, "unknown": ["none"]}
         assert [one["grade"] for one in client.feedback(name)] == [3]
         client.forget_feedback(name)
         assert client.feedback(name) == []

@@ -191,6 +191,32 @@ def test_changes_of_a_later_page(local: Service, planter: Planter) -> None:
     local.delete("german")
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"mode": "dense"}, {"mode": "lexical"}, {"fusion": {"method": "rrf"}}], ids=str
+)
+def test_floors_beyond_the_depth(local: Service, planter: Planter, options: dict[str, Any]) -> None:
+    """Of a document that this search does not reach, a floor is the cause where the search that reaches it would drop
+    it, by the same numbers; and not where that one would keep it."""
+    compared = 0
+    for document, asked in planter.pairs(**options, collapse=False):
+        hits = local.search(**asked, k=1000).hits
+        hit = next((one for one in hits if one.document_id == document["id"]), None)
+        if hit is None or local.explain(document["id"], **asked).passages[0].place is not None:
+            continue
+        assert hit.relevance is not None
+        for name, value, step in ("min_score", hit.score, 0.0005), ("min_relevance", hit.relevance, 0.0001):
+            got = local.explain(document["id"], **{**asked, name: value + step})
+            assert (got.cause.kind, got.cause.evidence["has"]) == (
+                "below_floor",
+                {name: pytest.approx(value)},
+            )
+            kept = local.explain(document["id"], **{**asked, name: value if name == "min_score" else 0.0})
+            assert kept.cause.kind != "below_floor"
+        compared += 1
+        if compared == 3:
+            break
+
+
 def test_an_option_that_keeps_a_document_out_is_left_out(local: Service, planter: Planter) -> None:
     """Also one that no cause is about: a hit that the search's own weights put behind is found without them."""
     weights = {"fusion": {"weights": {"dense": 1.0}}}

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +192,9 @@ def test_feedback_survives_a_kill(tmp_path: Path, model_folder: Path) -> None:
         {"query": "parcel", "document_id": "b", "shown": ["a", "b"]},
         {"query": "refunds", "document_id": "gone", "grade": 1},
     ]
-    assert http.ok("POST", "/v1/collections/docs/feedback", {"feedback": sent}) == {"kept": 3}
+    http.write("docs", {"id": "gone", "text": "Soon gone."})
+    assert http.ok("POST", "/v1/collections/docs/feedback", {"feedback": sent}) == {"kept": 3, "unknown": []}
+    http.ok("DELETE", "/v1/collections/docs/documents/gone")
     ranking = {"method": "rrf", "coefficients": {"relevance.dense": [-4.0, 3.0, 0.0, 8.0, 0.0, 0.1, 0.5]}}
     learned = http.ok("PUT", "/v1/collections/docs/ranking", ranking)["ranking"]
     server.kill()
@@ -206,6 +210,25 @@ def test_feedback_survives_a_kill(tmp_path: Path, model_folder: Path) -> None:
         http.ok("DELETE", "/v1/collections/handbook/feedback")
         assert http.ok("GET", "/v1/collections/handbook/feedback") == {"feedback": []}
         assert not (data / "handbook" / FILE).exists()
+
+
+@pytest.mark.model
+def test_feedback_about_unknown_documents_is_not_kept(http: Http) -> None:
+    """The answer lists their ids, once each, also those of expired documents; no other entry names them as passed."""
+    name = http.new_collection()
+    soon = datetime.now(UTC) + timedelta(seconds=1)
+    http.write(
+        name, {"id": "a", "text": "Refunds."}, {"id": "old", "text": "x", "expires_at": soon.isoformat()}
+    )
+    while http.call("GET", f"/v1/collections/{name}/documents/old").status == 200:
+        time.sleep(0.05)
+    graded = [{"query": "x", "document_id": one, "grade": 1} for one in ("none", "old", "none")]
+    opened = {"query": "x", "document_id": "a", "shown": ["none", "a"]}
+    path = f"/v1/collections/{name}/feedback"
+    assert http.ok("POST", path, {"feedback": [*graded, opened]}) == {"kept": 1, "unknown": ["none", "old"]}
+    assert http.ok("POST", path, {"feedback": graded}) == {"kept": 0, "unknown": ["none", "old"]}
+    http.write(name, {"id": "none", "text": "Now it exists."})
+    assert [(one["document_id"], one["passed"]) for one in http.ok("GET", path)["feedback"]] == [("a", [])]
 
 
 GOOD = {"query": "x", "document_id": "a", "grade": 1}
@@ -243,6 +266,7 @@ def test_bad_feedback_names_the_field(http: Http, body: Any, status: int, param:
         ({"weight_dense": 1.5}, "weight_dense"),
         ({"weight_dense": -0.1}, "weight_dense"),
         ({"weight_dense": 0.5, "queries": -1}, "queries"),
+        ({"method": "rrf", "weight_dense": 0.5}, "weight_dense"),
         ({"weights": {"dense": 1}}, "weights"),
         ({"coefficients": {"relevence.hybrid": [-4.0, 1.6, 2.1, 3.7, 5.8, 0.1]}}, "coefficients"),
         ({"coefficients": {"relevance": [1.0]}}, "coefficients"),

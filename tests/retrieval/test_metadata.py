@@ -265,7 +265,7 @@ def papers(service: object) -> str:
         ({"type": "exists", "key": "day", "value": False}, "p4"),
         ({"type": "exists", "key": "nobody", "value": False}, "p0 p1 p2 p3 p4"),
         ({"type": "not", "filter": {"type": "prefix", "key": "day", "value": "2026"}}, "p3 p4"),
-        ({"type": "in", "key": "year", "value": [2023, "2023"]}, "p4"),
+        ({"type": "in", "key": "mixed", "value": ["2023", 7, 9]}, "p0 p2"),
         ({"type": "in", "key": "year", "value": []}, ""),
         ({"type": "eq", "key": "mixed", "value": "2023"}, "p0"),
         ({"type": "gt", "key": "mixed", "value": 7}, "p3"),
@@ -286,7 +286,12 @@ def test_filters(http: Http, papers: str, condition: object, found: str) -> None
         ),
         ({"type": "eq", "key": "year", "value": 2023}, "no number is among them"),
         ({"type": "ne", "key": "year", "value": 2023}, "no number is among them"),
-        ({"type": "in", "key": "year", "value": [2023, True]}, "no number is among them"),
+        ({"type": "in", "key": "year", "value": ["x", True, 2023]}, "no boolean is among them"),
+        ({"type": "in", "key": "year", "value": ["2023", 2023]}, "no number is among them"),
+        (
+            {"type": "nin", "key": "ok", "value": [True, "true"]},
+            "'ok' holds booleans (such as true), no string is",
+        ),
         ({"type": "prefix", "key": "ok", "value": "t"}, "'ok' holds booleans (such as true), no string is"),
         (
             {"type": "eq", "key": "mixed", "value": True},
@@ -309,14 +314,15 @@ def test_what_no_value_can_satisfy_is_an_error(
 ) -> None:
     """It names the place in the filter and says what the key holds; a deletion by such a filter deletes nothing."""
     known = {"type": "exists", "key": "day"}
+    at = {"in": ".value[1]", "nin": ".value[1]"}.get(str(condition["type"]), "")
     for whole, place in (
         (condition, "filter"),
         ({"type": "or", "filters": [known, condition]}, "filter.filters[1]"),
         ({"type": "not", "filter": condition}, "filter.filter"),
     ):
         reply = http.call("POST", f"/v1/collections/{papers}/documents/delete", {"filter": whole})
-        assert (reply.status, reply.body["error"]["param"]) == (422, place)
-        assert reply.body["error"]["message"].startswith(f"{place}: ")
+        assert (reply.status, reply.body["error"]["param"]) == (422, f"{place}{at}")
+        assert reply.body["error"]["message"].startswith(f"{place}{at}: ")
         assert words in reply.body["error"]["message"]
     assert http.ok("GET", f"/v1/collections/{papers}")["documents"] == 5
 
@@ -425,7 +431,7 @@ def test_a_value_that_was_meant_as_a_date(http: Http) -> None:
             search = {"query": "x", "filter": {"type": kind, "key": "at", "value": value}}
             reply = http.call("POST", f"/v1/collections/{name}/search", search)
             assert reply.status == 422, (kind, bound)
-            assert "filter: 'at' holds dates" in reply.body["error"]["message"]
+            assert ": 'at' holds dates" in reply.body["error"]["message"]
             assert "write 2026-01-05, 2026-01-05T10:00:00Z, 2026-01 or 2026" in reply.body["error"]["message"]
 
 

@@ -74,9 +74,8 @@ def test_answers_cached_before_are_not_served(http: Http) -> None:
     before = asked()
     assert asked() == (before[0], "hit")
     for weight, first in ((1.0, "meaning"), (0.0, "words")):
-        body = {"method": "weighted", "weight_dense": weight}
-        shown = http.ok("PUT", f"/v1/collections/{name}/ranking", body)
-        assert shown["ranking"]["weight_dense"] == weight
+        shown = http.ok("PUT", f"/v1/collections/{name}/ranking", {"weight_dense": weight})
+        assert (shown["ranking"]["method"], shown["ranking"]["weight_dense"]) == ("weighted", weight)
         assert [asked(), asked()] == [(first, "miss"), (first, "hit")]
     http.ok("DELETE", f"/v1/collections/{name}/ranking")
     assert http.ok("GET", f"/v1/collections/{name}")["ranking"] is None

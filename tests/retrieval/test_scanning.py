@@ -14,7 +14,7 @@ import pytest
 from indexes.base.model import Floats
 from indexes.base.work import OnStep, do_nothing
 from indexes.collection.collection import Collection
-from indexes.filters.grammar import Filter, parse_filter
+from indexes.filters.grammar import Filter, Unchecked, parse_filter
 from retrieval.base.cancellation import Abandoned
 from retrieval.search.scanning import JointScan, Scanner
 from tests.support.http import Http
@@ -108,7 +108,8 @@ def test_a_batch_is_one_scan_for_each_filter(collection: CountingCollection, wor
 def test_true_and_one_are_different_filters(collection: CountingCollection, world: World) -> None:
     """Python thinks that 1 equals True; a filter does not."""
     filters = [
-        parse_filter({**EVEN, "type": "in", "value": [first, False]}, conditions_max=1) for first in (1, True)
+        Unchecked(parse_filter({**EVEN, "type": "in", "value": [first, False]}, conditions_max=1))
+        for first in (1, True)
     ]
 
     async def both() -> list[list[int]]:

@@ -106,6 +106,37 @@ def test_a_word_is_as_long_as_it_is_written(word: str, meant: str | None) -> Non
         assert [term for _, term in corrections.found.values()] == ([] if meant is None else [meant])
 
 
+def corrections(texts: list[tuple[str, str]], word: str, language: str, *others: str) -> list[str]:
+    """The terms that a word is corrected to among texts, each with its language; the same growing and sealed."""
+    growing = GrowingLexical()
+    for text, spoken in texts:
+        growing.add(text, spoken)
+    found = []
+    for part in (growing.view(len(texts)), growing.seal(len(texts))):
+        tried = Corrections([part])
+        tried.look_up(word, language, dict.fromkeys(others, 0.5))
+        found.append([term for _, term in tried.found.values()])
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize("spoken", ["en", "tr", "et", "lt", "ca"])
+@pytest.mark.parametrize("word", ["username", "Username", "filename", "database"])
+def test_a_name_is_not_corrected_to_a_part_of_it(word: str, spoken: str) -> None:
+    """Of an identifier in code, in whatever language its text was taken to be and the word is looked up."""
+    code = [("getUserName and setUserName", spoken), ("FileName of a DataBase", spoken), ("data", spoken)]
+    for asked in (spoken, "tr", "lt", "en"):
+        assert corrections(code, word, asked, *({spoken, "en", "tr", "lt", "ca"} - {asked})) == []
+
+
+def test_a_stem_means_words_of_its_language() -> None:
+    """What stemming in one language leaves of a word is not near the words of another."""
+    texts = [("the users of a host", "en"), ("kullanıcılar evlerde", "tr")]
+    assert corrections(texts, "usernda", "en", "tr") == []
+    assert corrections(texts, "userrs", "en", "tr") == ["user"]
+    assert corrections(texts, "kulanıcılar", "en", "tr") == corrections(texts, "kulanıcılar", "tr") != []
+
+
 WORDS = st.text("abcdr", min_size=3, max_size=10)
 
 

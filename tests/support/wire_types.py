@@ -83,6 +83,7 @@ RECORDS: tuple[type[msgspec.Struct], ...] = (
     document_schemas.CountBody,
     collection_schemas.CollectionList,
     collection_schemas.AliasBody,
+    collection_schemas.FeedbackKept,
     collection_schemas.FeedbackList,
     collection_schemas.JobList,
     collection_schemas.SynonymsBody,

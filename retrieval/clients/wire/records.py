@@ -165,6 +165,11 @@ class AliasBody(TypedDict):
     collection: str
 
 
+class FeedbackKept(TypedDict):
+    kept: int
+    unknown: list[str]
+
+
 class FeedbackBody(TypedDict):
     time_ms: int
     query: str
