@@ -25,6 +25,7 @@ import msgspec
 from msgspec.structs import replace
 
 from indexes.base.child import child_environment
+from indexes.base.errors import Unavailable
 from indexes.collection.collection import Collection
 from indexes.parts.memory import memory_bytes
 from retrieval.base.settings import Config
@@ -57,6 +58,7 @@ RESTART_S, RESTART_S_MAX = (
 )  # the pause before a process is started again; doubles while it ends early
 EARLY_S = 10.0
 REFUSED_S = 60.0  # that a search which ended two processes is refused
+ANOTHER_S, LOOK_EVERY_S = 10.0, 0.02  # for another process to come up
 FORGOTTEN_S = 10.0  # for a process to close a collection, before it is killed
 STOP_S = 2.0
 
@@ -220,14 +222,15 @@ class SearchProcesses:
     async def answer(self, collection: Collection, ask: Ask) -> Answer | None:
         """Answer a search of a collection; None if no process can. `ask` gets its number here.
 
-        Raises what the search raises, and SearchCrashed for one that ends processes.
+        Raises what the search raises, SearchCrashed for one that ends processes, and Unavailable if one has ended and
+        no other comes up.
         """
-        what, deaths = (
-            blake2b(msgspec.msgpack.encode((ask.collection, ask.request)), digest_size=16).digest(),
-            0,
-        )
+        asked = msgspec.msgpack.encode((ask.collection, ask.request))
+        what, deaths = blake2b(asked, digest_size=16).digest(), 0
         self._require_harmless(what)
-        while (process := self._choose(collection)) is not None:
+        while (
+            process := await self._choose_again(collection) if deaths else self._choose(collection)
+        ) is not None:
             try:
                 answer = await process.ask(replace(ask, id=next(self._numbers)))
             except LookupError:
@@ -244,6 +247,16 @@ class SearchProcesses:
                 self.answers += 1
                 return answer
         return None
+
+    async def _choose_again(self, collection: Collection) -> SearchProcess:
+        """Wait for a process for a search that may have ended one: the service itself must not try it. Raises
+        Unavailable."""
+        until = time.monotonic() + ANOTHER_S
+        while (process := self._choose(collection)) is None:
+            if time.monotonic() > until:
+                raise Unavailable("the search process ended, and no other came up in time")
+            await asyncio.sleep(LOOK_EVERY_S)
+        return process
 
     @contextlib.asynccontextmanager
     async def released(self, name: str) -> AsyncIterator[None]:

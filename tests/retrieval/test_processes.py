@@ -1,0 +1,171 @@
+"""The search processes of a service, with a program in their place that dies of some searches."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indexes.base.errors import InvalidInput
+from indexes.base.work import WorkBudget
+from indexes.collection.collection import Collection
+from retrieval.base.settings import Config
+from retrieval.processes import pool
+from retrieval.processes.frames import Ask, Failure, encode_frame
+from retrieval.processes.pool import SearchProcesses
+from retrieval.wire.errors import SearchCrashed
+from tests.support.vectors import World, fill, make_collection
+
+# Says that it follows what it is told to, dies of "kill", cannot answer "other", never answers "wait".
+PROGRAM = """
+import os, socket, sys
+from retrieval.processes.frames import *
+from retrieval.search.stages import CachedAnswer
+connection = socket.socket(fileno=int(sys.argv[1]))
+arriving = Arriving(ORDERS)
+while data := connection.recv(65536):
+    for order in arriving.feed(data):
+        reply = None
+        match order:
+            case Follow():
+                reply = Following(order.collection.name, order.collection)
+            case Forget():
+                reply = Forgotten(order.name)
+            case Ask(request=b"kill"):
+                os._exit(1)
+            case Ask(request=b"other"):
+                reply = Failure(order.id, None, "not here")
+            case Ask(request=b"bad"):
+                reply = Failure(order.id, "InvalidInput", "bad", "query")
+            case Ask(request=b"fine"):
+                answer = CachedAnswer([], [], None, None, None, None, None)
+                reply = Answer(order.id, answer, False, b"", 0, 1, b"", [], 0.0, None, order.work, 0, [])
+        if reply is not None:
+            connection.sendall(encode_frame(reply))
+"""
+UP_S = 30.0
+
+
+def ask(what: bytes) -> Ask:
+    return Ask(
+        0, "c", what, 0, 0, None, None, ("", "", None), False, True, None, None, WorkBudget(), 0, 100, "k"
+    )  # fmt: skip
+
+
+def with_processes(
+    tmp_path: Path, story: Callable[[SearchProcesses, Collection], Awaitable[None]], count: int = 2
+) -> None:
+    """Run a story with processes that have a collection open."""
+
+    async def run() -> None:
+        processes = SearchProcesses((sys.executable, "-c", PROGRAM), count, Config(), tmp_path)
+        await processes.start()
+        try:
+            await until_up(processes, collection)
+            await story(processes, collection)
+        finally:
+            await processes.close()
+
+    collection = make_collection(tmp_path / "c")
+    fill(collection, World(), range(3))
+    try:
+        asyncio.run(run())
+    finally:
+        collection.close()
+
+
+async def until_up(processes: SearchProcesses, collection: Collection) -> None:
+    until = time.monotonic() + UP_S
+    while len(processes.memory()) < processes.count or not processes.takes(collection):
+        assert time.monotonic() < until
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_search_that_kills_is_refused(tmp_path: Path, count: int) -> None:
+    """It is tried twice, then refused for a while without being tried; the service never tries it itself."""
+
+    async def story(processes: SearchProcesses, collection: Collection) -> None:
+        with pytest.raises(SearchCrashed):
+            await processes.answer(collection, ask(b"kill"))
+        died = processes.restarts
+        assert died == 2
+        with pytest.raises(SearchCrashed, match="refused"):
+            await processes.answer(collection, ask(b"kill"))
+        assert processes.restarts == died
+        await until_up(processes, collection)
+        assert await processes.answer(collection, ask(b"fine")) is not None
+
+    with_processes(tmp_path, story, count)
+
+
+def test_searches_beside_one_that_kills_are_asked_again(tmp_path: Path) -> None:
+    """All that a process had under way but the first one is no suspect."""
+
+    async def story(processes: SearchProcesses, collection: Collection) -> None:
+        await asyncio.gather(
+            processes.answer(collection, ask(b"kill")),
+            *(processes.answer(collection, ask(b"fine")) for _ in range(20)),
+            return_exceptions=True,
+        )
+        await until_up(processes, collection)
+        found = [await processes.answer(collection, ask(b"fine")) for _ in range(5)]
+        assert all(one is not None for one in found)
+
+    with_processes(tmp_path, story)
+
+
+def test_what_a_process_cannot_answer_is_left_to_the_service(tmp_path: Path) -> None:
+    """None tells so. An error of the search itself is raised, with its class and field."""
+
+    async def story(processes: SearchProcesses, collection: Collection) -> None:
+        assert await processes.answer(collection, ask(b"other")) is None
+        await asyncio.sleep(pool.TOLD_AGAIN_S)
+        await until_up(processes, collection)
+        with pytest.raises(InvalidInput) as raised:
+            await processes.answer(collection, ask(b"bad"))
+        assert raised.value.param == "query"
+
+    with_processes(tmp_path, story)
+
+
+def test_no_process_has_a_released_collection(tmp_path: Path) -> None:
+    """Inside the block none takes a search of it; afterwards they open it again."""
+
+    async def story(processes: SearchProcesses, collection: Collection) -> None:
+        async with processes.released("c"):
+            assert not processes.takes(collection)
+            assert await processes.answer(collection, ask(b"fine")) is None
+        await until_up(processes, collection)
+        assert await processes.answer(collection, ask(b"fine")) is not None
+
+    with_processes(tmp_path, story)
+
+
+def test_a_caller_that_leaves_is_told(tmp_path: Path) -> None:
+    """A cancelled search is no longer waited for."""
+
+    async def story(processes: SearchProcesses, collection: Collection) -> None:
+        waiting = asyncio.create_task(processes.answer(collection, ask(b"wait")))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not any(one.waiting for one in processes._processes)
+
+    with_processes(tmp_path, story)
+
+
+def test_every_error_travels() -> None:
+    """Its class, its message, its field and when to try again."""
+    error: Any = InvalidInput("no", param="k")
+    arrived = Failure.of(1, error).error
+    assert (type(arrived), str(arrived), arrived and arrived.param) == (InvalidInput, "no", "k")
+    assert encode_frame(Failure.of(1, error))[:4] == (len(encode_frame(Failure.of(1, error))) - 4).to_bytes(
+        4, "big"
+    )
