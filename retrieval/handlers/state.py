@@ -59,7 +59,7 @@ TEXTS = web.AppKey("TEXTS", Texts)  # texts of uploads
 # When collections were last used, until store_expiry has stored it.
 USED = web.AppKey("USED", dict[str, float])
 TASKS = web.AppKey("TASKS", Tasks)
-API = web.AppKey("API", dict[str, Any])
+API = web.AppKey[Callable[[], dict[str, Any]]]("API")  # the description of all operations
 PARAMETERS = web.AppKey(  # allowed in the query string, by handler; others are refused
     "PARAMETERS", dict[object, tuple[str, ...]]
 )

@@ -104,7 +104,7 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 async def openapi(request: web.Request) -> web.Response:
-    return answer(request.app[API])
+    return answer(await asyncio.to_thread(request.app[API]))
 
 
 async def root(request: web.Request) -> web.Response:

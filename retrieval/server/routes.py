@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -278,9 +280,10 @@ ROUTES = (
 
 
 def add_routes(app: web.Application) -> None:
-    app[API] = describe(
-        ROUTES, make_examples(app[CONFIG].models.default, app[CONFIG].rerank.model or "reranker")
-    )
+    models = app[CONFIG].models.default, app[CONFIG].rerank.model or "reranker"
+    # Made on the first request for it, because it takes .2 s.
+    api: Callable[[], dict[str, Any]] = functools.cache(lambda: describe(ROUTES, make_examples(*models)))
+    app[API] = api
     loads: dict[object, Load] = {route.handler: route.load for route in ROUTES if route.load}
     app[LOADS] = loads
     scopes: dict[object, Needed] = {system.asset: "public", ui.asset: "public"}

@@ -10,13 +10,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from indexes.directory.marker import prepare
 from jobs.serving.process import log_of, serving
 from retrieval.access.auth import Keys
+from retrieval.base.settings import Config
 from retrieval.context.llm import EVENT_STREAM
+from retrieval.handlers.state import API
+from retrieval.server import routes
+from retrieval.server.app import create_app
 from retrieval.server.examples import make_examples
 from retrieval.server.openapi import describe
 from retrieval.server.routes import ROUTES
@@ -104,6 +109,16 @@ def test_every_operation_keeps_to_its_description(
 def test_every_operation_for_long(tried: Caller, tmp_path: Path, options: tuple[str, ...]) -> None:
     """The same with other requests each time; schemathesis prints the seed of a run that fails."""
     try_all(tried, tmp_path, *options)
+
+
+def test_it_is_made_once_and_only_if_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making it would be an eighth of a start."""
+    made = Mock(wraps=describe)
+    monkeypatch.setattr(routes, "describe", made)
+    app = create_app(Config(), tmp_path / "data")
+    assert not made.called
+    assert app[API]() is app[API]()
+    assert made.call_count == 1
 
 
 def test_links_lead_everywhere() -> None:
