@@ -90,34 +90,34 @@ def test_the_tour_comes_to_every_failpoint(visits: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_death_at_each_failpoint(name: str, visits: dict[str, int], tmp_path: Path) -> None:
+def test_death_at_each_failpoint(name: str, visits: dict[str, int], memory_folder: Path) -> None:
     """Killed there in the middle of the tour, the directory holds the old state or the new one, and goes on."""
-    die_at(name, middle(visits[name]), tmp_path / "data")
+    die_at(name, middle(visits[name]), memory_folder / "data")
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NAMES)
-def test_death_at_every_visit(name: str, visits: dict[str, int], tmp_path: Path) -> None:
+def test_death_at_every_visit(name: str, visits: dict[str, int], memory_folder: Path) -> None:
     """The same for each other time it is reached."""
     for visit in set(range(1, visits[name] + 1)) - {middle(visits[name])}:
-        die_at(name, visit, tmp_path / f"data{visit}")
+        die_at(name, visit, memory_folder / f"data{visit}")
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
-def test_an_error_at_each_failpoint(name: str, visits: dict[str, int], tmp_path: Path) -> None:
+def test_an_error_at_each_failpoint(name: str, visits: dict[str, int], memory_folder: Path) -> None:
     """An error there fails what was under way, or ends the process with it; what was promised holds."""
     for visit in {1, middle(visits[name])}:
-        child = Child(tmp_path / f"data{visit}", TOUR, {VARIABLE: f"{name}:{visit}=error"})
+        child = Child(memory_folder / f"data{visit}", TOUR, {VARIABLE: f"{name}:{visit}=error"})
         lines = list(child.lines())
         status, errors = child.end()
         assert status in {0, 1}, errors
         assert f"fail on purpose at {name}:{visit}=error" in errors
         oracle = Oracle()
         oracle.read(lines)
-        oracle.check(tmp_path / f"data{visit}")
+        oracle.check(memory_folder / f"data{visit}")
 
 
 def middle(visits: int) -> int:

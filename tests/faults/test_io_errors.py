@@ -6,6 +6,7 @@ import contextlib
 import copy
 import itertools
 import random
+import shutil
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -86,6 +87,7 @@ def fail_every_sync(folder: Path, options: Options) -> int:
         if not options.short:
             copy.deepcopy(oracle).check(done.data)
         oracle.check(folder / str(failing) / LOST / "data")
+        shutil.rmtree(folder / str(failing))
         if done.lines_before is None:
             return failing - 1
         assert done.told, f"nobody was told that sync {failing} failed"
@@ -99,9 +101,9 @@ def early_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("early_checkpoints")
-def test_every_sync_that_can_fail(tmp_path: Path) -> None:
+def test_every_sync_that_can_fail(memory_folder: Path) -> None:
     """Sync n fails: nothing is acknowledged after it, and all that was before it survives even a power loss."""
-    assert fail_every_sync(tmp_path, Options(story="tour", short=True)) > 40
+    assert fail_every_sync(memory_folder, Options(story="tour", short=True)) > 40
 
 
 @pytest.mark.torture

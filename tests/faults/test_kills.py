@@ -65,9 +65,9 @@ def check_backups(folder: Path, checked: set[Path]) -> None:
         shutil.rmtree(data)
 
 
-def test_kills(tmp_path: Path) -> None:
+def test_kills(memory_folder: Path) -> None:
     """Nothing acknowledged is lost, nothing deleted is back, nothing is there twice or in part."""
-    oracle = kill_again_and_again(tmp_path / "data", KILLS_IN_CI, seed=1)
+    oracle = kill_again_and_again(memory_folder / "data", KILLS_IN_CI, seed=1)
     assert oracle.acknowledged > KILLS_IN_CI  # how many it is depends on the machine
 
 

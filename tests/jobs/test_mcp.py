@@ -39,6 +39,10 @@ DOCUMENTS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def collection(http: Http) -> str:
+    return filled(http)
+
+
+def filled(http: Http) -> str:
     name = http.new_collection()
     http.write(name, *DOCUMENTS)
     return name
@@ -199,9 +203,10 @@ def test_errors_are_readable(service: ServerProcess, collection: str, http: Http
 # --- over HTTP ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def over_http(service: ServerProcess, collection: str) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def over_http(service: ServerProcess) -> Iterator[str]:
     """The address of a server on a free port."""
+    collection = filled(Http(service.url))
     command = [sys.executable, "-m", "jobs.cli", "mcp", "--url", service.url, "-c", collection, "--http"]
     extra = ["--port", "0", "--allow-host", "tools.example"]
     with subprocess.Popen(

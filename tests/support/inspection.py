@@ -105,7 +105,7 @@ def check_searches(
     """A sample of documents is found by words and by vector, with the right scores, and no dead passage is."""
     live = {one for ids in passages.values() for one in ids}
     snapshot = collection.snapshot
-    for number in sorted(documents)[:: max(len(documents) // 25, 1)]:
+    for number in sorted(documents)[:: max(len(documents) // 12, 1)]:
         version, _ = documents[number]
         assert sorted(snapshot.lexical(term(number, version), 20).ids.tolist()) == passages[number]
         for other in (version - 1, version + 1):
