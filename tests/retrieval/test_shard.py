@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Generator, Iterator
@@ -316,12 +317,14 @@ PIPELINE_TESTS = ["deepening", "survival", "similar", "lone_searches", "cache_sh
 
 
 def test_the_pipeline_passes_its_own_tests_with_values_that_travel() -> None:
-    """In a run of their own, with the second implementation in the place of the first."""
+    """In a run of their own, with the second implementation in the place of the first. A few histories are enough here:
+    each makes every kind of search."""
     tests = [f"tests/retrieval/test_{name}.py" for name in PIPELINE_TESTS]
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-p", "tests.support.values_travel"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],
         cwd=ROOT,
+        env={**os.environ, "NEARLINE_TEST_HISTORIES": "5"},
         capture_output=True,
         text=True,
         check=False,

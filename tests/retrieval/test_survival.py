@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,7 @@ async def check(cached: Cached, names: tuple[str, ...] = tuple(SEARCHES)) -> Non
         assert shown(await cached.search(**SEARCHES[name])) == fresh, name
 
 
+HISTORIES = int(os.environ.get("NEARLINE_TEST_HISTORIES", "25"))
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.integers(0, 60), st.integers(0, 2)),
@@ -150,7 +152,7 @@ steps = st.lists(
 )
 
 
-@bounded(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@bounded(max_examples=HISTORIES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(begun=st.integers(0, 60), steps=steps)
 def test_a_kept_answer_is_what_a_fresh_search_gives(
     tmp_path_factory: pytest.TempPathFactory, begun: int, steps: list[tuple[str, int, int]]
