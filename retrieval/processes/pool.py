@@ -270,7 +270,7 @@ class SearchProcesses:
 
     def _choose(self, collection: Collection) -> SearchProcess | None:
         """Return the process with the fewest searches under way of those that have the collection as it is now."""
-        if collection.name in self._withheld or self._closed:
+        if not self.count or collection.name in self._withheld or self._closed:
             return None
         self._listen(collection)
         wanted, best = opened(collection), None

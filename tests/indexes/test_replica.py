@@ -85,14 +85,14 @@ def assert_alike(replica: Replica, collection: Collection) -> None:
 
 
 def test_it_follows_whatever_is_done(collection: Collection) -> None:
-    """Forty random steps: writes, replacements and deletions of many documents, sealed segments, rebuilds and
-    rollbacks. One replica catches up after each, another after every tenth unless the log has forgotten too much, and
+    """Random steps: writes, replacements and deletions of many documents, sealed segments, rebuilds and
+    rollbacks. One replica catches up after each, another after every fifth unless the log has forgotten too much, and
     one is opened then."""
     chance = random.Random(7)
     fill(collection, WORLD, range(40))
     with contextlib.ExitStack() as replicas:
         near, far = (replicas.enter_context(follow(collection)) for _ in range(2))
-        for step in range(40):
+        for step in range(25):
             numbers = chance.sample(range(200), chance.choice([1, 3, 40]))
             match chance.choices(["fill", "delete", "settle", "rebuild", "rollback"], [50, 35, 8, 5, 2])[0]:
                 case "fill":
@@ -107,7 +107,7 @@ def test_it_follows_whatever_is_done(collection: Collection) -> None:
                     collection.rollback()
             near.catch_up()
             assert_alike(near, collection)
-            if step % 10 == 9:
+            if step % 5 == 4:
                 if near.generation != collection.generation:
                     load_generation(near)
                 try:
