@@ -1,4 +1,5 @@
-"""The program of a search process (`retrieval/processes/worker.py`). Its argument is the descriptor of a socket.
+"""The program of a search process (`retrieval/processes/worker.py`). Its arguments are the descriptor of a socket and
+the id of the service's process.
 
 It ends when the service does, so it ignores the signals that tell a service to stop: requests under way still need it.
 """
@@ -15,19 +16,19 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends. Does nothing elsewhere than on Linux."""
-    parent = os.getppid()
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, or exit if it has. Elsewhere than on Linux, the end of
+    the socket tells."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, parent: int) -> None:
     for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)
-    end_with_parent()
+    end_with(parent)
 
     # Loading these takes a second, in which the service may end.
     from indexes.base.yielding import tune_interpreter
@@ -45,4 +46,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))

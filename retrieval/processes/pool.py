@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import socket
 import subprocess
 import time
@@ -167,8 +168,8 @@ class SearchProcess(asyncio.Protocol):
 
 
 class SearchProcesses:
-    """Starts `count` processes with `command`, which gets the number of its socket's descriptor as its last argument,
-    and keeps them up. Call `start`, then `close`."""
+    """Starts `count` processes with `command`, which gets two more arguments, the number of its socket's descriptor and
+    the id of this process, and keeps them up. Call `start`, then `close`."""
 
     def __init__(self, command: Sequence[str], count: int, config: Config, data: Path) -> None:
         self.count = count
@@ -318,7 +319,7 @@ class SearchProcesses:
         ours, theirs = socket.socketpair()
         with theirs:
             child = subprocess.Popen(  # noqa: ASYNC220 - starting one takes a millisecond
-                [*self._command, str(theirs.fileno())],
+                [*self._command, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from indexes.base.errors import InvalidInput, NearlineError
+from indexes.base.errors import DeadlineExceeded, InvalidInput, NearlineError
 from indexes.base.model import Floats
 from indexes.collection.replica import Replica
 from indexes.dense.vectors import search_with_one_thread
@@ -127,12 +127,18 @@ class SearchWorker:
         self._readers: dict[str, QueryReader] = {}
         self._waiting: deque[Ask] = deque()
         self._planned: deque[Search] = deque()
-        self._left: set[int] = set()
+        self._under_way: set[int] = set()  # searches that were not replied to yet
+        self._left: set[int] = set()  # those whose callers have left
+        self._orders: deque[Order] = deque()  # that wait until no search is under way
         self._ended = False
         self._looked = 0.0
+        self._being_opened: dict[str, bool] = {}  # by name, whether it was to be forgotten since
         self._opening: queue.SimpleQueue[Opened] = queue.SimpleQueue()
         self._opened: queue.SimpleQueue[tuple[Opened, Followed | None]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe()
+        self._poll = select.poll()  # a descriptor may be too large for select.select
+        for one in (self._socket.fileno(), self._wake):
+            self._poll.register(one, select.POLLIN)
         threading.Thread(target=self._open_collections, name="opening", daemon=True).start()
 
     def run(self) -> None:
@@ -140,6 +146,8 @@ class SearchWorker:
         search_with_one_thread()
         while not self._ended:
             self._receive(0 if self._waiting or self._planned else IDLE_S)
+            while self._orders:
+                self._obey(self._orders.popleft())
             self._take_opened()
             if self._waiting or self._planned:
                 self._answer_next()
@@ -150,7 +158,7 @@ class SearchWorker:
 
     def _receive(self, timeout_s: float) -> None:
         """Take the orders that have come, waiting for the first of them at most this long."""
-        ready, _, _ = select.select([self._socket.fileno(), self._wake], [], [], timeout_s)
+        ready = {descriptor for descriptor, _ in self._poll.poll(1000 * timeout_s)}
         if self._wake in ready:
             os.read(self._wake, 64)
         if self._socket.fileno() not in ready:
@@ -158,19 +166,27 @@ class SearchWorker:
         data = self._socket.recv(READ_BYTES)
         self._ended = not data
         for order in self._arriving.feed(data):
-            self._take(order)
+            match order:
+                case Ask():
+                    self._under_way.add(order.id)
+                    self._waiting.append(order)
+                case Leave(number) if number in self._under_way:
+                    self._left.add(number)
+                case Leave():
+                    pass
+                case _:
+                    self._orders.append(order)
 
-    def _take(self, order: Order) -> None:
+    def _obey(self, order: Order) -> None:
         match order:
-            case Ask():
-                self._waiting.append(order)
-            case Leave():
-                self._left.add(order.id)
             case Follow():
                 self._follow(order.collection)
             case Forget():
                 self._close(order.name)
-                self._send(Forgotten(order.name))
+                if order.name in self._being_opened:
+                    self._being_opened[order.name] = True
+                else:
+                    self._send(Forgotten(order.name))
             case Configure():
                 self._config, self._data = order.config, Path(order.data)
                 self._on_configured(order.config)
@@ -191,9 +207,12 @@ class SearchWorker:
     # -- collections
 
     def _follow(self, wanted: Opened) -> None:
+        if wanted.name in self._being_opened:
+            return
         found = self._followed.get(wanted.name)
         if found is None or found.opened.opening != wanted.opening or not found.replica.is_current():
             self._close(wanted.name)
+            self._being_opened[wanted.name] = False
             self._opening.put(wanted)
             return
         replica = found.replica
@@ -252,7 +271,11 @@ class SearchWorker:
         with contextlib.suppress(queue.Empty):
             while True:
                 wanted, found = self._opened.get_nowait()
-                self._close(wanted.name)
+                if self._being_opened.pop(wanted.name):
+                    if found is not None:
+                        found.replica.close()
+                    self._send(Forgotten(wanted.name))
+                    continue
                 if found is not None:
                     self._followed[wanted.name] = found
                     gc.collect()
@@ -290,34 +313,42 @@ class SearchWorker:
         """Plan what waits, as many as share a run of the model, and answer the first."""
         while self._waiting and len(self._planned) < EMBEDDED_TOGETHER_MAX:
             ask = self._waiting.popleft()
+            planned = len(self._planned)
             with self._replying(ask.id):
                 self._planned.append(self._plan(ask))
+            if len(self._planned) == planned:
+                self._under_way.discard(ask.id)
+                self._left.discard(ask.id)
         if not self._planned:
             return
-        if self._planned[0].vector is None:
-            self._embed_planned()
-        search = self._planned.popleft()
+        search = self._planned[0]
         with self._replying(search.ask.id):
+            if search.vector is None:
+                self._embed_planned()
             self._send(self._answer(search))
+        self._planned.popleft()
+        self._under_way.discard(search.ask.id)
+        self._left.discard(search.ask.id)
 
     @contextlib.contextmanager
     def _replying(self, number: int) -> Iterator[None]:
-        """Reply with the error of this block, if it raises one and the caller still waits."""
+        """Reply with the error of this block, if it raises one and the caller still waits. What is not the caller's
+        fault is left to the service, which then searches itself."""
         try:
-            if number in self._left:
-                raise Abandoned
             yield
         except Abandoned:
-            self._left.discard(number)
-        except NotFollowed:
-            self._send(Failure(number, None, "the collection is not open here"))
-        except NearlineError as error:
+            pass
+        except (InvalidInput, DeadlineExceeded) as error:
             self._send(Failure.of(number, error))
+        except (NotFollowed, NearlineError) as error:
+            self._send(Failure(number, None, str(error)))
         except Exception as error:
             logger.exception("a search failed")
             self._send(Failure(number, None, repr(error)))
 
     def _plan(self, ask: Ask) -> Search:
+        if ask.id in self._left:
+            raise Abandoned
         found = self._followed.get(ask.collection)
         if found is None:
             raise NotFollowed(ask.collection)

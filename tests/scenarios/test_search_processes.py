@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -10,8 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from http import client as http_client
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -147,14 +150,48 @@ def test_a_collection_may_be_erased_renamed_and_deleted(service: ServerProcess) 
     http.write(name, *documents())
     use_processes(http, name)
     http.ok("DELETE", f"/v1/collections/{name}/documents/d1")
-    job = http.wait_for(http.ok("POST", f"/v1/collections/{name}/erase")["job"])
-    assert job["status"] == "succeeded", job
+    ended = threading.Event()
+
+    def search() -> int:
+        count = 0
+        while not ended.is_set():
+            assert http.found(name, query=f"how do {SUBJECTS[count % 8]} move", cache=False)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(4) as threads:
+        searches = [threads.submit(search) for _ in range(4)]
+        for _ in range(3):
+            job = http.wait_for(http.ok("POST", f"/v1/collections/{name}/erase")["job"])
+            assert job["status"] == "succeeded", job
+        ended.set()
+        assert all(one.result() > 0 for one in searches)
     use_processes(http, name)
     http.ok("POST", f"/v1/collections/{name}/rename", {"name": f"{name}-new"})
     use_processes(http, f"{name}-new")
     assert "d2" in http.found(f"{name}-new", query="tides move at hour 2")
     http.ok("DELETE", f"/v1/collections/{name}-new")
     assert http.call("POST", f"/v1/collections/{name}-new/search", {"query": "tides"}).status == 404
+
+
+def test_callers_that_leave_harm_nobody(service: ServerProcess) -> None:
+    """Whether their searches have begun or not, the processes stay up and answer others."""
+    http = Http(service.url)
+    name = http.new_collection()
+    http.write(name, *documents())
+    use_processes(http, name)
+    before, at = metric(http, "_restarts_total"), urlsplit(service.url)
+    for _ in range(5):
+        callers = [http_client.HTTPConnection(str(at.hostname), at.port) for _ in range(30)]
+        for number, caller in enumerate(callers):
+            asked = json.dumps({"query": f"how do glaciers move at {number}", "cache": False})
+            caller.request(
+                "POST", f"/v1/collections/{name}/search", asked, {"Content-Type": "application/json"}
+            )
+        for caller in callers:
+            caller.close()
+    use_processes(http, name)
+    assert metric(http, "_restarts_total") == before
 
 
 def children(pid: int) -> list[int]:
@@ -238,7 +275,11 @@ def test_they_end_with_the_service(tmp_path: Path, model_folder: Path) -> None:
     environ = {**PROCESSES, "NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
     for end in (ServerProcess.kill, ServerProcess.stop):
         running = ServerProcess(tmp_path / "data", environ)
-        wait_until(lambda: len(children(running.pid)) == 2)  # noqa: B023 - it is called at once
+        http = Http(running.url)
+        if end is ServerProcess.kill:
+            http.ok("POST", "/v1/collections", {"name": "kept"})
+        use_processes(http, "kept")
         found = children(running.pid)
+        assert len(found) == 2
         end(running)
         wait_until(lambda: not any(map(runs, found)), GONE_S)  # noqa: B023
