@@ -250,10 +250,10 @@ class SearchProcesses:
         return None
 
     async def _choose_again(self, collection: Collection) -> SearchProcess:
-        """Wait for a process for a search that may have ended one: the service itself must not try it. Raises
-        Unavailable."""
+        """Wait for a process for a search that may have ended one: the service itself must not try it. One that still
+        searches another generation will do. Raises Unavailable."""
         until = time.monotonic() + ANOTHER_S
-        while (process := self._choose(collection)) is None:
+        while (process := self._choose(collection, any_generation=True)) is None:
             if time.monotonic() > until:
                 raise Unavailable("the search process ended, and no other came up in time")
             await asyncio.sleep(LOOK_EVERY_S)
@@ -269,16 +269,20 @@ class SearchProcesses:
         finally:
             self._withheld.discard(name)
 
-    def _choose(self, collection: Collection) -> SearchProcess | None:
-        """Return the process with the fewest searches under way of those that have the collection as it is now."""
+    def _choose(self, collection: Collection, *, any_generation: bool = False) -> SearchProcess | None:
+        """Return the process with the fewest searches under way of those that have the collection as it is now, or in
+        any generation."""
         if not self.count or collection.name in self._withheld or self._closed:
             return None
         self._listen(collection)
         wanted, best = opened(collection), None
         for one in self._processes:
-            if one.followed.get(wanted.name) != wanted:
+            has = one.followed.get(wanted.name)
+            if has != wanted:
                 one.follow(wanted)
-            elif best is None or len(one.waiting) < len(best.waiting):
+            if has is None or (has != wanted and not (any_generation and has.opening == wanted.opening)):
+                continue
+            if best is None or len(one.waiting) < len(best.waiting):
                 best = one
         return best
 
