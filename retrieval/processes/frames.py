@@ -82,7 +82,7 @@ class Ask(Frame, frozen=True):
 
 
 class Leave(Frame, frozen=True):
-    """The caller of a search has left."""
+    """The caller of a search has left. Answered as the search would be, or by a `Failure`."""
 
     id: int
 

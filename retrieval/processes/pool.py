@@ -79,6 +79,7 @@ class SearchProcess(asyncio.Protocol):
         self.came_up = False
         self.followed: dict[str, Opened] = {}  # collections as it searches them
         self.waiting: dict[int, asyncio.Future[Answer]] = {}  # by the number of the search, oldest first
+        self._left: set[int] = set()  # searches whose callers have left, until it says that it ended them
         self._told: dict[str, tuple[Opened, float]] = {}
         self._forgotten: dict[str, asyncio.Future[None]] = {}
         self._arriving = Arriving(REPLIES)
@@ -100,9 +101,10 @@ class SearchProcess(asyncio.Protocol):
         self.followed.clear()
         self.child.kill()
         waiting, self.waiting = self.waiting, {}
-        for at, future in enumerate(waiting.values()):
+        oldest = min([*waiting, *self._left], default=0)
+        for number, future in waiting.items():
             if not future.done():
-                future.set_exception(ProcessDied(blamed=at == 0))
+                future.set_exception(ProcessDied(blamed=number == oldest))
         for closed in self._forgotten.values():
             if not closed.done():
                 closed.set_result(None)
@@ -144,11 +146,13 @@ class SearchProcess(asyncio.Protocol):
             return await future
         finally:
             if self.waiting.pop(ask.id, None) is not None:
+                self._left.add(ask.id)
                 self.send(Leave(ask.id))
 
     def _take(self, reply: Reply) -> None:
         match reply:
             case Answer() | Failure():
+                self._left.discard(reply.id)
                 future = self.waiting.pop(reply.id, None)
                 if future is None or future.done():
                     return  # its caller has left

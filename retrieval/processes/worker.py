@@ -337,7 +337,7 @@ class SearchWorker:
         try:
             yield
         except Abandoned:
-            pass
+            self._send(Failure(number, None, "its caller has left"))
         except (InvalidInput, DeadlineExceeded) as error:
             self._send(Failure.of(number, error))
         except (NotFollowed, NearlineError) as error:
