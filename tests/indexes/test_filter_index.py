@@ -554,7 +554,7 @@ def test_a_misspelt_key_among_many_costs_little(sealed: bool) -> None:
             require_satisfiable(Not(Exists("key0000001x")), [part])
             with pytest.raises(InvalidInput):
                 require_satisfiable(Exists(key), [part])
-    assert (time.thread_time() - begun) / slowness() < 0.1
+    assert (time.thread_time() - begun) / slowness() < 0.3  # comparing all keys takes seconds
     assert part.keys_below("key") == []
 
 
