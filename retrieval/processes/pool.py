@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import logging
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -58,6 +59,8 @@ RESTART_S, RESTART_S_MAX = (
     30.0,
 )  # the pause before a process is started again; doubles while it ends early
 EARLY_S = 10.0
+DEATHS_MAX, KILLED_BLAME = 2, 0.5
+REAPED_S = 0.05
 REFUSED_S = 60.0  # that a search which ended two processes is refused
 ANOTHER_S, LOOK_EVERY_S = 10.0, 0.02  # for another process to come up
 FORGOTTEN_S = 10.0  # for a process to close a collection, before it is killed
@@ -65,9 +68,9 @@ STOP_S = 2.0
 
 
 class ProcessDied(Exception):
-    """The process that had a search has ended. `blamed`: it was working on this one."""
+    """The process that had a search has ended. `blamed`: how likely this search is the cause, 0 to 1."""
 
-    def __init__(self, blamed: bool) -> None:
+    def __init__(self, blamed: float) -> None:
         self.blamed = blamed
 
 
@@ -101,10 +104,14 @@ class SearchProcess(asyncio.Protocol):
         self.followed.clear()
         self.child.kill()
         waiting, self.waiting = self.waiting, {}
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.child.wait(REAPED_S)
+        # A crash has a signal of its own. SIGKILL is an operator's, or that of a system without memory.
+        blame = KILLED_BLAME if self.child.returncode == -signal.SIGKILL else 1
         oldest = min([*waiting, *self._left], default=0)
         for number, future in waiting.items():
             if not future.done():
-                future.set_exception(ProcessDied(blamed=number == oldest))
+                future.set_exception(ProcessDied(blame if number == oldest else 0))
         for closed in self._forgotten.values():
             if not closed.done():
                 closed.set_result(None)
@@ -231,7 +238,7 @@ class SearchProcesses:
         no other comes up.
         """
         asked = msgspec.msgpack.encode((ask.collection, ask.request))
-        what, deaths = blake2b(asked, digest_size=16).digest(), 0
+        what, deaths = blake2b(asked, digest_size=16).digest(), 0.0
         self._require_harmless(what)
         while (
             process := await self._choose_again(collection) if deaths else self._choose(collection)
@@ -242,7 +249,7 @@ class SearchProcesses:
                 process.followed.pop(ask.collection, None)
             except ProcessDied as died:
                 deaths += died.blamed
-                if deaths > 1:
+                if deaths >= DEATHS_MAX:
                     self._refused[what] = time.monotonic() + REFUSED_S
                     logger.error(
                         "a search ended two processes and is refused for %g s: %s", REFUSED_S, ask.request
