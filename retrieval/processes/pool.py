@@ -54,13 +54,10 @@ logger = logging.getLogger(__name__)
 
 TOLD_AGAIN_S = 1.0  # after which a process that has not opened a collection is told again
 WRITTEN_S = 0.01  # from a write until the processes are told, so that they are told once of many
-RESTART_S, RESTART_S_MAX = (
-    0.1,
-    30.0,
-)  # the pause before a process is started again; doubles while it ends early
-EARLY_S = 10.0
-DEATHS_MAX, KILLED_BLAME = 2, 0.5
-REAPED_S = 0.05
+# The pause before a process is started again; it doubles while none comes up.
+RESTART_S, RESTART_S_MAX = 0.1, 30.0
+DEATHS_MAX, KILLED_BLAME = 2, 0.5  # deaths until a search is refused; a kill from outside counts half
+REAPED_S = 0.05  # for a process whose socket closed to leave its exit status
 REFUSED_S = 60.0  # that a search which ended two processes is refused
 ANOTHER_S, LOOK_EVERY_S = 10.0, 0.02  # for another process to come up
 FORGOTTEN_S = 10.0  # for a process to close a collection, before it is killed

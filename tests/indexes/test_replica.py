@@ -155,7 +155,7 @@ def test_an_erased_log_is_another_file(collection: Collection) -> None:
 
 
 def test_a_forgotten_history_is_noticed(collection: Collection) -> None:
-    """A replica that is older than all kept generations is told to open anew instead of missing deletions."""
+    """A replica that is older than all kept generations refuses to catch up instead of missing deletions."""
     fill(collection, WORLD, range(50))
     with follow(collection) as replica:
         delete(collection, range(10))

@@ -112,7 +112,7 @@ def pipeline_of(config: Config) -> Pipeline:
 
 @pytest.fixture(scope="module")
 def pipelines() -> Iterator[dict[int, Pipeline]]:
-    """By the depth of the first page: one that holds every passage, and one from which pages go deeper."""
+    """Configurations differ in the depth of the first page: it holds every passage, or later pages go deeper."""
     made = {depth: pipeline_of(Config(search=Search(candidates=depth))) for depth in (24, 400)}
     yield made
     for one in made.values():

@@ -195,8 +195,8 @@ def test_changes_of_a_later_page(local: Service, planter: Planter) -> None:
     "options", [{}, {"mode": "dense"}, {"mode": "lexical"}, {"fusion": {"method": "rrf"}}], ids=str
 )
 def test_floors_beyond_the_depth(local: Service, planter: Planter, options: dict[str, Any]) -> None:
-    """Of a document that this search does not reach, a floor is the cause where the search that reaches it would drop
-    it, by the same numbers; and not where that one would keep it."""
+    """A floor is named as the cause for a document beyond the searched depth exactly if a search that reaches the
+    document would drop it, by the same numbers."""
     compared = 0
     for document, asked in planter.pairs(**options, collapse=False):
         hits = local.search(**asked, k=1000).hits

@@ -123,7 +123,7 @@ def corrections(texts: list[tuple[str, str]], word: str, language: str, *others:
 @pytest.mark.parametrize("spoken", ["en", "tr", "et", "lt", "ca"])
 @pytest.mark.parametrize("word", ["username", "Username", "filename", "database"])
 def test_a_name_is_not_corrected_to_a_part_of_it(word: str, spoken: str) -> None:
-    """Of an identifier in code, in whatever language its text was taken to be and the word is looked up."""
+    """A word is not corrected to a part of an identifier, whatever languages text and query are taken to be in."""
     code = [("getUserName and setUserName", spoken), ("FileName of a DataBase", spoken), ("data", spoken)]
     for asked in (spoken, "tr", "lt", "en"):
         assert corrections(code, word, asked, *({spoken, "en", "tr", "lt", "ca"} - {asked})) == []
