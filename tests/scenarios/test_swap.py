@@ -138,7 +138,9 @@ def test_kill_during_ingest_loses_nothing(tmp_path: Path, model_folder: Path, re
 def test_sigterm_finishes_what_was_accepted(tmp_path: Path, model_folder: Path) -> None:
     """A large write under way when the signal comes is acknowledged, and is there on restart."""
     environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
-    server = ServerProcess(tmp_path / "data", environ)
+    # As long as a slow machine may take for the write: what comes after the grace is another test's.
+    patient = {**environ, "NEARLINE_SERVER_SHUTDOWN_GRACE_S": "120"}
+    server = ServerProcess(tmp_path / "data", patient)
     http = Http(server.url)
     http.ok("POST", "/v1/collections", {"name": "notes"})
     replies = []
