@@ -28,6 +28,8 @@ def pytest_configure() -> None:
     bytecode, each of the hundreds of processes that the tests start would compile all of the code.
     """
     os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
+    # Processes of their own cost each start of a service two seconds. The tests of faults and scenarios have them.
+    os.environ.setdefault("NEARLINE_SERVER_SEARCH_PROCESSES", "0")
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache" / "bytecode"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

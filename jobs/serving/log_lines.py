@@ -17,10 +17,11 @@ from retrieval.observe.request_log import REQUEST_ID
 logger = logging.getLogger(__name__)
 
 
-def set_up_logging(settings: Log) -> None:
-    """Install the log format for this process, including warnings and uncaught exceptions."""
+def set_up_logging(settings: Log, process: str = "") -> None:
+    """Install the log format for this process, including warnings and uncaught exceptions. Lines bear the name of a
+    process that has one."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter(process) if settings.format == "json" else TextFormatter(process))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     # Our formats do not show these, and they cost time for every line (Logging HOWTO, "Optimization").
@@ -45,11 +46,11 @@ def log_uncaught(kind: type[BaseException], error: BaseException | None, trace: 
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, name, message and the request's id, if any. Only tracebacks add lines, which are indented so that
-    quoted text cannot pass for a log line."""
+    """Time, level, process and name, message and the request's id, if any. Only tracebacks add lines, which are
+    indented so that quoted text cannot pass for a log line."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    def __init__(self, process: str = "") -> None:
+        super().__init__(f"%(asctime)s %(levelname)s {process and f'{process} '}%(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         record.message = escape_controls(record.message)
@@ -75,6 +76,10 @@ def escape_controls(text: str) -> str:
 class JsonFormatter(logging.Formatter):
     """One JSON object per line. A record's `fields` become top-level members."""
 
+    def __init__(self, process: str = "") -> None:
+        super().__init__()
+        self._process = process
+
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
@@ -82,6 +87,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if self._process:
+            entry["process"] = self._process
         if request_id := REQUEST_ID.get():
             entry["request_id"] = request_id
         entry |= getattr(record, "fields", {})

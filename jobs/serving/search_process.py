@@ -38,7 +38,8 @@ def main(descriptor: int, parent: int) -> None:
 
     share_heaps()
     with socket.socket(fileno=descriptor) as connection:
-        worker = SearchWorker(connection, on_configured=lambda config: set_up_logging(config.log))
+        name = f"search-process-{os.getpid()}"
+        worker = SearchWorker(connection, on_configured=lambda config: set_up_logging(config.log, name))
         tune_interpreter()
         worker.run()
     # Nothing here is to be saved, and a background thread may be in native code for seconds.

@@ -37,7 +37,7 @@ class Server(Section, frozen=True, kw_only=True):
     header_timeout_s: Duration = 15.0
     write_timeout_s: Duration = 15.0
     keepalive_timeout_s: Duration = 75.0
-    search_processes: Annotated[int, Meta(ge=-1, le=256)] = 0
+    search_processes: Annotated[int, Meta(ge=-1, le=256)] = -1
     connections_max: Positive = 1000
     connections_per_address_max: Positive = 500
     memory_bytes_max: Count = 0

@@ -81,6 +81,8 @@ Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
 LAG_EVERY_S = 0.05
 MEMORY_EVERY_S = 0.5
+PROCESSES_MAX = 8  # that one service can feed
+PROCESS_BYTES = 512 << 20  # of the memory ceiling for each: it takes a quarter of that, and grows with what is written
 
 
 @contextlib.asynccontextmanager
@@ -227,7 +229,7 @@ def processes_ctx(data: Path, command: Sequence[str]) -> Context:
     async def context(app: web.Application) -> AsyncIterator[None]:
         """Start the search processes, and have them open all collections. Without a command there are none."""
         wanted = app[CONFIG].server.search_processes if command else 0
-        count = available_threads() if wanted < 0 else wanted
+        count = as_many_as_serve(app[CEILING].bytes_max) if wanted < 0 else wanted
         app[PROCESSES] = processes = SearchProcesses(command, count, app[CONFIG], data)
         app[RELOADED].append(processes.configure)
         app[METRICS].watch(partial(collectors.processes, processes))
@@ -239,6 +241,11 @@ def processes_ctx(data: Path, command: Sequence[str]) -> Context:
         await processes.close()
 
     return context
+
+
+def as_many_as_serve(bytes_max: int) -> int:
+    """Return how many search processes to start where the configuration does not say."""
+    return min(available_threads(), bytes_max // PROCESS_BYTES, PROCESSES_MAX)
 
 
 async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
