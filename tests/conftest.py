@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -19,6 +20,7 @@ from tests.support.http import Http
 
 ROOT = Path(__file__).parent.parent
 MEMORY_BYTES_MIN = 2 << 30
+SEARCH_PROCESSES = "NEARLINE_SERVER_SEARCH_PROCESSES"
 
 
 def pytest_configure() -> None:
@@ -28,8 +30,8 @@ def pytest_configure() -> None:
     bytecode, each of the hundreds of processes that the tests start would compile all of the code.
     """
     os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
-    # Processes of their own cost each start of a service two seconds. The tests of faults and scenarios have them.
-    os.environ.setdefault("NEARLINE_SERVER_SEARCH_PROCESSES", "0")
+    # Each takes a second of CPU to start, so services that a test starts for itself have none (but see below).
+    os.environ.setdefault(SEARCH_PROCESSES, "0")
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache" / "bytecode"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -48,6 +50,23 @@ def _a_failure_ends_with_its_test() -> Iterator[None]:
     yield
     failures._held.clear()
     failures._first = None
+
+
+@pytest.fixture(scope="session")
+def files_of_promises() -> set[Path]:
+    """The test files that docs/reliability.md names."""
+    return {
+        ROOT / name for name in re.findall(r"tests/\w+/\w+\.py", (ROOT / "docs/reliability.md").read_text())
+    }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def search_processes(request: pytest.FixtureRequest, files_of_promises: set[Path]) -> Iterator[None]:
+    """Services that these files start search in two processes, unless a test says otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path in files_of_promises:
+            patch.setenv(SEARCH_PROCESSES, "2")
+        yield
 
 
 @pytest.fixture
@@ -97,7 +116,7 @@ def service(
 ) -> Iterator[ServerProcess]:
     """One real service, shared by tests that each make a collection of their own."""
     data = tmp_path_factory.mktemp("service") / "data"
-    with serving(data, rerank_environ) as server:
+    with serving(data, {**rerank_environ, SEARCH_PROCESSES: "1"}) as server:
         yield server
 
 

@@ -30,7 +30,6 @@ from indexes.base.durable import publish, replace_synced
 from indexes.base.errors import Conflict, Damaged, DiskFull, StorageError, Unavailable
 from indexes.base.model import Delete, Operation, Settings, Upsert, WriteResult, now_ms
 from indexes.base.work import OnStep
-from indexes.base.yielding import yield_to_searches
 from indexes.log.applying import Applied, apply
 from indexes.log.content import ContentHash
 from indexes.log.mark import FILE as MARK
@@ -210,10 +209,7 @@ class Log(LogReader):
             db.execute("BEGIN IMMEDIATE")
             try:
                 for operations in writes:
-                    done = []
-                    for operation in operations:
-                        yield_to_searches()
-                        done.append(apply(db, operation, content))
+                    done = [apply(db, operation, content) for operation in operations]
                     applied += [one for one in done if one is not None]
                     results.append(self._summarize(operations, done, last_seq(db)))
                 if applied:

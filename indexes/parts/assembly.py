@@ -17,7 +17,6 @@ from indexes.base.expiry import with_expiry
 from indexes.base.masks import bits_at, rows_in
 from indexes.base.model import IndexOptions, Rows, Settings
 from indexes.base.residency import Files
-from indexes.base.yielding import yield_to_searches
 from indexes.lexical.analysis import index_terms
 from indexes.lexical.bm25 import Terms
 from indexes.lexical.names import name_keys
@@ -107,7 +106,6 @@ class Assembly:
         for at, (number, passage) in enumerate(zip(passages, upsert.passages, strict=True)):
             if self._delta.full:
                 self.rotate()
-            yield_to_searches()
             text = searchable_text(upsert.title, upsert.text[passage.start : passage.end])
             same = applied.dead_texts[at : at + 1] == (text,) and applied.dead_language == upsert.language
             terms = self._terms_of(applied.dead[at], len(text)) if same else None

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from indexes.base.masks import Bits, bits_at, pack_flags, rows_in
 from indexes.base.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Scalar, Tier
 from indexes.base.work import OnStep, do_nothing
-from indexes.base.yielding import as_search
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.dense.vectors import Found
 from indexes.filters.bitmaps import to_bits
@@ -151,7 +150,6 @@ class Prepared:
         """Whether all synonyms of the query's words are looked up."""
         return self._weighed is None or self._weighed.synonyms.whole
 
-    @as_search
     def lexical(self) -> Ranking:
         """Passages with the highest BM25 scores above zero."""
         if self._weighed is None:
@@ -184,7 +182,6 @@ class Prepared:
                 held.setdefault(keys, []).append((at, rows))
         return held
 
-    @as_search
     def add_named(self, found: Candidates) -> Candidates:
         """Add the allowed passages that the text names, with their scores. Of each name only the best match counts."""
         exactness: dict[int, float] = {}
@@ -232,7 +229,6 @@ class Prepared:
             )
         return ids
 
-    @as_search
     def dense(self) -> DenseResult:
         """Passages nearest to the vector. With a filter, only the `never` policy skips the cold tier.
 

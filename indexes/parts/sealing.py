@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from indexes.base import failpoints
 from indexes.base.errors import NotReady
-from indexes.base.yielding import yield_to_searches
 from indexes.dense.vectors import search_with_one_thread
 from indexes.parts.assembly import Assembly
 from indexes.parts.delta import DeltaView
@@ -114,10 +113,9 @@ class Sealing:
         self._merge()
 
     def _on_step(self) -> None:
-        """Called between steps: stop when closing, else yield to searches."""
+        """Called between steps: stop when closing."""
         if self._closing.is_set():
             raise NotReady("the collection is closing")
-        yield_to_searches()
 
     def _submit(self, pool: ThreadPoolExecutor, what: str, work: Callable[[], None]) -> None:
         def guarded() -> None:

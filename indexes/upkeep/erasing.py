@@ -15,7 +15,6 @@ from indexes.base import failpoints
 from indexes.base.durable import sync_file
 from indexes.base.errors import NotReady, Unavailable
 from indexes.base.model import Progress, now_ms
-from indexes.base.yielding import yield_to_searches
 from indexes.collection.collection import Collection
 from indexes.log.rewriting import Copy, remove_copies
 
@@ -90,7 +89,6 @@ class Erasure:
     def _on_step(self) -> None:
         if self._cancelled.is_set():
             raise NotReady("the service is closing")
-        yield_to_searches()
 
 
 def disk_bytes(folder: Path) -> int:

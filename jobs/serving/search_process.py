@@ -31,9 +31,8 @@ def main(descriptor: int, parent: int) -> None:
     end_with(parent)
 
     # Loading these takes a second, in which the service may end.
-    from indexes.base.yielding import tune_interpreter
     from jobs.serving.log_lines import set_up_logging
-    from jobs.serving.service import share_heaps
+    from jobs.serving.service import share_heaps, tune_interpreter
     from retrieval.processes.worker import SearchWorker
 
     share_heaps()

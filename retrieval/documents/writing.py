@@ -24,7 +24,6 @@ from indexes.base.errors import InvalidInput, NearlineError, TooLarge
 from indexes.base.languages import check_language
 from indexes.base.model import Floats, Ids, Metadata, NewPassage, Upsert, WriteResult
 from indexes.base.work import OnStep, do_nothing
-from indexes.base.yielding import yield_to_searches
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter
 from indexes.log.content import DIGEST_BYTES
@@ -254,11 +253,7 @@ async def embed(
     threads of `cutting`; all passages are embedded together."""
 
     def cut(on_step: OnStep) -> list[list[Piece]]:
-        def step() -> None:
-            on_step()
-            yield_to_searches()
-
-        return [chunk(document, embedder, config, step) for document in documents]
+        return [chunk(document, embedder, config, on_step) for document in documents]
 
     chars = sum(len(one.text) + len(one.vector or ()) // VALUES_PER_CHAR for one in documents)
     if chars <= INLINE_CHARS:

@@ -5,7 +5,6 @@
     embed, many texts  -> bulk lane  --'
       (tokenized in a thread of its own)
 
-- A short query that is the only request runs on the event loop's own thread and blocks it for that run (`alone`).
 - An idle encoder starts at once; there is no batching window. What arrives during a run shares the next one.
 - The cost model keeps every run short, because a query may have to wait for it to end.
 - A caller that is cancelled, or whose deadline passes, leaves the queue: nothing is computed for it.
@@ -27,7 +26,6 @@ import numpy as np
 
 from indexes.base.errors import DeadlineExceeded, NotReady, TooLarge
 from indexes.base.model import Floats
-from retrieval.embedding.alone import LoneQueries
 from retrieval.embedding.bounds import TOO_LATE, Bounds, LargeRequests
 from retrieval.embedding.costs import CostModel, TextLoad
 from retrieval.embedding.encoder import by_length
@@ -69,7 +67,6 @@ class Batcher:
         bulk_run_s           the same for bulk runs
         query_wait_s_max     a query is refused when those before it take longer
         large_wait_s_max     a large request is refused when others delay it for longer
-        lone                 decides which queries may block the loop for one short run; the rest uses other threads
         queue_tokens_max     bounds each lane separately, so that a flood of documents never refuses a query
 
     The last quarter of the bulk queue is for small requests. A large request is split into parts of at most a quarter
@@ -89,7 +86,6 @@ class Batcher:
         query_wait_s_max: float = float("inf"),
         large_wait_s_max: float = float("inf"),
         costs: CostModel | None = None,
-        lone: LoneQueries | None = None,
         observe: Observer | None = None,
     ) -> None:
         self._encoder = encoder
@@ -102,7 +98,6 @@ class Batcher:
         self._part_tokens_max = min(PART_TOKENS_MAX, max(1, queue_tokens_max // 4))
         self._observe: Observer = observe or Observer()
         self.costs = costs or CostModel()
-        self._lone = lone or LoneQueries(self.costs)
         self._lanes = Lanes(
             encoder, workers=workers, texts_max=batch_texts_max,
             query_room=lambda texts, longest: self.costs.seconds(texts, longest) <= query_run_s,
@@ -146,7 +141,6 @@ class Batcher:
         lane: Lane | None = None,
         long: Long = "cut",
         deadline: float | None = None,
-        on_start: Callable[[], None] | None = None,
         caller: str = "",
         progress: Callable[[float], None] | None = None,
     ) -> Embedded:
@@ -158,7 +152,6 @@ class Batcher:
         long        how to treat a text longer than the model reads: `cut` drops its end, `windows` reads it in pieces
                     and averages them, `refuse` raises TooLong naming the text
         deadline    in the loop's time (`loop.time()`)
-        on_start    for a query: called on the loop as its run begins or it is queued, to start work for another core
         caller      whose share of the bulk lane this uses
         progress    for bulk requests: called on the loop after each run, with the share of the bytes that is done
 
@@ -177,7 +170,7 @@ class Batcher:
         async def embed_part(part: range) -> Embedded:
             some = [texts[at] for at in part]
             job = self._admit(chosen, some, kind, long, deadline, first=part.start)
-            job.on_start, job.caller = on_start, caller
+            job.caller = caller
             if progress is not None:
                 job.ran = ran
             return await self._embed(job, deadline)
@@ -262,48 +255,16 @@ class Batcher:
             self._observe.queued(job.lane, self._queued[job.lane].tokens)
 
     async def _answer(self, job: EmbedJob, deadline: float | None) -> None:
-        """Run a job here or queue it, and wait until all of it has run."""
+        """Queue a job, and wait until all of it has run."""
         try:
             async with asyncio.timeout_at(deadline):
                 if job.lane == "query":
-                    if not await self._run_here(job, deadline):
-                        self._lanes.add_query(job)
-                        job.notify_start()
-                    elif job.future.cancelled():
-                        raise TimeoutError
+                    self._lanes.add_query(job)
                 else:
                     self._read_on(job)
                 await job.future
         except TimeoutError as error:
             raise DeadlineExceeded(TOO_LATE) from error
-
-    # --- a query that is the only request: on the loop's thread ---------------------------------------------
-
-    async def _run_here(self, job: EmbedJob, deadline: float | None) -> bool:
-        """Run a query as a batch of its own on the loop's thread, if `alone` allows it. Returns whether it did."""
-        if self._queued["query"].texts > 1:
-            self._lone.crowd()
-        if not self._is_alone(job) or self._lone.looks_out():
-            return False
-        await asyncio.sleep(0)  # lets other callers be seen, and tasks that this one started run
-        if not self._is_alone(job):
-            return False
-        batch = self._lanes.batch_of(job)
-        if batch.members and not self._lone.may_block(len(job.pieces[0])):  # more than estimated
-            return False
-        job.notify_start()
-        started = time.monotonic()
-        found, ended = self._outcome(batch), time.monotonic()
-        if deadline is not None and self._loop.time() > deadline:  # no timer fires while the loop is blocked
-            job.future.cancel()
-        self._settle(batch, found, started, ended)
-        return True
-
-    def _is_alone(self, job: EmbedJob) -> bool:
-        """Whether no other job is queued or running in either lane, and the text is short enough to tokenize and run
-        here."""
-        alone = len(self._jobs) == 1 and not job.dead and len(job.texts[0]) <= QUERY_CHARS_MAX
-        return alone and self._lone.may_block(job.queued[0])
 
     # --- bulk requests: tokenized in their own thread, planned by length, then queued -----------------------
 

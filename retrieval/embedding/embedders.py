@@ -69,25 +69,23 @@ class Embedder(QueryReader):
         deadline: float | None = None,
         *,
         cached: bool = True,
-        on_start: Callable[[], None] | None = None,
     ) -> Floats:
         """Return the vector of a search query, float32 [dimensions]; of a long one, that of what `long_queries`
         chooses. `deadline` is in the loop's time.
 
-        With `cached` false no cache is read or filled. `on_start` is called on the loop if the model has to run: right
-        before, or as the query is queued.
+        With `cached` false no cache is read or filled.
         """
         kept_by = self._kept_by
         if cached and (known := self.cache.get(kept_by, text)) is not None:
             return known
         if not cached:
-            return await self._embed_query(text, deadline, on_start)
+            return await self._embed_query(text, deadline)
         key = kept_by, text
         if (joined := await self.flights.join(key)) is not None:
             self.cache.joined += 1
             return joined
         with self.flights.lead(key) as flight:
-            vector = await self._get_shared(kept_by, text, deadline, on_start)
+            vector = await self._get_shared(kept_by, text, deadline)
             flight.land(kept := self.cache.put(kept_by, text, vector))
         return kept
 
@@ -109,31 +107,25 @@ class Embedder(QueryReader):
         # Tenants do not share a cache, or timing would reveal what another tenant has asked.
         return f"{self.fingerprint}@{PRINCIPAL.get().tenant}".removesuffix("@")
 
-    async def _get_shared(
-        self, kept_by: str, text: str, deadline: float | None, on_start: Callable[[], None] | None
-    ) -> Floats:
+    async def _get_shared(self, kept_by: str, text: str, deadline: float | None) -> Floats:
         """Take the vector from the shared cache, or embed the text and share it."""
         if self.shared is None:
-            return await self._embed_query(text, deadline, on_start)
+            return await self._embed_query(text, deadline)
         key = (kept_by, self.encoder.variant, text)
         vector = await self.shared.get(*key, dimensions=self.encoder.dimensions)
         if vector is None:
-            vector = await self._embed_query(text, deadline, on_start)
+            vector = await self._embed_query(text, deadline)
             await self.shared.put(*key, vector)
         return vector
 
-    async def _embed_query(
-        self, text: str, deadline: float | None, on_start: Callable[[], None] | None
-    ) -> Floats:
+    async def _embed_query(self, text: str, deadline: float | None) -> Floats:
         pieces = [text] if self.fits(text) else await asyncio.to_thread(self.pieces, text)
         embed = partial(self.batcher.embed, kind="query", lane="query", deadline=deadline)
         if len(pieces) == 1:
-            vector: Floats = (await embed(pieces, on_start=on_start)).vectors[0]
+            vector: Floats = (await embed(pieces)).vectors[0]
             return vector
         # At once, so that one run of the model may read both; the query lane takes one text at a time.
-        found = await asyncio.gather(
-            *(embed([piece], on_start=None if at else on_start) for at, piece in enumerate(pieces))
-        )
+        found = await asyncio.gather(*(embed([piece]) for piece in pieces))
         return self.mean_of([one.vectors for one in found])
 
     async def documents(self, texts: list[str], progress: Callable[[float], None] | None = None) -> Floats:

@@ -65,7 +65,6 @@ class EmbedJob:
     tokenize_s: float = 0.0
     started: float = 0.0  # time.monotonic() of its first run; 0 before
     ended: float = 0.0  # time.monotonic() when its last run ended
-    on_start: Callable[[], None] | None = None  # called when its run begins
     dead: bool = False  # its caller has left; read by the workers without a lock
     _left: int = -1  # pieces without a vector; known after tokenizing
     _vectors: Floats | None = None
@@ -93,10 +92,6 @@ class EmbedJob:
         if not self.in_windows:
             return len(self.texts[piece].encode())
         return sum(len(text.encode()) for text in self.texts) / len(self.pieces)
-
-    def notify_start(self) -> None:
-        if self.on_start is not None:
-            self.on_start()
 
     @property
     def in_windows(self) -> bool:
@@ -239,17 +234,6 @@ class Lanes:
             if batch.members or batch.failed:
                 return batch
             self.end_batch(batch)
-
-    def batch_of(self, job: EmbedJob) -> Batch:
-        """Make a batch of a query for the caller to run at once. It counts as seen, so a worker stays free of bulk
-        work."""
-        self._query_seen = self._clock()
-        batch = Batch("query")
-        begun = time.monotonic()
-        if self._tokenize_query(job, batch):
-            batch.members.append((job, 0))
-        batch.tokenize_s = time.monotonic() - begun
-        return batch
 
     # --- whose turn it is; under the lock -------------------------------------------------------------------
 

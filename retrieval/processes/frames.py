@@ -87,6 +87,12 @@ class Leave(Frame, frozen=True):
     id: int
 
 
+class Begun(Frame, frozen=True):
+    """The search that is worked on now, where that is not the oldest of those that were not replied to."""
+
+    id: int
+
+
 class Answer(Frame, frozen=True):
     """The answer to `Ask`, and the state that was searched. `hits` are the passages to count, `vector` that of the text
     if it was embedded here, and `spans` the stages on the monotonic clock."""
@@ -143,7 +149,7 @@ class Forgotten(Frame, frozen=True):
 
 
 Order = Configure | Follow | Forget | Ask | Leave
-Reply = Answer | Failure | Following | Forgotten
+Reply = Begun | Answer | Failure | Following | Forgotten
 
 ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

@@ -36,6 +36,7 @@ from retrieval.processes.frames import (
     Answer,
     Arriving,
     Ask,
+    Begun,
     Configure,
     Failure,
     Follow,
@@ -79,6 +80,7 @@ class SearchProcess(asyncio.Protocol):
         self.came_up = False
         self.followed: dict[str, Opened] = {}  # collections as it searches them
         self.waiting: dict[int, asyncio.Future[Answer]] = {}  # by the number of the search, oldest first
+        self._begun: int | None = None  # the search that it works on, if that is not the oldest
         self._left: set[int] = set()  # searches whose callers have left, until it says that it ended them
         self._told: dict[str, tuple[Opened, float]] = {}
         self._forgotten: dict[str, asyncio.Future[None]] = {}
@@ -105,10 +107,10 @@ class SearchProcess(asyncio.Protocol):
             self.child.wait(REAPED_S)
         # A crash has a signal of its own. SIGKILL is an operator's, or that of a system without memory.
         blame = KILLED_BLAME if self.child.returncode == -signal.SIGKILL else 1
-        oldest = min([*waiting, *self._left], default=0)
+        suspect = self._begun or min([*waiting, *self._left], default=0)
         for number, future in waiting.items():
             if not future.done():
-                future.set_exception(ProcessDied(blame if number == oldest else 0))
+                future.set_exception(ProcessDied(blame if number == suspect else 0))
         for closed in self._forgotten.values():
             if not closed.done():
                 closed.set_result(None)
@@ -155,7 +157,10 @@ class SearchProcess(asyncio.Protocol):
 
     def _take(self, reply: Reply) -> None:
         match reply:
+            case Begun():
+                self._begun = reply.id
             case Answer() | Failure():
+                self._begun = None
                 self._left.discard(reply.id)
                 future = self.waiting.pop(reply.id, None)
                 if future is None or future.done():

@@ -45,6 +45,7 @@ from retrieval.processes.frames import (
     Answer,
     Arriving,
     Ask,
+    Begun,
     Configure,
     Failure,
     Follow,
@@ -98,7 +99,7 @@ class Followed:
     behind: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Search:
     """A search that waits or is under way. `vector` is that of its text, once it is known; `own` says that it was
     embedded here."""
@@ -109,6 +110,32 @@ class Search:
     watch: Stopwatch
     vector: Floats | None
     own: bool = False
+
+    @property
+    def key(self) -> str:
+        """The access key of the caller."""
+        return self.ask.caller[0]
+
+
+class Spending:
+    """What the searches of each access key have spent, to search for the one that has spent least: cheap searches of
+    one key come before dear ones of another. A key that pauses earns no credit (start-time fair queueing)."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, float] = {}  # seconds, by key; a returning key starts at `_reached`
+        self._reached = 0.0  # what the key had spent whose search began last
+
+    def arrive(self, key: str) -> None:
+        self._spent[key] = max(self._spent.get(key, 0.0), self._reached)
+
+    def next(self, waiting: Iterable[Search]) -> Search:
+        """Return the search to begin now: the oldest of the key that has spent least."""
+        search = min(waiting, key=lambda one: self._spent[one.key])
+        self._reached = max(self._reached, self._spent[search.key])
+        return search
+
+    def add(self, key: str, seconds: float) -> None:
+        self._spent[key] += seconds
 
 
 class NotFollowed(Exception):
@@ -126,7 +153,8 @@ class SearchWorker:
         self._followed: dict[str, Followed] = {}
         self._readers: dict[str, QueryReader] = {}
         self._waiting: deque[Ask] = deque()
-        self._planned: deque[Search] = deque()
+        self._planned: list[Search] = []
+        self._spending = Spending()
         self._under_way: set[int] = set()  # searches that were not replied to yet
         self._left: set[int] = set()  # those whose callers have left
         self._orders: deque[Order] = deque()  # that wait until no search is under way
@@ -310,7 +338,7 @@ class SearchWorker:
     # -- searches
 
     def _answer_next(self) -> None:
-        """Plan what waits, as many as share a run of the model, and answer the first."""
+        """Plan what waits, as many as share a run of the model, and answer one."""
         while self._waiting and len(self._planned) < EMBEDDED_TOGETHER_MAX:
             ask = self._waiting.popleft()
             planned = len(self._planned)
@@ -321,12 +349,15 @@ class SearchWorker:
                 self._left.discard(ask.id)
         if not self._planned:
             return
-        search = self._planned[0]
+        search, begun = self._spending.next(self._planned), time.thread_time()
+        if search is not self._planned[0]:
+            self._send(Begun(search.ask.id))
         with self._replying(search.ask.id):
             if search.vector is None:
-                self._embed_planned()
+                self._embed_planned(search)
             self._send(self._answer(search))
-        self._planned.popleft()
+        self._planned.remove(search)
+        self._spending.add(search.key, time.thread_time() - begun)
         self._under_way.discard(search.ask.id)
         self._left.discard(search.ask.id)
 
@@ -370,16 +401,17 @@ class SearchWorker:
         if not ask.counted:
             plan = replace(plan, counted=False, query=replace(plan.query, counted=False))
         vector = None if ask.vector is None else np.frombuffer(ask.vector, np.float32)
+        self._spending.arrive(key)
         return Search(ask, plan, found, watch, vector)
 
-    def _embed_planned(self) -> None:
-        """Embed the text of the first search, and with it those of the others that have the same model."""
-        reader = self._planned[0].found.reader
+    def _embed_planned(self, search: Search) -> None:
+        """Embed the text of a search, and with it those of the others that have the same model."""
+        reader = search.found.reader
         lacking = [
             one for one in self._planned
             if one.vector is None and one.plan.text is not None and one.found.reader is reader
         ]  # fmt: skip
-        if not lacking or lacking[0] is not self._planned[0]:
+        if search not in lacking:
             return
         begun = time.perf_counter()
         vectors = reader.vectors_of([str(one.plan.text) for one in lacking])

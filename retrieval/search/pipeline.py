@@ -3,10 +3,10 @@
     plan -> result cache -> embed -> shard: BM25, dense -> fuse (-> rerank) -> hydrate
          -> answer with its receipt, which the result cache keeps
 
-The event loop coordinates. Embedding runs on the batcher's threads (a lone short query on the loop). The later stages
-of a round run in one step on a search thread; examples, facets and a deeper round are steps of their own, and BM25 of
-the only search begins while its text is embedded. A search reads from one snapshot throughout; its hits are read from
-the log last, so that nothing deleted is returned.
+Most searches run in search processes (`retrieval/processes`); what they do not take runs here. The event loop
+coordinates: embedding runs on the batcher's threads, and the later stages of a round in one step on a search thread.
+Examples, facets and a deeper round are steps of their own. A search reads from one snapshot throughout; its hits are
+read from the log last, so that nothing deleted is returned.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -28,6 +30,7 @@ from indexes.base.model import Floats, Ranking
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from indexes.collection.view import CollectionView
+from indexes.dense.vectors import search_with_one_thread
 from indexes.filters.grammar import Filter
 from indexes.parts.snapshot import Snapshot
 from retrieval.access.auth import PRINCIPAL
@@ -56,7 +59,6 @@ from retrieval.search.similar import read_examples
 from retrieval.search.stages import CachedAnswer, Found, count_facets_of, run_stages
 from retrieval.search.stopwatch import Stopwatch, in_time
 from retrieval.search.survival import is_light, renew_grounds
-from retrieval.search.threads import SearchThreads
 from retrieval.wire.search import Mode, SearchAnswer, SearchCollectionsAnswer, SearchRequest
 
 MIN_SEQ_WAIT_S = 5.0
@@ -114,13 +116,16 @@ class Pipeline:
         self._config = config
         self._scanner = Scanner()
         self.under_way = 0
-        self._threads = SearchThreads(config.search.threads)
+        self._threads = ThreadPoolExecutor(
+            config.search.threads, "search", initializer=search_with_one_thread
+        )
         self._active = Turns(ACTIVE_PER_THREAD * config.search.threads, lambda: config.admission, crowded)
         # Reranking holds a thread for a long time, so one is left for other searches if there are several.
         self._rerank_turns = Turns(max(1, config.search.threads - 1), lambda: config.admission, crowded)
 
     def close(self) -> None:
-        self._threads.close()
+        """Cancel what has not begun, and wait for what has."""
+        self._threads.shutdown(cancel_futures=True)
 
     @property
     def reranker(self) -> Reranker:
@@ -140,14 +145,14 @@ class Pipeline:
         """
         reranker = self.reranker
         scores, tokens = np.empty(len(texts), np.float32), 0
-        asked = await self._threads.run(partial(reranker.encoder.read_query, query), long=True)
+        asked = await self.on_thread(partial(reranker.encoder.read_query, query))
         order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
         for at in range(0, len(order), PAIRS_A_RUN):
             some = order[at : at + PAIRS_A_RUN]
             batch = [texts[one] for one in some]
             async with self._rerank_turns.turn(Flow(PRINCIPAL.get().key, patient=True)):
                 work = partial(reranker.read, asked, batch, refuse=refuse)
-                scores[some], more = await self._threads.run(work, long=True)
+                scores[some], more = await self.on_thread(work)
                 tokens += more
         return PairsRead(scores, tokens)
 
@@ -296,14 +301,6 @@ class Pipeline:
         answered = await self._answers.answer(asked, search)
         return answer_of(name, collection.settings.model, plan, answered, watch)
 
-    def _lexical_head_start(self, shard: LocalShard, plan: Plan) -> Callable[[], None] | None:
-        """Return a callback that starts the lexical search while the text is embedded, if this is the only search and a
-        thread is idle."""
-        request, idle = plan.request, self._threads.idle
-        if self.under_way > 1 or not idle or plan.query.text is None or request.like or request.unlike:
-            return None
-        return partial(shard.begin, plan.query, self._threads.submit)
-
     async def _search_latest(
         self,
         shard: LocalShard,
@@ -328,7 +325,7 @@ class Pipeline:
         floor = self._embedders.similarity_floor(collection.settings.model)
         shard = LocalShard(collection, snapshot, Stopwatch(), work)
         renew = partial(renew_grounds, grounds, plan, floor, shard)
-        return await (renew() if is_light(grounds) else self._threads.run(partial(run_at_once, renew)))
+        return await (renew() if is_light(grounds) else self.on_thread(partial(run_at_once, renew)))
 
     async def follow(
         self,
@@ -380,20 +377,14 @@ class Pipeline:
         self, shard: LocalShard, plan: Plan, watch: Stopwatch, vectors: dict[str, Floats] | None = None
     ) -> EmbeddedQuery:
         """Embed the text of the query, unless `vectors` holds its vector, and read the examples that it names."""
-        head_start = self._lexical_head_start(shard, plan)
-        embedded = await self._embed_text(shard, plan, watch, {} if vectors is None else vectors, head_start)
+        embedded = await self._embed_text(shard, plan, watch, {} if vectors is None else vectors)
         if not plan.request.like and not plan.request.unlike:
             return embedded
         read = partial(read_examples, shard, plan.request, shard.collection.settings.dimensions)
-        return embedded.with_examples(await self._threads.run(partial(run_at_once, read)))
+        return embedded.with_examples(await self.on_thread(partial(run_at_once, read)))
 
     async def _embed_text(
-        self,
-        shard: LocalShard,
-        plan: Plan,
-        watch: Stopwatch,
-        vectors: dict[str, Floats],
-        head_start: Callable[[], None] | None = None,
+        self, shard: LocalShard, plan: Plan, watch: Stopwatch, vectors: dict[str, Floats]
     ) -> EmbeddedQuery:
         collection, snapshot = shard.collection, shard.snapshot
         if plan.mode == "lexical":
@@ -403,7 +394,7 @@ class Pipeline:
             return EmbeddedQuery(plan, plan.query, floor)
         embedder, text, language = await self._embedders.of(collection), plan.text, plan.query.language
         if text not in vectors:
-            vector = embedder.query(text, watch.deadline, cached=plan.request.cache, on_start=head_start)
+            vector = embedder.query(text, watch.deadline, cached=plan.request.cache)
             vectors[text] = await watch.time_await("embed", vector)
 
         def read() -> tuple[float, bool]:
@@ -443,16 +434,18 @@ class Pipeline:
             if scan is not None and query.vector is not None:
                 known = await watch.time_await("dense", scan(query.vector, query.depth, query.condition))
             stages = partial(run_stages, embedded, shard, watch, rounds, known, self._reranker)
-            found = await self._run(stages, watch, long=embedded.plan.rerank is not None)
+            found = await self._run(stages, watch)
             if found is not None:
                 return found
             embedded = embedded.deeper()
 
-    async def _run(
-        self, stages: Callable[[], Coroutine[Any, Any, T]], watch: Stopwatch, *, long: bool = False
-    ) -> T:
+    async def _run(self, stages: Callable[[], Coroutine[Any, Any, T]], watch: Stopwatch) -> T:
         """Run stages of a search of a shard in this process, in one step on a search thread."""
-        return await self._threads.run(partial(watch.charge_cpu, partial(run_at_once, stages)), long=long)
+        return await self.on_thread(partial(watch.charge_cpu, partial(run_at_once, stages)))
+
+    async def on_thread(self, work: Callable[[], T]) -> T:
+        """Run work on a search thread, in this context, so that its log lines name the request."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
 
 
 def require_one_model(collections: Sequence[Collection], mode: Mode) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -37,8 +36,6 @@ SHARD_BITS = 48
 passages from 1, so these never need more."""
 
 T = TypeVar("T")
-Begun = tuple[Prepared, Ranking | None]  # a prepared query, and its BM25 ranking if that is known
-Submit = Callable[[Callable[[], Begun]], Future[Begun]]
 
 
 class ValuesQuery(msgspec.Struct, frozen=True):
@@ -254,53 +251,31 @@ def run_at_once(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 class LocalShard:
     """A snapshot of a collection in this process. No method waits for anything (`run_at_once`).
 
-    `work` is the work budget of the request. `begun` is the lexical part of a query whose text is still being embedded.
-    `first` is what was prepared first.
+    `work` is the work budget of the request. `first` is what was prepared first.
     """
 
     collection: CollectionView
     snapshot: Snapshot
     watch: Stopwatch
     work: WorkBudget = field(default_factory=WorkBudget)
-    begun: Future[Begun] | None = None
-    first: Begun | None = None
+    first: Prepared | None = None
 
     @property
     def seq(self) -> int:
         return self.snapshot.seq
 
-    def begin(self, query: Query, submit: Submit) -> None:
-        """Start the lexical search while the text is being embedded. The next search then has the same query and its
-        vector, or a greater depth."""
-
-        def begin() -> Begun:
-            prepared = self._prepare_first(query)
-            return prepared, self._rank_words(prepared)
-
-        self.begun = submit(begin)
-
-    def prepare(self, query: Query) -> Begun:
-        """Prepare the query, waiting for what `begin` started and raising its error. Words are looked up once, at any
-        depth."""
+    def prepare(self, query: Query) -> Prepared:
+        """Prepare the query. Its words are looked up once, at any depth."""
         if self.first is None:
-            self.first = (self._prepare_first(query), None) if self.begun is None else self.begun.result()
-        prepared, words = self.first
-        return prepared.again(
-            query, self.watch.on_step
-        ), words if prepared.query.depth == query.depth else None
-
-    def _prepare_first(self, query: Query) -> Prepared:
-        stage = None if query.text is None else "lexical"  # preparing weighs the terms
-        return self.watch.time_stage(
-            stage, lambda: self.snapshot.prepare(query, self.watch.on_step, self.work)
-        )
-
-    def _rank_words(self, prepared: Prepared) -> Ranking:
-        return self.watch.time_stage(None if prepared.query.text is None else "lexical", prepared.lexical)
+            stage = None if query.text is None else "lexical"  # preparing weighs the terms
+            self.first = self.watch.time_stage(
+                stage, lambda: self.snapshot.prepare(query, self.watch.on_step, self.work)
+            )
+        return self.first.again(query, self.watch.on_step)
 
     async def search(self, ask: Ask) -> Searched:
         query, snapshot = ask.query, self.snapshot
-        prepared, words = self.prepare(query)
+        prepared = self.prepare(query)
         if ask.known is not None:
             # An exact scan reads the log, which may be ahead of the snapshot.
             known = DenseResult(
@@ -310,7 +285,7 @@ class LocalShard:
             )
             candidates = Candidates.join(known, Ranking.empty())
         else:
-            words = self._rank_words(prepared) if words is None else words
+            words = self.watch.time_stage(None if query.text is None else "lexical", prepared.lexical)
             dense = self.watch.time_stage(None if query.vector is None else "dense", prepared.dense)
             candidates = prepared.add_named(Candidates.join(dense, words, prepared.lexical_bound))
         if query.text is not None and query.vector is not None:
@@ -374,7 +349,7 @@ class LocalShard:
 
     async def follow(self, asked: Follow) -> Followed:
         search_with_one_thread()
-        prepared, _ = self.prepare(asked.query)
+        prepared = self.prepare(asked.query)
         words, language = words_of(self.snapshot, asked.query)
         counts = {term: count for terms in words.values() for term, count in terms.items()}
         best = np.union1d(best_of_each(prepared, asked.ids), asked.first)

@@ -14,7 +14,6 @@ import pytest
 
 from indexes.base.errors import NotFound
 from retrieval.base.settings import Config, Models
-from retrieval.embedding.alone import LOOKOUT_EVERY
 from retrieval.embedding.embedders import Embedders, runs_of
 from retrieval.embedding.results import Embedded, Observer
 from tests.support.models import variation
@@ -156,24 +155,5 @@ def test_one_text_is_embedded_once_however_many_ask(model_folder: Path) -> None:
         assert embedder.cache.joined >= 28
         await embedder.query("how long do refunds take?", cached=False)
         assert len(ran) <= 3
-
-    with_embedders(model_folder, story)
-
-
-def test_what_uses_another_core_begins_when_the_model_runs(model_folder: Path) -> None:
-    """Once for each run, on the loop's thread, before the vector is there, whether the query runs there or on a worker;
-    not for a vector that is kept."""
-
-    async def story(embedders: Embedders, _: list[str]) -> None:
-        embedder, begun = await embedders.get(model_folder.name), list[str]()
-
-        def began() -> None:
-            begun.append(threading.current_thread().name)
-
-        for at in range(2 * LOOKOUT_EVERY):  # some take the threads
-            await embedder.query(f"query {at}", on_start=began)
-            assert begun == [threading.main_thread().name] * (at + 1)
-        await embedder.query("query 0", on_start=began)
-        assert len(begun) == 2 * LOOKOUT_EVERY
 
     with_embedders(model_folder, story)

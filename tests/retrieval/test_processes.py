@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -18,6 +19,7 @@ from retrieval.base.settings import Config
 from retrieval.processes import pool
 from retrieval.processes.frames import Ask, Failure, encode_frame
 from retrieval.processes.pool import SearchProcesses
+from retrieval.processes.worker import Search, Spending
 from retrieval.wire.errors import SearchCrashed
 from tests.support.vectors import World, fill, make_collection
 
@@ -37,6 +39,9 @@ while data := connection.recv(65536):
             case Forget():
                 reply = Forgotten(order.name)
             case Ask(request=b"kill"):
+                os._exit(1)
+            case Ask(request=b"kill as another"):
+                connection.sendall(encode_frame(Begun(order.id)))
                 os._exit(1)
             case Ask(request=b"other"):
                 reply = Failure(order.id, None, "not here")
@@ -169,3 +174,35 @@ def test_every_error_travels() -> None:
     assert encode_frame(Failure.of(1, error))[:4] == (len(encode_frame(Failure.of(1, error))) - 4).to_bytes(
         4, "big"
     )
+
+
+def test_the_search_that_was_begun_is_the_suspect(tmp_path: Path) -> None:
+    """Where it is not the oldest one, that one is not blamed."""
+
+    async def story(processes: SearchProcesses, collection: Collection) -> None:
+        oldest = asyncio.create_task(processes.answer(collection, ask(b"wait")))
+        await asyncio.sleep(0)
+        with pytest.raises(SearchCrashed):
+            await processes.answer(collection, ask(b"kill as another"))
+        assert await oldest is None  # no process is up, and the service may try it
+
+    with_processes(tmp_path, story, 1)
+
+
+def test_beside_dear_searches_of_one_key_the_cheap_ones_of_another_come_first() -> None:
+    """Keys get equal time, not equal numbers; and one that pauses has saved nothing up."""
+    spending = Spending()
+
+    def order(costs: dict[str, float], count: int) -> list[str]:
+        waiting = [cast(Search, SimpleNamespace(key=key)) for key in costs for _ in range(count)]
+        for one in waiting:
+            spending.arrive(one.key)
+        done = list[str]()
+        while waiting:
+            waiting.remove(search := spending.next(waiting))
+            spending.add(search.key, costs[search.key])
+            done.append(search.key)
+        return done
+
+    assert order({"dear": 1.0, "cheap": 0.1}, 10)[:11].count("cheap") == 10
+    assert order({"cheap": 1.0, "dear": 1.0}, 4)[:4].count("cheap") in (2, 3)

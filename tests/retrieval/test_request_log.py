@@ -34,7 +34,7 @@ class Ids(logging.Handler):
 
 
 async def on_the_pool(request: web.Request) -> web.Response:
-    await request.app[PIPELINE]._threads.run(lambda: logger.info("searching"))
+    await request.app[PIPELINE].on_thread(lambda: logger.info("searching"))
     return web.Response(text="done")
 
 

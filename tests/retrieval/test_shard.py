@@ -313,7 +313,7 @@ def test_a_search_that_waits_needs_a_loop() -> None:
         run_at_once(wait)
 
 
-PIPELINE_TESTS = ["deepening", "survival", "similar", "lone_searches", "cache_sharing"]
+PIPELINE_TESTS = ["deepening", "survival", "similar", "cache_sharing"]
 
 
 def test_the_pipeline_passes_its_own_tests_with_values_that_travel() -> None:
