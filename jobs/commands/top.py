@@ -70,6 +70,9 @@ class Figures(msgspec.Struct):
     p99_ms: dict[str, float]
     loop_lag_p99_ms: float | None
     cores: float
+    search_processes: int
+    search_cores: float
+    search_memory_bytes: int
     memory_bytes: int
     memory_bytes_max: int
     under_way: dict[str, int]
@@ -158,6 +161,9 @@ def compare(before: Scrape, now: Scrape) -> Figures:
         p99_ms=quantiles[0.99],
         loop_lag_p99_ms=quantile_ms(before, now, 0.99, "nearline_loop_lag_seconds"),
         cores=increase("process_cpu_seconds_total") / seconds,
+        search_processes=int(now.sum("nearline_search_processes")),
+        search_cores=increase("nearline_search_process_cpu_seconds_total") / seconds,
+        search_memory_bytes=int(now.sum("nearline_search_process_bytes")),
         memory_bytes=int(now.sum("nearline_memory_bytes", kind="held")),
         memory_bytes_max=int(now.sum("nearline_memory_bytes", kind="ceiling")),
         under_way={
@@ -223,6 +229,8 @@ def draw(figures: Figures, url: str) -> RenderableType:
         ("documents", format_rate(one.documents_per_s), "CPU", f"{one.cores:.2f} cores", "loop lag p99", lag),
         ("memory", f"{format_bytes(one.memory_bytes)} of {format_bytes(one.memory_bytes_max)}",
          "queued tokens", f"{one.queued_tokens}", "Redis", redis),
+        ("search processes", f"{one.search_processes}", "their CPU", f"{one.search_cores:.2f} cores",
+         "their memory", format_bytes(one.search_memory_bytes)),
         ("under way", busy or "none", "jobs", jobs or "none"),
     ):  # fmt: skip
         rates.add_row(*row)

@@ -65,11 +65,14 @@ def models(embedders: Embedders) -> list[Metric]:
 
 
 def processes(searching: SearchProcesses) -> list[Metric]:
-    """The search processes: how many are up, their memory, and how often one had to be started again."""
-    held = [(str(number), size) for number, size in enumerate(searching.memory())]
+    """The search processes: how many are up, what each uses, and how often one had to be started again."""
+    used = [(str(number), held, cpu_s) for number, (held, cpu_s) in enumerate(searching.usage())]
     return [
-        gauge("nearline_search_processes", "Search processes that are up", [], [(len(held),)]),
-        gauge("nearline_search_process_bytes", "Own memory of a search process", ["process"], held),
+        gauge("nearline_search_processes", "Search processes that are up", [], [(len(used),)]),
+        gauge("nearline_search_process_bytes", "Own memory of a search process", ["process"],
+              [(name, held) for name, held, _ in used]),
+        counter("nearline_search_process_cpu_seconds", "CPU seconds of a search process", ["process"],
+                [(name, cpu_s) for name, _, cpu_s in used]),
         counter("nearline_search_process_answers", "Searches that search processes answered", [],
                 [(searching.answers,)]),
         counter("nearline_search_process_restarts", "Search processes that ended and were started again", [],

@@ -198,12 +198,12 @@ class SearchProcesses:
         self._pause_s = RESTART_S
         self._starting: set[asyncio.Task[None]] = set()
 
-    def memory(self) -> list[int]:
-        """Return the bytes of own memory of each process that is up."""
-        found: list[int] = []
+    def usage(self) -> list[tuple[int, float]]:
+        """Return the bytes of own memory and the seconds of CPU of each process that is up."""
+        found: list[tuple[int, float]] = []
         for one in self._processes:
             with contextlib.suppress(OSError):
-                found.append(memory_bytes(one.child.pid)["own"])
+                found.append((memory_bytes(one.child.pid)["own"], cpu_s(one.child.pid)))
         return found
 
     async def start(self) -> None:
@@ -376,6 +376,12 @@ def opened(collection: Collection) -> Opened:
     """Return how the service has a collection open."""
     tuned = collection.chosen
     return Opened(collection.name, collection.opening, collection.generation, tuned.chosen_ms if tuned else 0)
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process. Raises OSError."""
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def end_all(children: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -235,7 +235,7 @@ def processes_ctx(data: Path, command: Sequence[str]) -> Context:
         app[PROCESSES] = processes = SearchProcesses(command, count, app[CONFIG], data)
         app[RELOADED].append(processes.configure)
         app[METRICS].watch(partial(collectors.processes, processes))
-        app[CEILING].others = lambda: sum(processes.memory())
+        app[CEILING].others = lambda: sum(held for held, _ in processes.usage())
         await processes.start()
         for collection in app[CATALOG].collections.values():
             processes.prepare(collection)

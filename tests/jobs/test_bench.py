@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_of(*milliseconds: float) -> Run:
-    return Run(list(milliseconds), [[]] * len(milliseconds), sum(milliseconds) / 1000, 0.001)
+    return Run(list(milliseconds), [[]] * len(milliseconds), sum(milliseconds) / 1000, 0.001, 0.0005)
 
 
 def test_figures_are_percentiles_of_all_queries_and_medians_of_rounds() -> None:

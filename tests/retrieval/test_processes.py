@@ -86,7 +86,7 @@ def with_processes(
 
 async def until_up(processes: SearchProcesses, collection: Collection) -> None:
     until = time.monotonic() + UP_S
-    while len(processes.memory()) < processes.count or not processes.takes(collection):
+    while len(processes.usage()) < processes.count or not processes.takes(collection):
         assert time.monotonic() < until
         await asyncio.sleep(0.05)
 

@@ -19,6 +19,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from jobs.serving.process import ServerProcess, serving
+from retrieval.embedding.encoder import available_threads
+from retrieval.server.lifecycle import PROCESSES_MAX, as_many_as_serve
+from tests.jobs.test_commands import nearline
 from tests.support.http import Http, Reply
 
 PROCESSES = {"NEARLINE_SERVER_SEARCH_PROCESSES": "2"}
@@ -286,3 +289,21 @@ def test_they_end_with_the_service(tmp_path: Path, model_folder: Path) -> None:
         assert len(found) == 2
         end(running)
         wait_until(lambda: not any(map(runs, found)), GONE_S)  # noqa: B023
+
+
+def test_by_default_there_are_as_many_as_serve(tmp_path: Path, model_folder: Path) -> None:
+    """One for each core, fewer where there is little memory, and `nearline top` shows what they use."""
+    assert as_many_as_serve(16 << 30) == min(available_threads(), PROCESSES_MAX)
+    assert as_many_as_serve(1 << 29) == 1
+    assert as_many_as_serve(1 << 28) == 0
+    environ = {
+        "NEARLINE_SERVER_SEARCH_PROCESSES": "-1",
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
+    }
+    with serving(tmp_path / "data", environ) as running:
+        wanted = as_many_as_serve(int(Http(running.url).metric("nearline_memory_bytes", kind="ceiling")))
+        wait_until(lambda: metric(Http(running.url), "es") == wanted)
+        shown = nearline("top", "--once", "--json", "--url", running.url)
+        figures = json.loads(shown.stdout)
+        assert figures["search_processes"] == wanted
+        assert (figures["search_memory_bytes"] > 0) == (wanted > 0)
