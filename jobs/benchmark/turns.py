@@ -32,8 +32,8 @@ TURN = 40
 ENVIRON = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 NOTES = [
     f"Engines take turns of {TURN} queries. x p50, x rate: times the first row's, medians over the turns.",
-    "CPU ms: processor time of a query in the engine's processes, 1st: in the first of them, which of a service speaks HTTP.",
-    "own: the memory of these processes without mapped files.",
+    "CPU ms: processor time of a query, 1st: in the first process of the engine, which of a service speaks HTTP.",
+    "own: the memory of the processes without mapped files.",
     "2 threads: times the queries a second of one thread, median over rounds of all queries.",
 ]
 
