@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 
 
 class Arrivals:
-    """Futures that resolve when `arrived` reports their seq or a later one. Thread-safe. `listeners` are called then,
-    too."""
+    """Futures that resolve when `arrived` reports their seq or a later one. Thread-safe."""
 
     def __init__(self, seq: int) -> None:
         self._seq = seq
         self._waiting: dict[Future[None], int] = {}
         self._change = threading.Lock()
-        self.listeners: list[Callable[[], None]] = []
 
     def at(self, seq: int) -> Future[None]:
         """A future that resolves at this seq. Cancel it to stop waiting."""
@@ -35,8 +32,6 @@ class Arrivals:
         for future in due:
             if future.set_running_or_notify_cancel():
                 future.set_result(None)
-        for listener in self.listeners:
-            listener()
 
     def _forget(self, future: Future[None]) -> None:
         with self._change:

@@ -21,11 +21,10 @@ import msgspec
 
 from indexes.base.errors import NearlineError, NotReady, StorageError
 from indexes.base.model import Progress
+from indexes.base.priority import NICENESS
 
 Request = TypeVar("Request")
 Outcome = TypeVar("Outcome")
-
-NICE = 10
 
 
 class Line(msgspec.Struct, omit_defaults=True):
@@ -152,7 +151,7 @@ def answer(request: type[Request], work: Callable[[Request, Progress], object]) 
 
 def step_back() -> None:
     """Lower this process's priority, so that searches on this machine run first."""
-    os.nice(max(0, NICE - os.nice(0)))
+    os.nice(max(0, NICENESS - os.nice(0)))
 
 
 def say(line: Line) -> None:

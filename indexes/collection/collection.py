@@ -78,6 +78,8 @@ class Collection(CollectionView):
             failpoints.reach("open.swept")
             self._snapshot = self._recover()
             self.arrivals = Arrivals(self._snapshot.seq)
+            # Called with the seq of a write once it is durable, before it can be searched.
+            self.on_commit: list[Callable[[int], None]] = []
             failpoints.reach("open.recovered")
         except BaseException:
             self._writer.close()
@@ -219,6 +221,8 @@ class Collection(CollectionView):
 
     def _commit(self, writes: list[Sequence[Operation]]) -> list[WriteResult]:
         results, applied = self.log.commit(writes)
+        for listener in self.on_commit if applied else ():
+            listener(applied[-1].seq)
         failpoints.reach("commit.before_show")
         try:
             self._show(applied)

@@ -7,13 +7,13 @@ per thread), so searches and writes get the cores first. Results are installed o
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from indexes.base import failpoints
 from indexes.base.errors import NotReady
+from indexes.base.priority import step_aside
 from indexes.dense.vectors import search_with_one_thread
 from indexes.parts.assembly import Assembly
 from indexes.parts.delta import DeltaView
@@ -21,8 +21,6 @@ from indexes.parts.segment import Segment
 from indexes.parts.visible import Visible
 
 logger = logging.getLogger(__name__)
-
-NICENESS = 10
 
 
 class Sealing:
@@ -135,7 +133,4 @@ class Sealing:
 def work_quietly() -> None:
     """Thread initializer: low priority, and no extra OpenMP threads in faiss."""
     search_with_one_thread()
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-    except OSError as error:  # a hardened container may forbid even this
-        logger.debug("background threads keep their priority: %s", error)
+    step_aside()

@@ -26,6 +26,7 @@ import numpy as np
 
 from indexes.base.errors import DeadlineExceeded, NotReady, TooLarge
 from indexes.base.model import Floats
+from indexes.base.priority import step_aside
 from retrieval.embedding.bounds import TOO_LATE, Bounds, LargeRequests
 from retrieval.embedding.costs import CostModel, TextLoad
 from retrieval.embedding.encoder import by_length
@@ -67,6 +68,7 @@ class Batcher:
         bulk_run_s           the same for bulk runs
         query_wait_s_max     a query is refused when those before it take longer
         large_wait_s_max     a large request is refused when others delay it for longer
+        in_background        runs give way to the searches of other processes
         queue_tokens_max     bounds each lane separately, so that a flood of documents never refuses a query
 
     The last quarter of the bulk queue is for small requests. A large request is split into parts of at most a quarter
@@ -85,10 +87,12 @@ class Batcher:
         queue_tokens_max: int,
         query_wait_s_max: float = float("inf"),
         large_wait_s_max: float = float("inf"),
+        in_background: bool = False,
         costs: CostModel | None = None,
         observe: Observer | None = None,
     ) -> None:
         self._encoder = encoder
+        self._in_background = in_background
         self._workers = workers
         self._bulk_run_s = bulk_run_s
         self._batch_texts_max = batch_texts_max
@@ -321,6 +325,8 @@ class Batcher:
     # --- the workers ----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        if self._in_background:
+            step_aside()
         while (batch := self._lanes.next_batch()) is not None:
             started = time.monotonic()
             try:

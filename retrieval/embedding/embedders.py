@@ -162,11 +162,16 @@ class Embedder(QueryReader):
 class Embedders:
     """Opens each model on first use, one at a time. `close` stops all batchers.
 
-    `shared` caches query vectors for other services too.
+    `shared` caches query vectors for other services too. `in_background`: see `Batcher`.
     """
 
     def __init__(
-        self, config: Config, observer: Callable[[str], Observer], shared: SharedVectors | None = None
+        self,
+        config: Config,
+        observer: Callable[[str], Observer],
+        shared: SharedVectors | None = None,
+        *,
+        in_background: bool = False,
     ) -> None:
         self._config = config
         self._observer = observer
@@ -178,6 +183,7 @@ class Embedders:
         self._cutting = [ThreadPoolExecutor(1, thread_name_prefix="cut") for _ in range(2)]
         self.cache = EmbeddingCache(config.embedding.query_cache_bytes)
         self.shared = shared
+        self._in_background = in_background
 
     def cutting(self, chars: int) -> Executor:
         """Return the thread for cutting this many characters into passages. Reads use other threads, so writes do not
@@ -278,6 +284,7 @@ class Embedders:
             queue_tokens_max=limits.queue_tokens_max,
             query_wait_s_max=limits.query_wait_ms_max / 1000,
             large_wait_s_max=self._config.admission.wait_s_max,
+            in_background=self._in_background,
             costs=costs,
             observe=self._observer(name),
         )

@@ -39,9 +39,15 @@ class Opened(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Follow(Frame, frozen=True):
-    """Open this collection, or catch up with it, and load its live generation. Answered by `Following`."""
+    """Open this collection, and load its live generation. Answered by `Following`."""
 
     collection: Opened
+
+
+class CatchUp(Frame, frozen=True):
+    """Bring a collection to the last commit while no search waits. Answered by `Reached`."""
+
+    name: str
 
 
 class Forget(Frame, frozen=True):
@@ -144,12 +150,19 @@ class Following(Frame, frozen=True):
     collection: Opened | None
 
 
+class Reached(Frame, frozen=True):
+    """The last operation of a collection that is searched here now."""
+
+    name: str
+    seq: int
+
+
 class Forgotten(Frame, frozen=True):
     name: str
 
 
-Order = Configure | Follow | Forget | Ask | Leave
-Reply = Begun | Answer | Failure | Following | Forgotten
+Order = Configure | Follow | CatchUp | Forget | Ask | Leave
+Reply = Begun | Answer | Failure | Following | Reached | Forgotten
 
 ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

@@ -1,9 +1,9 @@
 """The search processes of a service: started, given searches, and started again when they end.
 
-A search goes to the process with the fewest under way, of those that have the collection open in its present
-generation; the others are told to open it. If a process dies, the searches that it had are asked of another one. The
-search that it was working on is asked once more only: one that ends two processes gets an error, and is refused for a
-while. Without a process that can answer, the service searches itself.
+A search goes to the process that will answer first, of those that have the collection open in its present generation;
+the others are told to open it. They catch up with writes one after another. If a process dies, the searches that it
+had are asked of another one. The search that it was working on is asked once more only: one that ends two processes
+gets an error, and is refused for a while. Without a process that can answer, the service searches itself.
 
 For one event loop.
 """
@@ -37,6 +37,7 @@ from retrieval.processes.frames import (
     Arriving,
     Ask,
     Begun,
+    CatchUp,
     Configure,
     Failure,
     Follow,
@@ -46,6 +47,7 @@ from retrieval.processes.frames import (
     Leave,
     Opened,
     Order,
+    Reached,
     Reply,
     encode_frame,
 )
@@ -54,7 +56,8 @@ from retrieval.wire.errors import SearchCrashed
 logger = logging.getLogger(__name__)
 
 TOLD_AGAIN_S = 1.0  # after which a process that has not opened a collection is told again
-WRITTEN_S = 0.01  # from a write until the processes are told, so that they are told once of many
+CATCH_UP_S = 0.1  # for a process to catch up with a write, before the next one is told of it
+CATCHING_UP, BEHIND = 0.5, 1.0  # searches under way that make a process answer as late as catching up does
 # The pause before a process is started again; it doubles while none comes up.
 RESTART_S, RESTART_S_MAX = 0.1, 30.0
 DEATHS_MAX, KILLED_BLAME = 2, 0.5  # deaths until a search is refused; a kill from outside counts half
@@ -75,17 +78,25 @@ class ProcessDied(Exception):
 class SearchProcess(asyncio.Protocol):
     """One search process, from its start to its end."""
 
-    def __init__(self, child: subprocess.Popen[bytes], on_end: Callable[[SearchProcess], None]) -> None:
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes],
+        on_end: Callable[[SearchProcess], None],
+        on_reached: Callable[[str], None],
+    ) -> None:
+        """`on_reached` is called with the name of a collection that it has caught up with."""
         self.child = child
         self.came_up = False
         self.followed: dict[str, Opened] = {}  # collections as it searches them
+        self.reached: dict[str, int] = {}  # the last operation that it searches, by collection
+        self.catching_up: dict[str, float] = {}  # when it was told to, by collection
         self.waiting: dict[int, asyncio.Future[Answer]] = {}  # by the number of the search, oldest first
         self._begun: int | None = None  # the search that it works on, if that is not the oldest
         self._left: set[int] = set()  # searches whose callers have left, until it says that it ended them
         self._told: dict[str, tuple[Opened, float]] = {}
         self._forgotten: dict[str, asyncio.Future[None]] = {}
         self._arriving = Arriving(REPLIES)
-        self._on_end = on_end
+        self._on_end, self._on_reached = on_end, on_reached
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -122,18 +133,30 @@ class SearchProcess(asyncio.Protocol):
     def close(self) -> None:
         self._transport.close()
 
-    def follow(self, wanted: Opened, *, written: bool = False) -> None:
-        """Tell it how the service has a collection open, unless it was told a moment ago; or that something was
-        written."""
+    def follow(self, wanted: Opened) -> None:
+        """Tell it how the service has a collection open, unless it was told a moment ago."""
         before, now = self._told.get(wanted.name), time.monotonic()
-        if written or before is None or before[0] != wanted or now - before[1] > TOLD_AGAIN_S:
+        if before is None or before[0] != wanted or now - before[1] > TOLD_AGAIN_S:
             self._told[wanted.name] = wanted, now
             self.send(Follow(wanted))
 
+    def catch_up(self, name: str) -> None:
+        self.catching_up[name] = time.monotonic()
+        self.send(CatchUp(name))
+
+    def is_catching_up(self, name: str) -> bool:
+        return time.monotonic() - self.catching_up.get(name, float("-inf")) < CATCH_UP_S
+
+    def lateness(self, name: str, seq: int) -> float:
+        """Return what a search that needs operation `seq` waits for, in searches."""
+        if self.is_catching_up(name):
+            return len(self.waiting) + CATCHING_UP
+        return len(self.waiting) + (BEHIND if self.reached.get(name, 0) < seq else 0)
+
     async def forget(self, name: str) -> None:
         """Have it close a collection. A process that does not is killed."""
-        self.followed.pop(name, None)
-        self._told.pop(name, None)
+        for known in (self.followed, self._told, self.reached, self.catching_up):
+            known.pop(name, None)
         closed = self._forgotten.setdefault(name, asyncio.get_running_loop().create_future())
         self.send(Forget(name))
         try:
@@ -175,6 +198,10 @@ class SearchProcess(asyncio.Protocol):
                     self.followed.pop(reply.name, None)
                 elif reply.name in self._told:
                     self.followed[reply.name] = reply.collection
+            case Reached():
+                self.reached[reply.name] = reply.seq
+                self.catching_up.pop(reply.name, None)
+                self._on_reached(reply.name)
             case Forgotten():
                 if (closed := self._forgotten.get(reply.name)) is not None and not closed.done():
                     closed.set_result(None)
@@ -193,7 +220,7 @@ class SearchProcesses:
         self._refused: dict[bytes, float] = {}
         self._withheld: set[str] = set()
         self._known: dict[str, bytes] = {}  # collections whose writes are listened to, by name; their opening
-        self._written: dict[str, Collection] = {}
+        self._written: dict[str, int] = {}  # the last operation of each of them
         self._closed = False
         self._pause_s = RESTART_S
         self._starting: set[asyncio.Task[None]] = set()
@@ -283,21 +310,23 @@ class SearchProcesses:
             self._withheld.discard(name)
 
     def _choose(self, collection: Collection, *, any_generation: bool = False) -> SearchProcess | None:
-        """Return the process with the fewest searches under way of those that have the collection as it is now, or in
-        any generation."""
+        """Return the process that answers first, of those that have the collection as it is now, or in any
+        generation."""
         if not self.count or collection.name in self._withheld or self._closed:
             return None
         self._listen(collection)
-        wanted, best = opened(collection), None
+        wanted, seq = opened(collection), collection.snapshot.seq
+        best: tuple[float, SearchProcess] | None = None
         for one in self._processes:
             has = one.followed.get(wanted.name)
             if has != wanted:
                 one.follow(wanted)
             if has is None or (has != wanted and not (any_generation and has.opening == wanted.opening)):
                 continue
-            if best is None or len(one.waiting) < len(best.waiting):
-                best = one
-        return best
+            late = one.lateness(wanted.name, seq)
+            if best is None or late < best[0]:
+                best = late, one
+        return best and best[1]
 
     def _require_harmless(self, what: bytes) -> None:
         until = self._refused.get(what)
@@ -311,26 +340,28 @@ class SearchProcesses:
         """Have the processes told of each write from now on."""
         if self._known.get(collection.name) == collection.opening:
             return
-        self._known[collection.name] = collection.opening
-        loop = asyncio.get_running_loop()
+        self._known[collection.name], self._written[collection.name] = collection.opening, 0
+        loop, name = asyncio.get_running_loop(), collection.name
 
-        def written() -> None:
+        def written(seq: int) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._note_written, collection)
+                loop.call_soon_threadsafe(self._note_written, name, seq)
 
-        collection.arrivals.listeners.append(written)
+        collection.on_commit.append(written)
 
-    def _note_written(self, collection: Collection) -> None:
-        if not self._written:
-            asyncio.get_running_loop().call_later(WRITTEN_S, self._tell_written)
-        self._written[collection.name] = collection
+    def _note_written(self, name: str, seq: int) -> None:
+        self._written[name] = seq
+        self._tell_written(name)
 
-    def _tell_written(self) -> None:
-        written, self._written = self._written, {}
-        for name, collection in written.items():
-            for one in self._processes:
-                if name in one.followed and name not in self._withheld:
-                    one.follow(opened(collection), written=True)
+    def _tell_written(self, name: str) -> None:
+        """Have one process catch up with the last write, and the next one when it has: the others answer meanwhile.
+        The first one does while the service indexes the write, so that it has it when the write is acknowledged."""
+        if name in self._withheld:
+            return
+        seq = self._written.get(name, 0)
+        behind = [one for one in self._processes if name in one.followed and one.reached.get(name, 0) < seq]
+        if behind and not any(one.is_catching_up(name) for one in behind):
+            min(behind, key=lambda one: one.reached.get(name, 0)).catch_up(name)
 
     async def _start_one(self) -> None:
         ours, theirs = socket.socketpair()
@@ -342,7 +373,7 @@ class SearchProcesses:
                 pass_fds=[theirs.fileno()],
                 env=child_environment(),
             )
-        process = SearchProcess(child, self._ended)
+        process = SearchProcess(child, self._ended, self._tell_written)
         await asyncio.get_running_loop().create_unix_connection(lambda: process, sock=ours)
         process.send(Configure(self._config, str(self._data)))
         self._processes.append(process)

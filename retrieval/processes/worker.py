@@ -46,6 +46,7 @@ from retrieval.processes.frames import (
     Arriving,
     Ask,
     Begun,
+    CatchUp,
     Configure,
     Failure,
     Follow,
@@ -55,6 +56,7 @@ from retrieval.processes.frames import (
     Leave,
     Opened,
     Order,
+    Reached,
     Reply,
     encode_frame,
 )
@@ -209,6 +211,9 @@ class SearchWorker:
         match order:
             case Follow():
                 self._follow(order.collection)
+            case CatchUp():
+                if (found := self._followed.get(order.name)) is not None:
+                    found.behind = True
             case Forget():
                 self._close(order.name)
                 if order.name in self._being_opened:
@@ -309,6 +314,8 @@ class SearchWorker:
                     gc.collect()
                     gc.freeze()
                 self._send(Following(wanted.name, None if found is None else found.opened))
+                if found is not None:
+                    self._send(Reached(wanted.name, found.replica.snapshot.seq))
 
     def _catch_up(self) -> None:
         """While no search waits: bring collections to the last commit."""
@@ -327,13 +334,10 @@ class SearchWorker:
             self._send(Following(found.opened.name, None))
             return False
         found.behind = False
-        self._note_generation(found)
-        return True
-
-    def _note_generation(self, found: Followed) -> None:
-        """Tell the service once another generation is searched."""
         if found.opened.generation != found.replica.generation:
             self._send(Following(found.opened.name, self._as_searched(found)))
+        self._send(Reached(found.opened.name, found.replica.snapshot.seq))
+        return True
 
     # -- searches
 

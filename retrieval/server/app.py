@@ -73,6 +73,7 @@ def create_app(
     app.cleanup_ctx.extend(
         [
             lifecycle.catalog_ctx(data),
+            lifecycle.processes_ctx(data, search_command),
             lifecycle.privacy_ctx,
             lifecycle.shared_ctx,
             lifecycle.embedders_ctx,
@@ -81,7 +82,6 @@ def create_app(
             lifecycle.query_log_ctx,
             lifecycle.feedback_ctx,
             lifecycle.uploads_ctx,
-            lifecycle.processes_ctx(data, search_command),
             lifecycle.pipeline_ctx,
             lifecycle.tasks_ctx,
             lifecycle.expiry_ctx,

@@ -159,7 +159,9 @@ async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
     warning: other collections still serve, and its own answer with the reason."""
     store = app[SHARED]
     shared = None if store is None else SharedVectors(store, ttl_s=ttl_s(app[CONFIG]))
-    app[EMBEDDERS] = embedders = Embedders(app[CONFIG], app[METRICS].embedding_observer, shared)
+    app[EMBEDDERS] = embedders = Embedders(
+        app[CONFIG], app[METRICS].embedding_observer, shared, in_background=app[PROCESSES].count > 0
+    )
     app[GATES].text_pace = embedders.bytes_per_s
     app[METRICS].watch(partial(collectors.query_vectors, embedders.cache))
     app[METRICS].watch(partial(collectors.models, embedders))
