@@ -31,6 +31,7 @@ from indexes.base.errors import Unavailable
 from indexes.collection.collection import Collection
 from indexes.parts.memory import memory_bytes
 from retrieval.base.settings import Config
+from retrieval.embedding.encoder import available_threads
 from retrieval.processes.frames import (
     REPLIES,
     Answer,
@@ -66,6 +67,10 @@ REFUSED_S = 60.0  # that a search which ended two processes is refused
 ANOTHER_S, LOOK_EVERY_S = 10.0, 0.02  # for another process to come up
 FORGOTTEN_S = 10.0  # for a process to close a collection, before it is killed
 STOP_S = 2.0
+PROCESSES_MAX = 8  # that one service can feed
+PROCESS_BYTES = (
+    512 << 20
+)  # of the memory ceiling for each: it takes a quarter of that, and grows with what is written
 
 
 class ProcessDied(Exception):
@@ -401,6 +406,11 @@ class SearchProcesses:
                 await asyncio.sleep(RESTART_S_MAX)
             else:
                 return
+
+
+def as_many_as_serve(bytes_max: int) -> int:
+    """Return how many search processes serve best with this much memory, where the configuration does not say."""
+    return min(available_threads(), bytes_max // PROCESS_BYTES, PROCESSES_MAX)
 
 
 def opened(collection: Collection) -> Opened:

@@ -73,6 +73,7 @@ logger = logging.getLogger(__name__)
 READ_BYTES = 1 << 18
 LOOK_EVERY_S = 0.001  # for callers that have left, during a search
 IDLE_S = 0.05  # between two looks at what was written
+CATCH_UP_EVERY_S = 0.2  # while searches always wait
 EMBEDDED_TOGETHER_MAX = 4  # texts in a run of the model; more would make the first wait
 
 
@@ -161,7 +162,7 @@ class SearchWorker:
         self._left: set[int] = set()  # those whose callers have left
         self._orders: deque[Order] = deque()  # that wait until no search is under way
         self._ended = False
-        self._looked = 0.0
+        self._looked = self._caught_up = 0.0
         self._being_opened: dict[str, bool] = {}  # by name, whether it was to be forgotten since
         self._opening: queue.SimpleQueue[Opened] = queue.SimpleQueue()
         self._opened: queue.SimpleQueue[tuple[Opened, Followed | None]] = queue.SimpleQueue()
@@ -179,10 +180,11 @@ class SearchWorker:
             while self._orders:
                 self._obey(self._orders.popleft())
             self._take_opened()
-            if self._waiting or self._planned:
-                self._answer_next()
-            else:
+            busy = bool(self._waiting or self._planned)
+            if not busy or time.monotonic() - self._caught_up > CATCH_UP_EVERY_S:
                 self._catch_up()
+            if busy:
+                self._answer_next()
 
     # -- the socket
 
@@ -318,7 +320,9 @@ class SearchWorker:
                     self._send(Reached(wanted.name, found.replica.snapshot.seq))
 
     def _catch_up(self) -> None:
-        """While no search waits: bring collections to the last commit."""
+        """Bring collections to the last commit: while no search waits, and now and then while some always do, or the
+        first search of a collection that is written all the time would wait for all of that."""
+        self._caught_up = time.monotonic()
         for found in list(self._followed.values()):
             if found.behind or found.replica.ready:
                 self._catch_up_with(found)

@@ -25,6 +25,7 @@ from retrieval.handlers.state import (
     LIMITER,
     METRICS,
     PACES,
+    PROCESSES,
     READY,
     RELOADED,
     START,
@@ -34,6 +35,7 @@ from retrieval.handlers.state import (
 )
 from retrieval.observe.metrics import Metrics
 from retrieval.observe.tracing import trace
+from retrieval.processes.pool import SearchProcesses, as_many_as_serve
 from retrieval.server import lifecycle
 from retrieval.server.door import DOOR, Door
 from retrieval.server.middlewares import admit, cross_origin, errors_as_json, observe, within_grace
@@ -68,12 +70,12 @@ def create_app(
         ],
     )
     app.on_response_prepare.append(protective_headers)
-    put_state(app, config, data, extract)
+    put_state(app, config, data, extract, search_command)
     # Closed in reverse order: jobs first, then searches, then the models and the shared cache, and the log last.
     app.cleanup_ctx.extend(
         [
             lifecycle.catalog_ctx(data),
-            lifecycle.processes_ctx(data, search_command),
+            lifecycle.processes_ctx,
             lifecycle.privacy_ctx,
             lifecycle.shared_ctx,
             lifecycle.embedders_ctx,
@@ -103,7 +105,13 @@ def create_app(
     return app
 
 
-def put_state(app: web.Application, config: Config, data: Path, extract: Extract | None) -> None:
+def put_state(
+    app: web.Application,
+    config: Config,
+    data: Path,
+    extract: Extract | None,
+    search_command: Sequence[str],
+) -> None:
     """Set what the application holds before its data directory is open. Raises Damaged for unreadable keys."""
     app[CONFIG] = config
     folders = (data, Path(config.models.folder))
@@ -112,6 +120,9 @@ def put_state(app: web.Application, config: Config, data: Path, extract: Extract
     app[KEYS] = Keys(data, config.auth.groups_secret)
     app[LIMITER] = Limiter(data)
     app[CEILING] = Ceiling(config.server.memory_bytes_max)
+    asked = config.server.search_processes
+    count = as_many_as_serve(app[CEILING].bytes_max) if asked < 0 else asked
+    app[PROCESSES] = SearchProcesses(search_command, count if search_command else 0, config, data)
     app[GATES] = Gates(config.admission)
     app[RELOADED] = [lambda: app[GATES].reload(config.admission), app[KEYS].reload]
     app[READY] = {"ready": False}

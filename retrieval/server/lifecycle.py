@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -31,7 +31,6 @@ from retrieval.context.llm import LanguageModel
 from retrieval.dialects.store_expiry import delete_expired_regularly
 from retrieval.documents.uploads import Uploads
 from retrieval.embedding.embedders import Embedders, runs_of
-from retrieval.embedding.encoder import available_threads
 from retrieval.handlers.state import (
     CATALOG,
     CEILING,
@@ -59,7 +58,6 @@ from retrieval.handlers.state import (
 )
 from retrieval.observe import collectors
 from retrieval.processes.asking import InProcesses
-from retrieval.processes.pool import SearchProcesses
 from retrieval.search.pipeline import Pipeline
 from retrieval.search.reranking import Reranker
 from retrieval.upkeep.expiring import keep_deleting
@@ -103,7 +101,9 @@ def catalog_ctx(data: Path) -> Context:
         app[FAILED] = asyncio.Event()
         forget = failures.listen(leave_on_failure(app, asyncio.get_running_loop()))
         try:
-            start, options = app[START], options_of(app[CONFIG], app[CEILING].bytes_max)
+            # Search processes map the same files: a copy here would hold them twice.
+            copied_max = 0 if app[PROCESSES].count else app[CEILING].bytes_max
+            start, options = app[START], options_of(app[CONFIG], copied_max)
             options = replace(options, read=start.read, room=app[CEILING].left)
             app[CATALOG] = await start.on_thread(Catalog, data, options, start.collection)
             await asyncio.to_thread(app[KEYS].remember)
@@ -229,27 +229,17 @@ async def uploads_ctx(app: web.Application) -> AsyncIterator[None]:
         yield
 
 
-def processes_ctx(data: Path, command: Sequence[str]) -> Context:
-    async def context(app: web.Application) -> AsyncIterator[None]:
-        """Start the search processes, and have them open all collections. Without a command there are none."""
-        wanted = app[CONFIG].server.search_processes if command else 0
-        count = as_many_as_serve(app[CEILING].bytes_max) if wanted < 0 else wanted
-        app[PROCESSES] = processes = SearchProcesses(command, count, app[CONFIG], data)
-        app[RELOADED].append(processes.configure)
-        app[METRICS].watch(partial(collectors.processes, processes))
-        app[CEILING].others = lambda: sum(held for held, _ in processes.usage())
-        await processes.start()
-        for collection in app[CATALOG].collections.values():
-            processes.prepare(collection)
-        yield
-        await processes.close()
-
-    return context
-
-
-def as_many_as_serve(bytes_max: int) -> int:
-    """Return how many search processes to start where the configuration does not say."""
-    return min(available_threads(), bytes_max // PROCESS_BYTES, PROCESSES_MAX)
+async def processes_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Start the search processes, and have them open all collections."""
+    processes = app[PROCESSES]
+    app[RELOADED].append(processes.configure)
+    app[METRICS].watch(partial(collectors.processes, processes))
+    app[CEILING].others = lambda: sum(held for held, _ in processes.usage())
+    await processes.start()
+    for collection in app[CATALOG].collections.values():
+        processes.prepare(collection)
+    yield
+    await processes.close()
 
 
 async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:

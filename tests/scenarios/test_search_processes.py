@@ -20,12 +20,11 @@ import pytest
 
 from jobs.serving.process import ServerProcess, serving
 from retrieval.embedding.encoder import available_threads
-from retrieval.server.lifecycle import PROCESSES_MAX, as_many_as_serve
+from retrieval.processes.pool import PROCESSES_MAX, as_many_as_serve
 from tests.jobs.test_commands import nearline
 from tests.support.http import Http, Reply
 
 PROCESSES = {"NEARLINE_SERVER_SEARCH_PROCESSES": "2"}
-KILLS = 25
 UP_S, GONE_S = 60.0, 1.0
 SUBJECTS = ["tides", "glaciers", "volcanoes", "comets", "beetles", "harbors", "violins", "bridges"]
 VERBS = ["rise", "move", "sleep", "shine", "gather", "freeze", "sound", "span"]
@@ -219,8 +218,18 @@ def over(works: list[Future[int]]) -> bool:
     return any(work.done() for work in works)
 
 
-def test_nothing_is_missed_while_they_are_killed(service: ServerProcess) -> None:
-    """Beside 25 kills of random processes every search is answered, and no search that began after an acknowledgement
+@pytest.mark.parametrize(
+    "kills",
+    [
+        25,
+        pytest.param(
+            int(os.environ.get("NEARLINE_TORTURE_KILLS", "200")),
+            marks=[pytest.mark.torture, pytest.mark.timeout(1800)],
+        ),
+    ],
+)
+def test_nothing_is_missed_while_they_are_killed(service: ServerProcess, kills: int) -> None:
+    """Beside kills of random processes every search is answered, and no search that began after an acknowledgement
     misses what was acknowledged, whichever process answers it."""
     http, chance = Http(service.url), random.Random(3)
     name = http.new_collection()
@@ -261,7 +270,7 @@ def test_nothing_is_missed_while_they_are_killed(service: ServerProcess) -> None
         works += [threads.submit(search) for _ in range(2)]
         killed = 0
         try:
-            while killed < KILLS and not over(works):
+            while killed < kills and not over(works):
                 before = metric(http, "_answers_total")
                 # One that is killed while it starts proves nothing, and is not started again at once.
                 wait_until(lambda: metric(http, "_answers_total") > before or over(works))  # noqa: B023
@@ -272,7 +281,7 @@ def test_nothing_is_missed_while_they_are_killed(service: ServerProcess) -> None
         finally:
             ended.set()
         assert all(work.result() > 0 for work in works)
-    assert metric(http, "_restarts_total") >= KILLS
+    assert metric(http, "_restarts_total") >= kills
     use_processes(http, name)
 
 
