@@ -13,7 +13,6 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -44,7 +43,8 @@ def memory_bytes(pid: int | None = None) -> dict[str, int]:
 
     Raises OSError if it is not available or the process has ended.
     """
-    pages = Path(f"/proc/{pid or 'self'}/statm").read_bytes().split()  # a tenth of what `status` takes
+    with open(f"/proc/{pid or 'self'}/statm", "rb") as file:  # noqa: PTH123 - twice as fast; a tenth of what `status` takes
+        pages = file.read().split()
     resident, mapped = (int(pages[at]) * PAGE_BYTES for at in (1, 2))
     if not resident:
         raise ProcessLookupError(f"process {pid} has ended")

@@ -54,8 +54,8 @@ DECODED_BYTES_MAX = 64_000_000  # of a body, without its texts: `wire.value_budg
 
 
 class Ceiling:
-    """Accounts for the memory of all requests. `relief` holds callbacks for when memory gets short; `others` returns
-    what the processes of this service hold. `hold` may be used from any thread."""
+    """Accounts for the memory of all requests. `relief` holds callbacks for when memory gets short; `others` is what
+    the other processes of this service hold. `hold` may be used from any thread."""
 
     def __init__(self, bytes_max: int, own: Callable[[], int] | None = None) -> None:
         """`bytes_max` 0 means three quarters of the memory of the machine or container."""
@@ -63,7 +63,7 @@ class Ceiling:
         self.foretold = 0
         self.refused: Counter[Load] = Counter()
         self.relief: list[Callable[[], None]] = []
-        self.others: Callable[[], int] = lambda: 0
+        self.others = 0
         self.decoding = asyncio.Lock()
         self._own = own or own_bytes
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class Ceiling:
 
     @property
     def own(self) -> int:
-        return self._own() + self.others()
+        return self._own() + self.others
 
     def _own_lately(self) -> int:
         """Return a recent reading: each one makes three system calls and releases the GIL at each."""

@@ -234,7 +234,6 @@ async def processes_ctx(app: web.Application) -> AsyncIterator[None]:
     processes = app[PROCESSES]
     app[RELOADED].append(processes.configure)
     app[METRICS].watch(partial(collectors.processes, processes))
-    app[CEILING].others = lambda: sum(held for held, _ in processes.usage())
     await processes.start()
     for collection in app[CATALOG].collections.values():
         processes.prepare(collection)
@@ -333,6 +332,7 @@ async def memory_ctx(app: web.Application) -> AsyncIterator[None]:
     async def watch() -> None:
         while True:
             await asyncio.sleep(MEMORY_EVERY_S)
+            ceiling.others = sum(held for held, _ in app[PROCESSES].usage())
             if ceiling.is_near:
                 for relieve in ceiling.relief:
                     relieve()
