@@ -193,7 +193,7 @@ class Exported:
     async def of(self, collection: Collection) -> Exported:
         return self
 
-    async def query(self, text: str, deadline: float | None, *, cached: bool, on_start: object) -> Floats:
+    async def query(self, text: str, deadline: float | None, *, cached: bool) -> Floats:
         return WORLD.vector(99)
 
     def share_read(self, text: str, language: str | None, held: object) -> float:
