@@ -79,10 +79,6 @@ Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
 LAG_EVERY_S = 0.05
 MEMORY_EVERY_S = 0.5
-PROCESSES_MAX = 8  # that one service can feed
-PROCESS_BYTES = (
-    512 << 20
-)  # of the memory ceiling for each: it takes a quarter of that, and grows with what is written
 
 
 @contextlib.asynccontextmanager
