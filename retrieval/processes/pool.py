@@ -68,7 +68,8 @@ ANOTHER_S, LOOK_EVERY_S = 10.0, 0.02  # for another process to come up
 FORGOTTEN_S = 10.0  # for a process to close a collection, before it is killed
 STOP_S = 2.0
 PROCESSES_MAX = 8  # that one service can feed
-PROCESS_BYTES = 512 << 20  # of the memory ceiling for each: it takes a quarter, and grows with what is written
+# Of the memory ceiling, for each process: it takes a quarter of that, and grows with what is written.
+PROCESS_BYTES = 512 << 20
 
 
 class ProcessDied(Exception):
