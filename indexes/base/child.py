@@ -10,11 +10,13 @@ progress, and finally {"outcome"} or {"error"}. Other lines come from libraries 
 from __future__ import annotations
 
 import os
+import site
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
 import msgspec
@@ -122,8 +124,18 @@ def follow(process: subprocess.Popen[str], progress: Progress) -> Line:
 
 
 def child_environment() -> dict[str, str]:
-    """Limit OpenMP: by default it takes every core and spins on it, in competition with searches."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    """Limit OpenMP: by default it takes every core and spins on it, in competition with searches. And let Python import
+    this code from where it is, never what lies in the current folder."""
+    own = str(Path(__file__).parents[2])
+    installed = own in site.getsitepackages()
+    paths = [*([] if installed else [own]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
 
 
 def answer(request: type[Request], work: Callable[[Request, Progress], object]) -> int:

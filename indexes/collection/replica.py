@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -21,7 +21,7 @@ from typing import Any
 from indexes.base.errors import Damaged, NotReady
 from indexes.base.model import IndexOptions
 from indexes.collection.view import CollectionView, HitCounter
-from indexes.log.reader import SCAN_ROWS, LogPosition, LogReader
+from indexes.log.reader import SCAN_ROWS, LogPosition, LogReader, PassageEntry
 from indexes.parts.delta import DeltaView
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import read_manifest
@@ -31,18 +31,26 @@ from indexes.rebuild.chosen import read_chosen
 logger = logging.getLogger(__name__)
 
 START = LogPosition(0, 0)
+STEP_PASSAGES = 128  # some 20 ms
 Loaded = tuple[Generation, list[DeltaView], LogPosition]
 
 
 class Replica(CollectionView):
     """An open replica. Its owner sets `documents`: counting them would take a scan of the log. Call `close`."""
 
-    def __init__(self, folder: Path, options: IndexOptions, hits: HitCounter) -> None:
-        """Open the log and the live generation, and catch up. Raises StorageError if either cannot be read."""
+    def __init__(
+        self,
+        folder: Path,
+        options: IndexOptions,
+        hits: HitCounter,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Open the log and the live generation, and catch up, calling `on_step` now and then. Raises StorageError if
+        either cannot be read."""
         super().__init__(folder, options, LogReader(folder / "log.db", options.now_ms))
         self.hits, self.documents = hits, 0
         self._inode = inode_of(self.log.path)
-        self._closed = False
+        self._closed, self._on_step = False, on_step
         self._steps: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._sealing = Sealing(folder.name, self._assembly, on_writer=self._later, publish=self._publish)
         self._loads = ThreadPoolExecutor(1, f"loading-{folder.name}", initializer=work_quietly)
@@ -75,12 +83,12 @@ class Replica(CollectionView):
         # Much is read in blocks, each a transaction of its own. What died before the last of them is in `dead`.
         end = self.log.position().last_passage
         if end - self._position.last_passage > SCAN_ROWS:
-            self._assembly.follow(self.log.entries(self._position.last_passage, end), [])
+            self._assembly.follow(self._in_steps(self.log.entries(self._position.last_passage, end)), [])
             self._position = LogPosition(self._position.seq, end)
         changes = self.log.changes(self._position)
         if changes is None:
             raise Damaged(f"the log of {self.name} has forgotten what was written after {self._position.seq}")
-        self._assembly.follow(changes.entries, changes.dead)
+        self._assembly.follow(self._in_steps(changes.entries), changes.dead)
         self._position, self._content = changes.position, changes.content
         self._publish()
 
@@ -151,6 +159,12 @@ class Replica(CollectionView):
                     future.set_result(step())
                 except BaseException as error:  # noqa: BLE001 - it belongs to the thread that waits
                     future.set_exception(error)
+
+    def _in_steps(self, entries: Iterable[PassageEntry]) -> Iterator[PassageEntry]:
+        for at, entry in enumerate(entries, 1):
+            if at % STEP_PASSAGES == 0:
+                self._on_step()
+            yield entry
 
     def _publish(self) -> None:
         self._snapshot = self._assembly.snapshot(self._position.seq, self._content)

@@ -3,6 +3,7 @@ here, where the caches, the budgets and the counts of hits are."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import fields, replace
 
@@ -58,6 +59,9 @@ class InProcesses:
             return None
         if embedder is not None and plan.request.cache and answer.vector is not None:
             await embedder.keep(str(plan.text), np.frombuffer(answer.vector, np.float32))
+        if answer.seq > collection.snapshot.seq:
+            # Or the next search, if the service itself answers it, would go back in time.
+            await asyncio.wrap_future(collection.arrivals.at(answer.seq))
         charge(answer, ask, watch, budget)
         collection.hits.count(answer.hits)
         settled = collection.log.newest_seq == answer.seq

@@ -94,7 +94,8 @@ class Leave(Frame, frozen=True):
 
 
 class Begun(Frame, frozen=True):
-    """The search that is worked on now, where that is not the oldest of those that were not replied to."""
+    """The search that is worked on now, where that is not the oldest of those that were not replied to; and a sign of
+    life."""
 
     id: int
 

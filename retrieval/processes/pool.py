@@ -19,9 +19,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -56,27 +57,34 @@ from retrieval.wire.errors import SearchCrashed
 
 logger = logging.getLogger(__name__)
 
-TOLD_AGAIN_S = 1.0  # after which a process that has not opened a collection is told again
+# After which a process that has not opened a collection is told again; it doubles each time that it cannot.
+TOLD_AGAIN_S, TOLD_AGAIN_S_MAX = 1.0, 60.0
 CATCH_UP_S = 0.1  # for a process to catch up with a write, before the next one is told of it
 CATCHING_UP, BEHIND = 0.5, 1.0  # searches under way that make a process answer as late as catching up does
 # The pause before a process is started again; it doubles while none comes up.
 RESTART_S, RESTART_S_MAX = 0.1, 30.0
-DEATHS_MAX, KILLED_BLAME = 2, 0.5  # deaths until a search is refused; a kill from outside counts half
+# Deaths until a search is refused. A kill from outside counts half, as does a crash for searches beside the suspect.
+DEATHS_MAX, KILLED_BLAME, BESIDE_BLAME = 2, 0.5, 0.5
+# A process that has not replied for so long gets no searches, loses those that it has, and is killed.
+SILENT_S, GIVE_UP_S, HUNG_S = 1.0, 2.0, 30.0
 REAPED_S = 0.05  # for a process whose socket closed to leave its exit status
 REFUSED_S = 60.0  # that a search which ended two processes is refused
-ANOTHER_S, LOOK_EVERY_S = 10.0, 0.02  # for another process to come up
+# For another process to come up: after a crash, for which the service must not search itself, or a kill from outside.
+ANOTHER_S, ANOTHER_SOON_S, LOOK_EVERY_S = 10.0, 1.0, 0.02
 FORGOTTEN_S = 10.0  # for a process to close a collection, before it is killed
 STOP_S = 2.0
+WATCH_S = 0.5
 PROCESSES_MAX = 8  # that one service can feed
 # Of the memory ceiling, for each process: it takes a quarter of that, and grows with what is written.
 PROCESS_BYTES = 512 << 20
 
 
 class ProcessDied(Exception):
-    """The process that had a search has ended. `blamed`: how likely this search is the cause, 0 to 1."""
+    """The process that had a search has ended. `blamed`: how likely this search is the cause, 0 to 1. `crashed`: the
+    process was not killed from outside."""
 
-    def __init__(self, blamed: float) -> None:
-        self.blamed = blamed
+    def __init__(self, blamed: float, *, crashed: bool) -> None:
+        self.blamed, self.crashed = blamed, crashed
 
 
 class SearchProcess(asyncio.Protocol):
@@ -95,9 +103,12 @@ class SearchProcess(asyncio.Protocol):
         self.reached: dict[str, int] = {}  # the last operation that it searches, by collection
         self.catching_up: dict[str, float] = {}  # when it was told to, by collection
         self.waiting: dict[int, asyncio.Future[Answer]] = {}  # by the number of the search, oldest first
+        self._heard = 0.0  # when it last replied, or was asked while it had nothing to do
+        self._hung = False
         self._begun: int | None = None  # the search that it works on, if that is not the oldest
         self._left: set[int] = set()  # searches whose callers have left, until it says that it ended them
         self._told: dict[str, tuple[Opened, float]] = {}
+        self._unable: dict[str, int] = {}  # how often it could not open a collection
         self._forgotten: dict[str, asyncio.Future[None]] = {}
         self._arriving = Arriving(REPLIES)
         self._on_end, self._on_reached = on_end, on_reached
@@ -107,6 +118,7 @@ class SearchProcess(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        self._heard = time.monotonic()
         try:
             for reply in self._arriving.feed(data):
                 self._take(reply)
@@ -117,15 +129,17 @@ class SearchProcess(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.followed.clear()
         self.child.kill()
+        suspect = self._suspect
         waiting, self.waiting = self.waiting, {}
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.child.wait(REAPED_S)
         # A crash has a signal of its own. SIGKILL is an operator's, or that of a system without memory.
-        blame = KILLED_BLAME if self.child.returncode == -signal.SIGKILL else 1
-        suspect = self._begun or min([*waiting, *self._left], default=0)
+        crashed = self._hung or self.child.returncode != -signal.SIGKILL
         for number, future in waiting.items():
             if not future.done():
-                future.set_exception(ProcessDied(blame if number == suspect else 0))
+                # Those beside the suspect may have been in the same run of the model.
+                blame = (1.0 if crashed else KILLED_BLAME) if number == suspect else crashed * BESIDE_BLAME
+                future.set_exception(ProcessDied(blame, crashed=crashed))
         for closed in self._forgotten.values():
             if not closed.done():
                 closed.set_result(None)
@@ -140,7 +154,8 @@ class SearchProcess(asyncio.Protocol):
     def follow(self, wanted: Opened) -> None:
         """Tell it how the service has a collection open, unless it was told a moment ago."""
         before, now = self._told.get(wanted.name), time.monotonic()
-        if before is None or before[0] != wanted or now - before[1] > TOLD_AGAIN_S:
+        pause_s = min(TOLD_AGAIN_S * 2 ** self._unable.get(wanted.name, 0), TOLD_AGAIN_S_MAX)
+        if before is None or before[0] != wanted or now - before[1] > pause_s:
             self._told[wanted.name] = wanted, now
             self.send(Follow(wanted))
 
@@ -153,19 +168,47 @@ class SearchProcess(asyncio.Protocol):
 
     def lateness(self, name: str, seq: int) -> float:
         """Return what a search that needs operation `seq` waits for, in searches."""
+        late = float(len(self.waiting) + len(self._left))
         if self.is_catching_up(name):
-            return len(self.waiting) + CATCHING_UP
-        return len(self.waiting) + (BEHIND if self.reached.get(name, 0) < seq else 0)
+            return late + CATCHING_UP
+        return late + (BEHIND if self.reached.get(name, 0) < seq else 0)
+
+    @property
+    def silent_s(self) -> float:
+        """The seconds since it last replied, 0 if it has nothing to do."""
+        return time.monotonic() - self._heard if self.waiting or self._left else 0.0
+
+    @property
+    def is_silent(self) -> bool:
+        return self.silent_s > SILENT_S
+
+    def give_up_if_hung(self) -> None:
+        """Where it has not replied for long, have its searches asked elsewhere; then kill it."""
+        if self.silent_s > GIVE_UP_S:
+            suspect = self._suspect
+            for number, future in self.waiting.items():
+                if not future.done():
+                    future.set_exception(ProcessDied(float(number == suspect), crashed=number == suspect))
+        if self.silent_s > HUNG_S and not self._hung:
+            self._hung = True
+            logger.error("search process %d has not replied for %g s and is killed", self.child.pid, HUNG_S)
+            self.child.kill()
+
+    @property
+    def _suspect(self) -> int:
+        """The number of the search that it works on."""
+        return self._begun or min([*self.waiting, *self._left], default=0)
 
     async def forget(self, name: str) -> None:
         """Have it close a collection. A process that does not is killed."""
-        for known in (self.followed, self._told, self.reached, self.catching_up):
+        for known in (self.followed, self._told, self._unable, self.reached, self.catching_up):
             known.pop(name, None)
         closed = self._forgotten.setdefault(name, asyncio.get_running_loop().create_future())
         self.send(Forget(name))
         try:
             await asyncio.wait_for(asyncio.shield(closed), FORGOTTEN_S)
         except TimeoutError:
+            logger.error("search process %d has not closed %s and is killed", self.child.pid, name)
             self.child.kill()
         finally:
             self._forgotten.pop(name, None)
@@ -173,6 +216,8 @@ class SearchProcess(asyncio.Protocol):
     async def ask(self, ask: Ask) -> Answer:
         """Return the answer. Raises ProcessDied, what the search raises, and LookupError if the process cannot."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        if not (self.waiting or self._left):
+            self._heard = time.monotonic()
         self.waiting[ask.id] = future
         self.send(ask)
         try:
@@ -200,8 +245,10 @@ class SearchProcess(asyncio.Protocol):
                 self.came_up = True
                 if reply.collection is None:
                     self.followed.pop(reply.name, None)
+                    self._unable[reply.name] = min(self._unable.get(reply.name, -1) + 1, 10)
                 elif reply.name in self._told:
                     self.followed[reply.name] = reply.collection
+                    self._unable.pop(reply.name, None)
             case Reached():
                 self.reached[reply.name] = reply.seq
                 self.catching_up.pop(reply.name, None)
@@ -227,7 +274,7 @@ class SearchProcesses:
         self._written: dict[str, int] = {}  # the last operation of each of them
         self._closed = False
         self._pause_s = RESTART_S
-        self._starting: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def usage(self) -> list[tuple[int, float]]:
         """Return the bytes of own memory and the seconds of CPU of each process that is up."""
@@ -239,12 +286,26 @@ class SearchProcesses:
 
     async def start(self) -> None:
         for _ in range(self.count):
-            await self._start_one()
+            if not await self._start_one():
+                self._in_background(self._start_until_up())
+        self._in_background(self._watch())
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch(self) -> None:
+        """End processes that hang."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            for one in self._processes:
+                one.give_up_if_hung()
 
     async def close(self) -> None:
         """End all processes."""
         self._closed = True
-        for task in self._starting:
+        for task in self._tasks:
             task.cancel()
         children = [one.child for one in self._processes]
         for one in list(self._processes):
@@ -271,37 +332,48 @@ class SearchProcesses:
         no other comes up.
         """
         asked = msgspec.msgpack.encode((ask.collection, ask.request))
-        what, deaths = blake2b(asked, digest_size=16).digest(), 0.0
+        what, deaths, crashed = blake2b(asked, digest_size=16).digest(), 0.0, False
         self._require_harmless(what)
         while (
-            process := await self._choose_again(collection) if deaths else self._choose(collection)
+            process := await self._choose_again(collection, crashed=crashed)
+            if deaths or crashed
+            else self._choose(collection)
         ) is not None:
             try:
                 answer = await process.ask(replace(ask, id=next(self._numbers)))
             except LookupError:
                 process.followed.pop(ask.collection, None)
             except ProcessDied as died:
-                deaths += died.blamed
+                deaths, crashed = deaths + died.blamed, crashed or died.crashed
                 if deaths >= DEATHS_MAX:
-                    self._refused[what] = time.monotonic() + REFUSED_S
-                    logger.error(
-                        "a search ended two processes and is refused for %g s: %s", REFUSED_S, ask.request
-                    )
+                    self._refuse(what, ask)
                     self._require_harmless(what)
             else:
                 self.answers += 1
                 return answer
         return None
 
-    async def _choose_again(self, collection: Collection) -> SearchProcess:
-        """Wait for a process for a search that may have ended one: the service itself must not try it. One that still
-        searches another generation will do. Raises Unavailable."""
-        until = time.monotonic() + ANOTHER_S
+    async def _choose_again(self, collection: Collection, *, crashed: bool) -> SearchProcess | None:
+        """Wait for a process for a search that may have ended one. One that still searches another generation will do.
+        If none comes up, raises Unavailable after a crash: the service itself must not try the search."""
+        until = time.monotonic() + (ANOTHER_S if crashed else ANOTHER_SOON_S)
         while (process := self._choose(collection, any_generation=True)) is None:
             if time.monotonic() > until:
-                raise Unavailable("the search process ended, and no other came up in time")
+                if crashed:
+                    raise Unavailable("the search process ended, and no other came up in time")
+                return None
             await asyncio.sleep(LOOK_EVERY_S)
         return process
+
+    def _refuse(self, what: bytes, ask: Ask) -> None:
+        now = time.monotonic()
+        self._refused = {one: until for one, until in self._refused.items() if until > now}
+        self._refused[what] = now + REFUSED_S
+        request = ask.request if self._config.log.queries else b"(log.queries is off)"
+        logger.error(
+            "a search of %s ended two processes and is refused for %g s: %s",
+            ask.collection, REFUSED_S, request,
+        )  # fmt: skip
 
     @contextlib.asynccontextmanager
     async def released(self, name: str) -> AsyncIterator[None]:
@@ -322,6 +394,8 @@ class SearchProcesses:
         wanted, seq = opened(collection), collection.snapshot.seq
         best: tuple[float, SearchProcess] | None = None
         for one in self._processes:
+            if one.is_silent:
+                continue
             has = one.followed.get(wanted.name)
             if has != wanted:
                 one.follow(wanted)
@@ -367,20 +441,26 @@ class SearchProcesses:
         if behind and not any(one.is_catching_up(name) for one in behind):
             min(behind, key=lambda one: one.reached.get(name, 0)).catch_up(name)
 
-    async def _start_one(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            child = subprocess.Popen(  # noqa: ASYNC220 - starting one takes a millisecond
-                [*self._command, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=child_environment(),
-            )
+    async def _start_one(self) -> bool:
+        """Start a process. Returns whether that succeeded."""
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                child = subprocess.Popen(  # noqa: ASYNC220 - starting one takes a millisecond
+                    [*self._command, str(theirs.fileno()), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env=child_environment(),
+                )
+        except OSError as error:
+            logger.warning("no search process could be started: %s", error)
+            return False
         process = SearchProcess(child, self._ended, self._tell_written)
         await asyncio.get_running_loop().create_unix_connection(lambda: process, sock=ours)
         process.send(Configure(self._config, str(self._data)))
         self._processes.append(process)
+        return True
 
     def _ended(self, process: SearchProcess) -> None:
         if process in self._processes:
@@ -390,21 +470,18 @@ class SearchProcesses:
         self.restarts += 1
         self._pause_s = RESTART_S if process.came_up else min(2 * self._pause_s, RESTART_S_MAX)
         logger.warning("search process %d ended; another one starts", process.child.pid)
-        task = asyncio.get_running_loop().create_task(self._start_again(process.child))
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        self._in_background(self._start_again(process.child))
 
     async def _start_again(self, ended: subprocess.Popen[bytes]) -> None:
         await asyncio.to_thread(ended.wait)
         await asyncio.sleep(self._pause_s)
+        await self._start_until_up()
+
+    async def _start_until_up(self) -> None:
         while True:
-            try:
-                await self._start_one()
-            except OSError as error:
-                logger.warning("no search process could be started: %s", error)
-                await asyncio.sleep(RESTART_S_MAX)
-            else:
+            if await self._start_one():
                 return
+            await asyncio.sleep(RESTART_S_MAX)
 
 
 def as_many_as_serve(bytes_max: int) -> int:

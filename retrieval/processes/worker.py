@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from indexes.base.errors import DeadlineExceeded, InvalidInput, NearlineError
+from indexes.base.errors import DeadlineExceeded, InvalidInput, NearlineError, NotFound
 from indexes.base.model import Floats
 from indexes.collection.replica import Replica
 from indexes.dense.vectors import search_with_one_thread
@@ -72,6 +72,7 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 18
 LOOK_EVERY_S = 0.001  # for callers that have left, during a search
+SIGN_EVERY_S = 0.3  # a sign of life during a long search
 IDLE_S = 0.05  # between two looks at what was written
 CATCH_UP_EVERY_S = 0.2  # while searches always wait
 EMBEDDED_TOGETHER_MAX = 4  # texts in a run of the model; more would make the first wait
@@ -162,7 +163,7 @@ class SearchWorker:
         self._left: set[int] = set()  # those whose callers have left
         self._orders: deque[Order] = deque()  # that wait until no search is under way
         self._ended = False
-        self._looked = self._caught_up = 0.0
+        self._looked = self._caught_up = self._replied = 0.0
         self._being_opened: dict[str, bool] = {}  # by name, whether it was to be forgotten since
         self._opening: queue.SimpleQueue[Opened] = queue.SimpleQueue()
         self._opened: queue.SimpleQueue[tuple[Opened, Followed | None]] = queue.SimpleQueue()
@@ -227,6 +228,7 @@ class SearchWorker:
                 self._on_configured(order.config)
 
     def _send(self, reply: Reply) -> None:
+        self._replied = time.monotonic()
         try:
             self._socket.sendall(encode_frame(reply))
         except OSError:
@@ -237,7 +239,18 @@ class SearchWorker:
         if time.monotonic() - self._looked > LOOK_EVERY_S:
             self._receive(0)
             self._looked = time.monotonic()
+            self._give_sign(number)
         return self._ended or number in self._left
+
+    def _give_sign(self, number: int = 0) -> None:
+        """Show that this process works, on this search if any."""
+        if time.monotonic() - self._replied > SIGN_EVERY_S:
+            self._send(Begun(number))
+
+    def _sign_here(self) -> None:
+        """The same, on the thread that searches; collections are opened on another one."""
+        if threading.current_thread() is threading.main_thread():
+            self._give_sign()
 
     # -- collections
 
@@ -280,7 +293,7 @@ class SearchWorker:
 
     def _open(self, wanted: Opened) -> Followed:
         hits = HitList()
-        replica = Replica(self._data / wanted.name, options_of(self._config), hits)
+        replica = Replica(self._data / wanted.name, options_of(self._config), hits, self._sign_here)
         try:
             reader = self._reader(replica.settings.model, replica.settings.fingerprint)
         except BaseException:
@@ -291,7 +304,9 @@ class SearchWorker:
 
     def _reader(self, name: str, fingerprint: str) -> QueryReader:
         if name not in self._readers:
-            folder = find_models(Path(self._config.models.folder))[name]
+            folder = find_models(Path(self._config.models.folder)).get(name)
+            if folder is None:
+                raise NotFound(f"there is no model {name!r}; the service searches by words alone")
             encoder = Encoder(load_model(folder), threads=1)
             self._readers[name] = QueryReader(
                 encoder, read_manifest(folder), TokenCounter(encoder.tokenizers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -12,7 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from indexes.base.errors import InvalidInput
+from indexes.base.child import child_environment
+from indexes.base.errors import InvalidInput, Unavailable
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from retrieval.base.settings import Config
@@ -25,7 +27,7 @@ from tests.support.vectors import World, fill, make_collection
 
 # Says that it follows what it is told to, dies of "kill", cannot answer "other", never answers "wait".
 PROGRAM = """
-import os, socket, sys
+import os, socket, sys, time
 from retrieval.processes.frames import *
 from retrieval.search.stages import CachedAnswer
 connection = socket.socket(fileno=int(sys.argv[1]))
@@ -43,6 +45,8 @@ while data := connection.recv(65536):
             case Ask(request=b"kill as another"):
                 connection.sendall(encode_frame(Begun(order.id)))
                 os._exit(1)
+            case Ask(request=b"hang"):
+                time.sleep(1000)
             case Ask(request=b"other"):
                 reply = Failure(order.id, None, "not here")
             case Ask(request=b"bad"):
@@ -177,14 +181,14 @@ def test_every_error_travels() -> None:
 
 
 def test_the_search_that_was_begun_is_the_suspect(tmp_path: Path) -> None:
-    """Where it is not the oldest one, that one is not blamed."""
+    """Where it is not the oldest one, that one is not refused."""
 
     async def story(processes: SearchProcesses, collection: Collection) -> None:
         oldest = asyncio.create_task(processes.answer(collection, ask(b"wait")))
         await asyncio.sleep(0)
         with pytest.raises(SearchCrashed):
             await processes.answer(collection, ask(b"kill as another"))
-        assert await oldest is None  # no process is up, and the service may try it
+        oldest.cancel()
 
     with_processes(tmp_path, story, 1)
 
@@ -206,3 +210,55 @@ def test_beside_dear_searches_of_one_key_the_cheap_ones_of_another_come_first() 
 
     assert order({"dear": 1.0, "cheap": 0.1}, 10)[:11].count("cheap") == 10
     assert order({"cheap": 1.0, "dear": 1.0}, 4)[:4].count("cheap") in (2, 3)
+
+
+def test_a_process_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other searches are answered meanwhile, those that it had are asked elsewhere, and it is killed."""
+    for name, seconds in {"SILENT_S": 0.2, "GIVE_UP_S": 0.5, "HUNG_S": 3.0, "WATCH_S": 0.1}.items():
+        monkeypatch.setattr(pool, name, seconds)
+
+    async def story(processes: SearchProcesses, collection: Collection) -> None:
+        hanging = asyncio.create_task(processes.answer(collection, ask(b"hang")))
+        await asyncio.sleep(0)
+        found = await asyncio.gather(*(processes.answer(collection, ask(b"fine")) for _ in range(6)))
+        assert len(found) == 6  # an answer, or None: the service may search itself
+        with pytest.raises(SearchCrashed):
+            await hanging
+        until = time.monotonic() + UP_S
+        while processes.restarts < 2:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.05)
+        await until_up(processes, collection)
+        assert await processes.answer(collection, ask(b"fine")) is not None
+
+    with_processes(tmp_path, story)
+
+
+def test_a_crash_leaves_none_of_its_searches_to_the_service(tmp_path: Path) -> None:
+    """Any of them may have been in the run of the model that crashed."""
+
+    async def story(processes: SearchProcesses, collection: Collection) -> None:
+        found = await asyncio.gather(
+            *(processes.answer(collection, ask(b"kill")) for _ in range(4)),
+            return_exceptions=True,
+        )
+        assert all(isinstance(one, (SearchCrashed, Unavailable)) for one in found), found
+
+    with_processes(tmp_path, story, 1)
+
+
+def test_children_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    """A folder `jobs`, or a module with the name of one of Python's, changes nothing and is not executed."""
+    (tmp_path / "jobs").mkdir()
+    for name in ("jobs/__init__.py", "queue.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported')")
+    run = subprocess.run(
+        [sys.executable, "-m", "jobs.serving.search_process", "0", "1"],
+        cwd=tmp_path,
+        env=child_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (1, "")  # this process is not its parent

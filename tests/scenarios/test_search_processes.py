@@ -257,9 +257,10 @@ def test_nothing_is_missed_while_they_are_killed(service: ServerProcess, kills: 
         caller, number, seen = Http(service.url), 0, 0
         while not ended.is_set():
             number += 1
-            answer = caller.search(
-                name, query=f"how do {SUBJECTS[number % 8]} {VERBS[number // 8 % 8]}", cache=False
-            )
+            # The service itself answers the exact ones.
+            options = {"mode": "dense", "exact": True} if number % 3 == 0 else {}
+            query = f"how do {SUBJECTS[number % 8]} {VERBS[number // 8 % 8]}"
+            answer = caller.search(name, query=query, cache=False, **options)
             assert answer["hits"]
             assert answer["receipt"]["seq"] >= seen
             seen = answer["receipt"]["seq"]
@@ -298,6 +299,21 @@ def test_they_end_with_the_service(tmp_path: Path, model_folder: Path) -> None:
         assert len(found) == 2
         end(running)
         wait_until(lambda: not any(map(runs, found)), GONE_S)  # noqa: B023
+
+
+def test_one_that_hangs_is_done_without(service: ServerProcess) -> None:
+    """Searches that it has are asked elsewhere, and no others are sent to it."""
+    http = Http(service.url)
+    name = http.new_collection()
+    http.write(name, *documents())
+    use_processes(http, name)
+    stopped = children(service.pid)[0]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        for number in range(8):
+            assert http.found(name, query=f"how do glaciers move at {number}", cache=False)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
 
 
 def test_by_default_there_are_as_many_as_serve(tmp_path: Path, model_folder: Path) -> None:
