@@ -63,10 +63,11 @@ CATCH_UP_S = 0.1  # for a process to catch up with a write, before the next one 
 CATCHING_UP, BEHIND = 0.5, 1.0  # searches under way that make a process answer as late as catching up does
 # The pause before a process is started again; it doubles while none comes up.
 RESTART_S, RESTART_S_MAX = 0.1, 30.0
-# Deaths until a search is refused. A kill from outside counts half, as does a crash for searches beside the suspect.
-DEATHS_MAX, KILLED_BLAME, BESIDE_BLAME = 2, 0.5, 0.5
+# Deaths until a search is refused. What may have another cause counts half: a kill from outside, a process that hangs,
+# and a crash for the searches beside the suspect.
+DEATHS_MAX, KILLED_BLAME, HUNG_BLAME, BESIDE_BLAME = 2, 0.5, 0.5, 0.5
 # A process that has not replied for so long gets no searches, loses those that it has, and is killed.
-SILENT_S, GIVE_UP_S, HUNG_S = 1.0, 2.0, 30.0
+SILENT_S, GIVE_UP_S, HUNG_S = 1.0, 3.0, 30.0
 REAPED_S = 0.05  # for a process whose socket closed to leave its exit status
 REFUSED_S = 60.0  # that a search which ended two processes is refused
 # For another process to come up: after a crash, for which the service must not search itself, or a kill from outside.
@@ -188,7 +189,8 @@ class SearchProcess(asyncio.Protocol):
             suspect = self._suspect
             for number, future in self.waiting.items():
                 if not future.done():
-                    future.set_exception(ProcessDied(float(number == suspect), crashed=number == suspect))
+                    is_suspect = number == suspect
+                    future.set_exception(ProcessDied(is_suspect * HUNG_BLAME, crashed=is_suspect))
         if self.silent_s > HUNG_S and not self._hung:
             self._hung = True
             logger.error("search process %d has not replied for %g s and is killed", self.child.pid, HUNG_S)
