@@ -76,7 +76,7 @@ def memory_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if not memory.is_dir() or shutil.disk_usage(memory).free < MEMORY_BYTES_MIN:
         yield tmp_path_factory.mktemp("disk")
         return
-    with tempfile.TemporaryDirectory(prefix="nearline-", dir=memory, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="nearline-", dir=memory) as folder:
         yield Path(folder)
 
 

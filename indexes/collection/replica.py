@@ -20,6 +20,7 @@ from typing import Any
 
 from indexes.base.errors import Damaged, NotReady
 from indexes.base.model import IndexOptions
+from indexes.base.work import OnStep, do_nothing
 from indexes.collection.view import CollectionView, HitCounter
 from indexes.log.reader import SCAN_ROWS, LogPosition, LogReader, PassageEntry
 from indexes.parts.delta import DeltaView
@@ -38,19 +39,12 @@ Loaded = tuple[Generation, list[DeltaView], LogPosition]
 class Replica(CollectionView):
     """An open replica. Its owner sets `documents`: counting them would take a scan of the log. Call `close`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        options: IndexOptions,
-        hits: HitCounter,
-        on_step: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Open the log and the live generation, and catch up, calling `on_step` now and then. Raises StorageError if
-        either cannot be read."""
+    def __init__(self, folder: Path, options: IndexOptions, hits: HitCounter) -> None:
+        """Open the log and the live generation, and catch up. Raises StorageError if either cannot be read."""
         super().__init__(folder, options, LogReader(folder / "log.db", options.now_ms))
         self.hits, self.documents = hits, 0
         self._inode = inode_of(self.log.path)
-        self._closed, self._on_step = False, on_step
+        self._closed = False
         self._steps: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._sealing = Sealing(folder.name, self._assembly, on_writer=self._later, publish=self._publish)
         self._loads = ThreadPoolExecutor(1, f"loading-{folder.name}", initializer=work_quietly)
@@ -73,7 +67,7 @@ class Replica(CollectionView):
         """Whether a segment or a generation is ready to be installed."""
         return not self._steps.empty() or (self._loading is not None and self._loading.done())
 
-    def catch_up(self) -> None:
+    def catch_up(self, on_step: OnStep = do_nothing) -> None:
         """Bring the snapshot to the last commit, and install the segments and the generation that are ready.
 
         Raises Damaged if the log no longer has what was written since the snapshot; open another replica then.
@@ -83,12 +77,12 @@ class Replica(CollectionView):
         # Much is read in blocks, each a transaction of its own. What died before the last of them is in `dead`.
         end = self.log.position().last_passage
         if end - self._position.last_passage > SCAN_ROWS:
-            self._assembly.follow(self._in_steps(self.log.entries(self._position.last_passage, end)), [])
+            self._assembly.follow(in_steps(self.log.entries(self._position.last_passage, end), on_step), [])
             self._position = LogPosition(self._position.seq, end)
         changes = self.log.changes(self._position)
         if changes is None:
             raise Damaged(f"the log of {self.name} has forgotten what was written after {self._position.seq}")
-        self._assembly.follow(self._in_steps(changes.entries), changes.dead)
+        self._assembly.follow(in_steps(changes.entries, on_step), changes.dead)
         self._position, self._content = changes.position, changes.content
         self._publish()
 
@@ -160,14 +154,15 @@ class Replica(CollectionView):
                 except BaseException as error:  # noqa: BLE001 - it belongs to the thread that waits
                     future.set_exception(error)
 
-    def _in_steps(self, entries: Iterable[PassageEntry]) -> Iterator[PassageEntry]:
-        for at, entry in enumerate(entries, 1):
-            if at % STEP_PASSAGES == 0:
-                self._on_step()
-            yield entry
-
     def _publish(self) -> None:
         self._snapshot = self._assembly.snapshot(self._position.seq, self._content)
+
+
+def in_steps(entries: Iterable[PassageEntry], on_step: OnStep) -> Iterator[PassageEntry]:
+    for at, entry in enumerate(entries, 1):
+        if at % STEP_PASSAGES == 0:
+            on_step()
+        yield entry
 
 
 def inode_of(path: Path) -> int:

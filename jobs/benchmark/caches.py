@@ -26,7 +26,7 @@ from indexes.base.errors import InvalidInput, NearlineError
 from jobs.benchmark.report import Found, Row, Say, percentiles
 from jobs.benchmark.service import K, fill_service
 from jobs.benchmark.texts import Material
-from jobs.benchmark.turns import cpu_s
+from jobs.benchmark.turns import family_cpu_s
 from jobs.benchmark.visit import CHECKED, FAR, NEAR, Took, Visit, writes_of
 from jobs.serving.process import serving
 
@@ -212,10 +212,13 @@ class CacheLoad:
         else:
             await visit.ask(self.warm if arm.cache else self.warm[-WARM_OFF:], self.clients)
         visit.begin()
-        cpu, own, begun = cpu_s(pid), time.process_time(), time.monotonic()
+        cpu, own, begun = family_cpu_s(pid), time.process_time(), time.monotonic()
         took = await visit.ask(self.measured, self.clients)
         wall_s = time.monotonic() - begun
-        cores = {"cores": (cpu_s(pid) - cpu) / wall_s, "callers' cores": (time.process_time() - own) / wall_s}
+        cores = {
+            "cores": (family_cpu_s(pid) - cpu) / wall_s,
+            "callers' cores": (time.process_time() - own) / wall_s,
+        }
         row = {**cores, "written/s": visit.written / wall_s, **visit.found}
         if not arm.writes:
             drawn = {*self.warm, *self.measured}

@@ -21,7 +21,7 @@ from jobs.benchmark.callers import Callers, Outcome, arrivals, health_s, quantil
 from jobs.benchmark.report import Found, Line, Plot, Row, Say
 from jobs.benchmark.service import fill_service, search_request, write_request
 from jobs.benchmark.texts import Material
-from jobs.benchmark.turns import cpu_s, memory
+from jobs.benchmark.turns import family_cpu_s, memory
 from jobs.serving.process import ServerProcess
 
 DEADLINE_MS = 1000
@@ -169,7 +169,7 @@ def figures(found: Outcome, deadline_s: float = DEADLINE_MS / 1000) -> Row:
 
 async def watch_service(server: ServerProcess, seconds: float) -> Row:
     """Watch memory, CPU and the latency of /healthz for `seconds`."""
-    begun, before = time.monotonic(), (cpu_s(server.pid), time.process_time())
+    begun, before = time.monotonic(), (family_cpu_s(server.pid), time.process_time())
     took, held, failed = [], [], 0
     while (elapsed := time.monotonic() - begun) < seconds:
         held.append(memory(server.pid))
@@ -182,7 +182,7 @@ async def watch_service(server: ServerProcess, seconds: float) -> Row:
         "healthz ms": round(max(took, default=0.0) * 1000, 1),
         "healthz failed": failed,
         **{name: max(one[name] for one in held) for name in held[0]},
-        "cores": round((cpu_s(server.pid) - before[0]) / elapsed, 2),
+        "cores": round((family_cpu_s(server.pid) - before[0]) / elapsed, 2),
         "callers' cores": round((time.process_time() - before[1]) / elapsed, 2),
     }
 

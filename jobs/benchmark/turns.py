@@ -23,7 +23,7 @@ from unittest.mock import patch
 import numpy as np
 
 from indexes.base.errors import NearlineError
-from indexes.parts.memory import give_back, memory_bytes
+from indexes.parts.memory import cpu_s, give_back, memory_bytes
 from jobs.benchmark.report import Row, Say, percentiles
 
 TURN = 40
@@ -73,14 +73,14 @@ class Engine(ABC):
     def run(self, queries: Sequence[Any], clients: int = 1) -> Run:
         """Run the queries, split among the clients; each client runs its share sequentially."""
         self.expect(clients)
-        first, before, begun = own_cpu_s(self.pid()), cpu_s(self.pid()), time.perf_counter()
+        first, before, begun = cpu_s(self.pid()), family_cpu_s(self.pid()), time.perf_counter()
         if clients == 1:
             timed = [self._client(queries)]
         else:
             with ThreadPoolExecutor(clients) as pool:
                 timed = list(pool.map(self._client, [queries[at::clients] for at in range(clients)]))
-        wall, cpu = time.perf_counter() - begun, cpu_s(self.pid()) - before
-        first = own_cpu_s(self.pid()) - first
+        wall, cpu = time.perf_counter() - begun, family_cpu_s(self.pid()) - before
+        first = cpu_s(self.pid()) - first
         # Restore query order: query i went to client i % clients.
         each = [timed[at % clients][at // clients] for at in range(len(queries))]
         return Run([took for took, _ in each], [answer for _, answer in each], wall, cpu, first)
@@ -212,14 +212,9 @@ def family(pid: int) -> list[int]:
     return [pid, *(one for child in children for one in family(child))]
 
 
-def cpu_s(pid: int) -> float:
+def family_cpu_s(pid: int) -> float:
     """Processor seconds of a process and its descendants, all threads included."""
-    return sum(map(own_cpu_s, family(pid)))
-
-
-def own_cpu_s(pid: int) -> float:
-    """Processor seconds of a process, all threads included."""
-    return time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3)
+    return sum(map(cpu_s, family(pid)))
 
 
 def memory(pid: int) -> Row:

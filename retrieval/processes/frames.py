@@ -94,10 +94,13 @@ class Leave(Frame, frozen=True):
 
 
 class Begun(Frame, frozen=True):
-    """The search that is worked on now, where that is not the oldest of those that were not replied to; and a sign of
-    life."""
+    """The search that is worked on now, where that is not the oldest of those that were not replied to."""
 
     id: int
+
+
+class Alive(Frame, frozen=True):
+    """A sign of life during long work."""
 
 
 class Answer(Frame, frozen=True):
@@ -163,7 +166,7 @@ class Forgotten(Frame, frozen=True):
 
 
 Order = Configure | Follow | CatchUp | Forget | Ask | Leave
-Reply = Begun | Answer | Failure | Following | Reached | Forgotten
+Reply = Begun | Alive | Answer | Failure | Following | Reached | Forgotten
 
 ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

@@ -42,6 +42,7 @@ from retrieval.embedding.models import find_models, load_model, read_manifest
 from retrieval.embedding.queries import QueryReader
 from retrieval.processes.frames import (
     ORDERS,
+    Alive,
     Answer,
     Arriving,
     Ask,
@@ -60,6 +61,7 @@ from retrieval.processes.frames import (
     Reply,
     encode_frame,
 )
+from retrieval.processes.spending import Spending
 from retrieval.search.plan import EmbeddedQuery, Plan, make_plan
 from retrieval.search.rounds import rounds_of
 from retrieval.search.shard import LocalShard, run_at_once
@@ -119,27 +121,6 @@ class Search:
     def key(self) -> str:
         """The access key of the caller."""
         return self.ask.caller[0]
-
-
-class Spending:
-    """What the searches of each access key have spent, to search for the one that has spent least: cheap searches of
-    one key come before dear ones of another. A key that pauses earns no credit (start-time fair queueing)."""
-
-    def __init__(self) -> None:
-        self._spent: dict[str, float] = {}  # seconds, by key; a returning key starts at `_reached`
-        self._reached = 0.0  # what the key had spent whose search began last
-
-    def arrive(self, key: str) -> None:
-        self._spent[key] = max(self._spent.get(key, 0.0), self._reached)
-
-    def next(self, waiting: Iterable[Search]) -> Search:
-        """Return the search to begin now: the oldest of the key that has spent least."""
-        search = min(waiting, key=lambda one: self._spent[one.key])
-        self._reached = max(self._reached, self._spent[search.key])
-        return search
-
-    def add(self, key: str, seconds: float) -> None:
-        self._spent[key] += seconds
 
 
 class NotFollowed(Exception):
@@ -239,18 +220,13 @@ class SearchWorker:
         if time.monotonic() - self._looked > LOOK_EVERY_S:
             self._receive(0)
             self._looked = time.monotonic()
-            self._give_sign(number)
+            self._give_sign()
         return self._ended or number in self._left
 
-    def _give_sign(self, number: int = 0) -> None:
-        """Show that this process works, on this search if any."""
+    def _give_sign(self) -> None:
+        """Between the steps of long work: show that this process is alive."""
         if time.monotonic() - self._replied > SIGN_EVERY_S:
-            self._send(Begun(number))
-
-    def _sign_here(self) -> None:
-        """The same, on the thread that searches; collections are opened on another one."""
-        if threading.current_thread() is threading.main_thread():
-            self._give_sign()
+            self._send(Alive())
 
     # -- collections
 
@@ -293,7 +269,7 @@ class SearchWorker:
 
     def _open(self, wanted: Opened) -> Followed:
         hits = HitList()
-        replica = Replica(self._data / wanted.name, options_of(self._config), hits, self._sign_here)
+        replica = Replica(self._data / wanted.name, options_of(self._config), hits)
         try:
             reader = self._reader(replica.settings.model, replica.settings.fingerprint)
         except BaseException:
@@ -346,7 +322,7 @@ class SearchWorker:
         """Bring a collection to the last commit. If that cannot be done, close it and return False: the service has it
         opened again."""
         try:
-            found.replica.catch_up()
+            found.replica.catch_up(self._give_sign)
         except NearlineError as error:
             logger.info("collection %s is opened again: %s", found.opened.name, error.message)
             self._close(found.opened.name)

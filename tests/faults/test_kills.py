@@ -47,6 +47,7 @@ def kill_again_and_again(folder: Path, kills: int, seed: int) -> Oracle:
         assert status == -9, errors
         oracle.check(folder)
         check_backups(folder, checked)
+    child.end_its_children()
     assert len(checked) > kills / 4
     return oracle
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,12 +18,19 @@ from indexes.base.child import child_environment
 from indexes.base.errors import InvalidInput, Unavailable
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
+from retrieval.admission.ceiling import AnswerBudget
 from retrieval.base.settings import Config
-from retrieval.processes import pool
-from retrieval.processes.frames import Ask, Failure, encode_frame
+from retrieval.processes import pool, process
+from retrieval.processes.asking import InProcesses
+from retrieval.processes.frames import Answer, Ask, Failure, Following, Opened, encode_frame
 from retrieval.processes.pool import SearchProcesses
-from retrieval.processes.worker import Search, Spending
+from retrieval.processes.process import SearchProcess
+from retrieval.processes.spending import Spending
+from retrieval.search.plan import make_plan
+from retrieval.search.stages import CachedAnswer
+from retrieval.search.stopwatch import Stopwatch
 from retrieval.wire.errors import SearchCrashed
+from retrieval.wire.search import SearchRequest
 from tests.support.vectors import World, fill, make_collection
 
 # Says that it follows what it is told to, dies of "kill", cannot answer "other", never answers "wait".
@@ -96,14 +104,17 @@ async def until_up(processes: SearchProcesses, collection: Collection) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_search_that_kills_is_refused(tmp_path: Path, count: int) -> None:
-    """It is tried twice, then refused for a while without being tried; the service never tries it itself."""
+def test_a_search_that_kills_is_refused(tmp_path: Path, count: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It is tried twice, then refused for a while without being tried; the service never tries it itself. The log has
+    no query unless it is to have them."""
 
     async def story(processes: SearchProcesses, collection: Collection) -> None:
         with pytest.raises(SearchCrashed):
             await processes.answer(collection, ask(b"kill"))
         died = processes.restarts
         assert died == 2
+        assert "refused for 60 s" in caplog.text
+        assert "kill'" not in caplog.text
         with pytest.raises(SearchCrashed, match="refused"):
             await processes.answer(collection, ask(b"kill"))
         assert processes.restarts == died
@@ -134,7 +145,7 @@ def test_what_a_process_cannot_answer_is_left_to_the_service(tmp_path: Path) -> 
 
     async def story(processes: SearchProcesses, collection: Collection) -> None:
         assert await processes.answer(collection, ask(b"other")) is None
-        await asyncio.sleep(pool.TOLD_AGAIN_S)
+        await asyncio.sleep(process.TOLD_AGAIN_S)
         await until_up(processes, collection)
         with pytest.raises(InvalidInput) as raised:
             await processes.answer(collection, ask(b"bad"))
@@ -198,7 +209,7 @@ def test_beside_dear_searches_of_one_key_the_cheap_ones_of_another_come_first() 
     spending = Spending()
 
     def order(costs: dict[str, float], count: int) -> list[str]:
-        waiting = [cast(Search, SimpleNamespace(key=key)) for key in costs for _ in range(count)]
+        waiting = [SimpleNamespace(key=key) for key in costs for _ in range(count)]
         for one in waiting:
             spending.arrive(one.key)
         done = list[str]()
@@ -213,9 +224,9 @@ def test_beside_dear_searches_of_one_key_the_cheap_ones_of_another_come_first() 
 
 
 def test_a_process_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other searches are answered meanwhile, those that it had are asked elsewhere, and it is killed."""
+    """It gets no more searches, the ones it had are asked elsewhere, and it is killed."""
     for name, seconds in {"SILENT_S": 0.2, "GIVE_UP_S": 0.5, "HUNG_S": 3.0, "WATCH_S": 0.1}.items():
-        monkeypatch.setattr(pool, name, seconds)
+        monkeypatch.setattr(pool if name == "WATCH_S" else process, name, seconds)
 
     async def story(processes: SearchProcesses, collection: Collection) -> None:
         hanging = asyncio.create_task(processes.answer(collection, ask(b"hang")))
@@ -262,3 +273,79 @@ def test_children_import_nothing_from_the_current_folder(tmp_path: Path) -> None
         check=False,
     )
     assert (run.returncode, run.stderr) == (1, "")  # this process is not its parent
+
+
+def test_a_program_that_cannot_be_started_leaves_the_service_to_search(tmp_path: Path) -> None:
+    """It starts all the same, and stops without waiting for them."""
+
+    async def story() -> None:
+        processes = SearchProcesses((str(tmp_path / "nothing"),), 2, Config(), tmp_path)
+        await processes.start()
+        assert not processes.takes(collection)
+        assert await processes.answer(collection, ask(b"fine")) is None
+        await processes.close()
+
+    collection = make_collection(tmp_path / "c")
+    try:
+        asyncio.run(story())
+    finally:
+        collection.close()
+
+
+def test_what_a_process_cannot_open_it_is_told_to_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time it says that it cannot, the pause doubles; once it could, it begins anew."""
+    now, told = [1000.0], list[float]()
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    one = SearchProcess(cast(Any, None), lambda ended: None, lambda name: None)
+    wanted = Opened("c", b"", 0, 0)
+
+    def send(order: object) -> None:
+        told.append(now[0])
+        one._take(Following("c", None))
+
+    monkeypatch.setattr(one, "send", send)
+    for _ in range(200):
+        one.follow(wanted)
+        now[0] += 0.5
+    pauses = [later - earlier for earlier, later in pairwise(told)]
+    assert pauses == [1.5, 2.5, 4.5, 8.5, 16.5, 32.5]
+    one._take(Following("c", wanted))
+    del told[:]
+    for _ in range(4):
+        one.follow(wanted)
+        now[0] += 2
+    assert len(told) > 1
+
+
+def test_no_answer_is_ahead_of_the_service(tmp_path: Path) -> None:
+    """It waits until the service can search the same state, or an exact search would go back in time."""
+
+    class Ahead:
+        count = 1
+
+        def takes(self, collection: Collection) -> bool:
+            return True
+
+        async def answer(self, collection: Collection, asked: Ask) -> Answer:
+            answer = CachedAnswer([], [], None, None, None, None, None)
+            return Answer(
+                0, answer, False, b"", 0, asked.seq + 1, b"", [], 0.0, None, asked.work, 0, []
+            )  # fmt: skip
+
+    async def story() -> None:
+        inside = InProcesses(cast(Any, Ahead()), cast(Any, None), Config(), lambda key: False)
+        plan = make_plan(SearchRequest(query="x", mode="lexical"), 384, Config())
+        search = asyncio.create_task(inside.search(collection, plan, Stopwatch(), AnswerBudget(1000)))
+        await asyncio.sleep(0.1)
+        assert not search.done()
+        fill(collection, World(), [3])
+        answered = await asyncio.wait_for(search, UP_S)
+        assert answered is not None
+        assert answered.state.seq == collection.snapshot.seq
+
+    collection = make_collection(tmp_path / "c")
+    fill(collection, World(), range(3))
+    try:
+        asyncio.run(story())
+    finally:
+        collection.close()

@@ -6,8 +6,12 @@ whole; several of them in the order in which they were begun.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -164,6 +168,7 @@ class Child:
             env={**child_environment(), **(environ or {})},
             stdout=subprocess.PIPE,
             stderr=self._errors,
+            start_new_session=True,
         )
 
     def lines(self) -> Iterator[Line]:
@@ -173,6 +178,13 @@ class Child:
 
     def kill(self) -> None:
         self._process.kill()
+
+    def end_its_children(self) -> None:
+        """Once it was killed: end the builds and backups that it has started, which write until they notice."""
+        with contextlib.suppress(ProcessLookupError):
+            for _ in range(1000):
+                os.killpg(self._process.pid, signal.SIGKILL)
+                time.sleep(0.01)
 
     def end(self) -> tuple[int, str]:
         """Wait: the exit status and what it wrote to standard error."""
