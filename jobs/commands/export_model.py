@@ -54,7 +54,8 @@ LANGUAGES_SHOWN = 5
 @click.option(
     "--only",
     type=click.Choice(list(RECIPES)),
-    help="Build this candidate alone, without measuring times. [default: the fastest within the floors]",
+    help="Build this candidate alone, without measuring times. [default: the fastest within the floors; for the "
+    "default model mixed, so that all machines have the same]",
 )
 @click.option(
     "--small",

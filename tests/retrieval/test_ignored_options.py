@@ -44,7 +44,7 @@ CONTEXT: JSON = {
     **OPTIONS, "query": "bread", "queries": ["bread", "refunds"], "token_budget": 60, "tokenizer": "unknown",
     "format": "messages", "template": "{number} {text}", "order": "position", "explain": True,
     "date_key": {"order": "newest", "date_key": "day"}, "per_document": 1,
-    "excerpt_tokens": {"token_budget": 150, "excerpt_tokens": 0},
+    "excerpt_tokens": {"mode": "lexical", "token_budget": 150, "excerpt_tokens": 0},
     "min_similarity": 0.99,
 }  # fmt: skip
 ASSESS: JSON = {

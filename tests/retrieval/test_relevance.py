@@ -21,6 +21,7 @@ from indexes.parts.query import Candidates
 from jobs.evaluation.relevance import JudgedHits, fit_calibration, reliability
 from jobs.sources.judgments import read_judgments
 from retrieval.base.settings import Config
+from retrieval.embedding.models import read_manifest
 from retrieval.search.plan import make_plan
 from retrieval.search.relevance import (
     BUILT_IN,
@@ -225,7 +226,7 @@ def shoes(http: Http) -> str:
 
 @pytest.mark.model
 @pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
-def test_what_is_not_there_has_no_evidence(http: Http, shoes: str, mode: str) -> None:
+def test_what_is_not_there_has_no_evidence(http: Http, shoes: str, mode: str, model_folder: Path) -> None:
     """Quantum chromodynamics among shoes, although its best hit scores like any other; shoes have it."""
     nothing = http.search(shoes, query="quantum chromodynamics", mode=mode)
     assert nothing["receipt"]["evidence"] == "none"
@@ -235,9 +236,9 @@ def test_what_is_not_there_has_no_evidence(http: Http, shoes: str, mode: str) ->
     first = found["hits"][0]
     assert first["document_id"] == "s1"
     assert first["relevance"] >= found["receipt"]["evidence_from"]["some"]
-    cosine = first["scores"]["dense"]
+    cosine, floor = first["scores"]["dense"], read_manifest(model_folder).similarity_floor
     assert first["evidence"]["meaning"] == pytest.approx(
-        0 if cosine is None else (cosine - FLOOR) / (1 - FLOOR)
+        0 if cosine is None else (cosine - floor) / (1 - floor)
     )
     again = http.search(shoes, query="running shoes", mode=mode, explain=True)
     assert (again["receipt"]["cache"], again["hits"]) == ("hit", found["hits"])

@@ -81,7 +81,7 @@ def export_model(
         checks: dict[str, float] = {}
         if options.pooling is None:  # with the caller's own pooling there is no reference
             checks = _compare_with_source(workshop.plain, found.folder, shape, material)
-        tried = _try(workshop, options.only, progress)
+        tried = _try(workshop, options.only or found.candidate, progress)
         kept = tried.kept
         languages = options.languages or found.languages
         manifest = Manifest(

