@@ -1,7 +1,8 @@
 """One collection: its log, its parts, and the snapshot that searches read.
 
 Opening: open the log, which no generation may be ahead of; load the live generation, else the newest whole one, if any;
-replay later passages from the log; hide those removed since; publish the snapshot. Lost indexes only cost time.
+map the segments after it, and replay from the log what is in none; hide what was removed since; publish the snapshot.
+Lost indexes only cost time.
 
 Threads: searches read `snapshot` from any thread. Writes and all changes to the parts run on the writer thread.
 Segments are built on background threads (`sealing`) and installed by the writer.
@@ -43,6 +44,7 @@ from indexes.parts.assembly import rebuild_reason
 from indexes.parts.generation import Generation
 from indexes.parts.memory import give_back
 from indexes.parts.sealing import Sealing
+from indexes.parts.segment_shelf import require_no_segment_ahead
 from indexes.parts.snapshot import Snapshot
 from indexes.rebuild.builder import BuildRequest
 from indexes.rebuild.chosen import TunedSettings, save_chosen
@@ -71,15 +73,24 @@ class Collection(CollectionView):
             self._lost_generation: str | None = None  # why the generation named by CURRENT was unusable
             self.hits: Hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
             self.documents = self.log.document_count()
-            on_writer = self._writer.call
-            self._sealing = Sealing(folder.name, self._assembly, on_writer=on_writer, publish=self._publish)
+            self._sealing = Sealing(
+                folder.name,
+                self._assembly,
+                self.segments,
+                on_writer=self._writer.call,
+                publish=self._publish,
+                seq=lambda: self._snapshot.seq,
+            )
             self.shelf.require_none_ahead(self.log.position())
+            require_no_segment_ahead(folder, self.log.position())
             self.shelf.sweep()
+            self.segments.sweep()
             failpoints.reach("open.swept")
             self._snapshot = self._recover()
             self.arrivals = Arrivals(self._snapshot.seq)
             # Called with the seq of a write once it is durable, before it can be searched.
             self.on_commit: list[Callable[[int], None]] = []
+            self.on_segments = self._sealing.on_files  # called when other segments are on disk
             failpoints.reach("open.recovered")
         except BaseException:
             self._writer.close()
@@ -300,6 +311,7 @@ class Collection(CollectionView):
                 failpoints.reach("adopt.current_moved")
                 self._assembly.install(arranged)
                 self._publish()
+                self._sealing.keep_files()
 
             self.on_writer(install)
             failpoints.reach("adopt.shown")
@@ -375,10 +387,11 @@ class Collection(CollectionView):
         position = self.log.position()
         generation = self._load_generation()
         after = generation.manifest.last_passage if generation else 0
-        require_delta_room(self.log, after, self.options)
-        tail = self._assembly.read_back(self.log.entries(after, position.last_passage))
-        dead = self.log.dead_since(generation.manifest.seq) if generation else []
+        on_disk = self.segments.after(after)
+        require_delta_room(self.log, on_disk[-1].stop - 1 if on_disk else after, self.options)
+        tail, dead = self._read_after(generation, position.last_passage, {}, whole=True)
         self._assembly.install(self._assembly.arrange(generation, tail, dead))
+        self._sealing.keep_files()
         return self._assembly.snapshot(position.seq, self.log.content)
 
     def _load_generation(self) -> Generation | None:

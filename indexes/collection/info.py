@@ -10,6 +10,7 @@ from indexes.log.owed import Owed
 from indexes.parts.assembly import segment_passages
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import Moves, RecallEvidence
+from indexes.parts.segment import Segment
 from indexes.parts.snapshot import Snapshot
 from indexes.parts.visible import sum_by_tier
 from indexes.rebuild.chosen import TunedSettings
@@ -28,7 +29,7 @@ class SearchSettings:
 
 @dataclass(frozen=True, slots=True)
 class CollectionInfo:
-    """Counts and sizes of one collection. `memory_bytes` excludes generation files loaded through `residency`:
+    """Counts and sizes of one collection. `memory_bytes` excludes index files loaded through `residency`:
     `resident_bytes` of them are copied into memory, and `mapped_bytes` are memory-mapped.
 
     `moves`: passages that the live generation's rebuild moved between tiers; `cold`: how often queries needed the cold
@@ -71,6 +72,7 @@ def describe(
     """The info for a snapshot. `chosen` is used only if it is for the snapshot's generation."""
     parts = [visible.part for visible in snapshot.parts]
     generation = next((part for part in parts if isinstance(part, Generation)), None)
+    files = [one.files for one in parts if isinstance(one, (Generation, Segment)) and one.files]
     tuned = chosen if chosen and generation and chosen.fits(generation) else None
     measured = tuned or (generation.manifest if generation else None)
     return CollectionInfo(
@@ -88,8 +90,8 @@ def describe(
         search=search_settings(generation, tuned=tuned is not None) if generation else None,
         memory_bytes=sum(part.bytes for part in parts),
         tier_bytes=sum_by_tier(part.tier_bytes() for part in parts),
-        resident_bytes=generation.files.copied if generation else 0,
-        mapped_bytes=generation.files.mapped if generation else 0,
+        resident_bytes=sum(one.copied for one in files),
+        mapped_bytes=sum(one.mapped for one in files),
         moves=generation.manifest.moves if generation else None,
         cold=cold_state(snapshot) if generation and generation.manifest.cold else None,
         owed_bytes=owed.bytes,

@@ -1,58 +1,72 @@
-"""A collection that another process writes, opened to be searched: it follows the log and the generations.
+"""A collection that another process writes, opened to be searched: it follows the log and the files beside it.
 
 The log says what was written, in order, whether the replica was opened just now, fell behind, or is one commit late:
 `catch_up` reads it from where the snapshot ends. No transaction stays open, which would stop the writer's checkpoints.
-The process that writes has verified the live generation, so only the manifest is verified here.
+The process that writes makes the generations and segments, and has verified them, so only their manifests are verified
+here.
 
-Single-threaded, except that searches may read `snapshot` on any thread. Segments are sealed and generations loaded on
-background threads; `catch_up` installs what they made.
+Single-threaded, except that searches may read `snapshot` on any thread. What is new on disk is loaded on a background
+thread; `catch_up` installs it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any
 
-from indexes.base.errors import Damaged, NotReady
+from indexes.base.errors import Damaged, NearlineError
 from indexes.base.model import IndexOptions
 from indexes.base.work import OnStep, do_nothing
 from indexes.collection.view import CollectionView, HitCounter
 from indexes.log.reader import SCAN_ROWS, LogPosition, LogReader, PassageEntry
-from indexes.parts.delta import DeltaView
+from indexes.parts.assembly import Arrangement, hide_dead
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import read_manifest
-from indexes.parts.sealing import Sealing, work_quietly
+from indexes.parts.sealing import work_quietly
+from indexes.parts.segment import Segment
 from indexes.rebuild.chosen import read_chosen
 
 logger = logging.getLogger(__name__)
 
 START = LogPosition(0, 0)
 STEP_PASSAGES = 128  # some 20 ms
-Loaded = tuple[Generation, list[DeltaView], LogPosition]
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """The number of the live generation, 0 if there is none, and what the segments after it cover."""
+
+    generation: int
+    segments: tuple[range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What was loaded, with what was read back after it, and up to where."""
+
+    parts: Arrangement
+    position: LogPosition
 
 
 class Replica(CollectionView):
     """An open replica. Its owner sets `documents`: counting them would take a scan of the log. Call `close`."""
 
     def __init__(self, folder: Path, options: IndexOptions, hits: HitCounter) -> None:
-        """Open the log and the live generation, and catch up. Raises StorageError if either cannot be read."""
+        """Open the log and what is on disk, and catch up. Raises StorageError if it cannot be read."""
         super().__init__(folder, options, LogReader(folder / "log.db", options.now_ms))
         self.hits, self.documents = hits, 0
         self._inode = inode_of(self.log.path)
-        self._closed = False
-        self._steps: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
-        self._sealing = Sealing(folder.name, self._assembly, on_writer=self._later, publish=self._publish)
         self._loads = ThreadPoolExecutor(1, f"loading-{folder.name}", initializer=work_quietly)
         self._loading: Future[Loaded] | None = None
         self._position, self._content = START, b""
+        self._seen: OnDisk | None = self._on_disk()
+        self._failed = False
         try:
-            if number := self.shelf.current():
-                self._restart(*self._load(number))
+            self._restart(self._load())
             self.catch_up()
         except BaseException:
             self.close()
@@ -64,16 +78,16 @@ class Replica(CollectionView):
 
     @property
     def ready(self) -> bool:
-        """Whether a segment or a generation is ready to be installed."""
-        return not self._steps.empty() or (self._loading is not None and self._loading.done())
+        """Whether what was loaded is ready to be installed."""
+        return self._loading is not None and self._loading.done()
 
     def catch_up(self, on_step: OnStep = do_nothing) -> None:
-        """Bring the snapshot to the last commit, and install the segments and the generation that are ready.
+        """Bring the snapshot to the last commit, install what was loaded, and begin to load what is new on disk.
 
         Raises Damaged if the log no longer has what was written since the snapshot; open another replica then.
         """
-        self._take_steps()
-        self._take_generation()
+        self._take_loaded()
+        self._load_new()
         # Much is read in blocks, each a transaction of its own. What died before the last of them is in `dead`.
         end = self.log.position().last_passage
         if end - self._position.last_passage > SCAN_ROWS:
@@ -86,11 +100,25 @@ class Replica(CollectionView):
         self._position, self._content = changes.position, changes.content
         self._publish()
 
-    def load_generation(self) -> None:
-        """Begin to load the live generation, if it is not the one that is searched."""
-        number = self.shelf.current()
-        if self._loading is None and number and number != self.generation:
-            self._loading = self._loads.submit(self._load, number)
+    def load_again(self) -> None:
+        """Have the next `catch_up` load what is on disk, if that failed."""
+        if self._failed:
+            self._seen, self._failed = None, False
+
+    def _load_new(self) -> None:
+        """Begin to load the generation and the segments on disk, if they are not those that were loaded last."""
+        if self._loading is None and (found := self._on_disk()) != self._seen:
+            self._seen = found
+            self._loading = self._loads.submit(self._load)
+
+    def _on_disk(self) -> OnDisk:
+        number, loaded, after = self.shelf.current(), self._assembly.generation, 0
+        if loaded is not None and loaded.number == number:
+            after = loaded.manifest.last_passage
+        elif number:
+            with contextlib.suppress(NearlineError):
+                after = read_manifest(self.shelf.path(number)).last_passage
+        return OnDisk(number, tuple(self.segments.after(after)))
 
     def tune(self) -> None:
         """Read the search settings of the live generation again."""
@@ -100,16 +128,24 @@ class Replica(CollectionView):
 
     def close(self) -> None:
         """Stop the background threads and close the log."""
-        self._closed = True
-        self._take_steps()
         with contextlib.ExitStack() as steps:  # runs in reverse order, and continues past a failing step
             steps.callback(self._assembly.clear)
             steps.callback(self.log.close)
             steps.callback(self._loads.shutdown, cancel_futures=True)
-            steps.callback(self._sealing.close)
 
-    def _load(self, number: int) -> Loaded:
-        """Load a generation, and read back what was written after it."""
+    def _load(self) -> Loaded:
+        """Load the live generation and the segments after it, and read back what is in neither."""
+        generation = self._load_generation(self.shelf.current())
+        known = {part.covers: part for part in self._assembly.parts() if isinstance(part, Segment)}
+        position = self.log.position()
+        tail, dead = self._read_after(generation, position.last_passage, known, whole=False)
+        return Loaded(Arrangement(generation, hide_dead(generation, tail, dead)), position)
+
+    def _load_generation(self, number: int) -> Generation | None:
+        """Load a generation, unless it is the one that is searched."""
+        loaded = self._assembly.generation
+        if not number or (loaded is not None and loaded.number == number):
+            return loaded if number else None
         folder = self.shelf.path(number)
         manifest = read_manifest(folder)
         manifest.require_fit(self.settings.fingerprint, self.log.forgotten())
@@ -117,42 +153,21 @@ class Replica(CollectionView):
         generation.skip_cold(self.options.cold)
         if self.chosen is not None:
             self.chosen.apply(generation)
-        last = self.log.position().last_passage
-        tail = self._assembly.read_back(self.log.entries(manifest.last_passage, last))
-        return generation, tail, LogPosition(manifest.seq, max(last, manifest.last_passage))
+        return generation
 
-    def _restart(self, generation: Generation, tail: list[DeltaView], position: LogPosition) -> None:
-        self._assembly.restart(generation, tail)
-        self._position = position
-        self._sealing.seal_full()
+    def _restart(self, loaded: Loaded) -> None:
+        self._assembly.restart(loaded.parts)
+        self._position = loaded.position
 
-    def _take_generation(self) -> None:
+    def _take_loaded(self) -> None:
         if self._loading is None or not self._loading.done():
             return
         loading, self._loading = self._loading, None
         try:
-            self._restart(*loading.result())
-        except Exception as error:  # noqa: BLE001 - the older generation keeps serving
-            logger.warning("%s keeps its older generation: %s", self.name, error)
-
-    def _later(self, step: Callable[[], Any]) -> Future[Any]:
-        """Queue a step of a background thread for the thread that catches up."""
-        future: Future[Any] = Future()
-        self._steps.put((step, future))
-        if self._closed:
-            self._take_steps()
-        return future
-
-    def _take_steps(self) -> None:
-        with contextlib.suppress(Empty):
-            while True:
-                step, future = self._steps.get_nowait()
-                try:
-                    if self._closed:
-                        raise NotReady("the replica is closed")
-                    future.set_result(step())
-                except BaseException as error:  # noqa: BLE001 - it belongs to the thread that waits
-                    future.set_exception(error)
+            self._restart(loading.result())
+        except Exception as error:  # noqa: BLE001 - what was loaded before keeps serving
+            self._failed = True
+            logger.warning("%s keeps its older indexes: %s", self.name, error)
 
     def _publish(self) -> None:
         self._snapshot = self._assembly.snapshot(self._position.seq, self._content)

@@ -6,11 +6,13 @@ passages are written. Scan time grows with the number of vectors, so segment siz
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
 
+from indexes.base.errors import Damaged, StorageError
 from indexes.base.model import Floats, Rows
 from indexes.base.work import OnStep
 from indexes.dense.training import codes_for
@@ -44,6 +46,21 @@ class Codes:
             on_step()
             index.add(vectors.take(np.arange(start, min(start + BLOCK_ROWS, vectors.rows))))
         return Codes(index)
+
+    @staticmethod
+    def load(path: Path) -> Codes:
+        """Read a file that `save` wrote, and whose checksum was verified. Raises Damaged if faiss cannot parse it."""
+        try:
+            return Codes(faiss.read_index(str(path)))
+        except RuntimeError as error:
+            raise Damaged(f"{path}: {error}") from error
+
+    def save(self, path: Path) -> None:
+        """Write them to a file. Raises StorageError."""
+        try:
+            faiss.write_index(self._index, str(path))
+        except RuntimeError as error:
+            raise StorageError(f"{path}: {error}") from error
 
     def candidates(self, query: Floats, wanted: int) -> Rows:
         """The `wanted` rows nearest to a unit vector by code, best first."""

@@ -74,6 +74,10 @@ class StoredVectors:
             raise Damaged(f"{path} does not hold {rows} vectors of {dimensions} dimensions")
         return StoredVectors(buffer, rows, dimensions)
 
+    def save(self, path: Path) -> None:
+        """Write a file for `load`. Not synced: the publisher does that."""
+        self._buffer.tofile(path)
+
     @property
     def bytes(self) -> int:
         return int(self.halves.nbytes)

@@ -48,6 +48,7 @@ PIECES = (
         "log.mark",
         "CURRENT",
         "generations",
+        "segments",
         "hits.msgpack",
         "search.json",
         "ranking.json",

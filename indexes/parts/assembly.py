@@ -161,6 +161,13 @@ class Assembly:
                 return True
         return False
 
+    def parts(self) -> list[Part]:
+        return [one.part for one in self._parts]
+
+    def covered(self) -> list[range]:
+        """What the segments cover that are mapped from files."""
+        return [one.part.covers for one in self._parts if isinstance(one.part, Segment) and one.part.files]
+
     def mergeable(self) -> list[Visible]:
         """Adjacent segments that are due to be merged; empty if there are none.
 
@@ -209,17 +216,15 @@ class Assembly:
         return True
 
     def arrange(
-        self, generation: Generation | None, tail: Sequence[DeltaView], dead: Sequence[range]
+        self, generation: Generation | None, tail: Sequence[Part], dead: Sequence[range]
     ) -> Arrangement:
-        """A generation, the tail replayed after it, and the current parts newer than both.
+        """A generation, the tail read after it, and the current parts newer than both.
 
         `dead` are the passages removed since the generation's seq. Nothing changes until `install`.
         """
         last = generation.manifest.last_passage if generation else 0
         newer = [visible for visible in self._parts if holds_after(visible.part, last)]
-        loaded: list[Part] = [*([generation] if generation else []), *tail]
-        parts = [*(hide_ranges(Visible.whole(part), dead) for part in loaded), *newer]
-        return Arrangement(generation, parts)
+        return Arrangement(generation, [*hide_dead(generation, tail, dead), *newer])
 
     def new_files(self) -> Files:
         """File access for loading a generation that will replace the current one."""
@@ -229,10 +234,9 @@ class Assembly:
         self._parts = arrangement.parts
         self.generation = arrangement.generation
 
-    def restart(self, generation: Generation | None, tail: Sequence[DeltaView]) -> None:
-        """Start over from a generation and the deltas read back after it."""
-        parts: list[Part] = [*([generation] if generation else []), *tail]
-        self.install(Arrangement(generation, list(map(Visible.whole, parts))))
+    def restart(self, arrangement: Arrangement) -> None:
+        """Start over from these parts."""
+        self.install(arrangement)
         self._delta = self._new_delta()
 
     def clear(self) -> None:
@@ -291,6 +295,12 @@ def hide_ranges(visible: Visible, ranges: Sequence[range]) -> Visible:
     if visible.alive is not None:
         rows = rows[bits_at(visible.alive, rows)]
     return visible.without(rows, Counter(visible.part.lexical.frequencies_of(rows)))
+
+
+def hide_dead(generation: Generation | None, tail: Sequence[Part], dead: Sequence[range]) -> list[Visible]:
+    """Return a generation and the tail read after it, without the passages that died since the generation."""
+    loaded: list[Part] = [*([generation] if generation else []), *tail]
+    return [hide_ranges(Visible.whole(part), dead) for part in loaded]
 
 
 def holds_after(part: Part, last_passage: int) -> bool:

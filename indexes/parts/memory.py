@@ -1,6 +1,6 @@
 """Memory of a build and of a serving process: measured, and predicted by a formula.
 
-Memory here means anonymous pages. The formula excludes generation files loaded through `residency`: those within its
+Memory here means anonymous pages. The formula excludes index files loaded through `residency`: those within its
 budget are copied and come on top; the others are memory-mapped, and the OS caches their pages while it has room.
 docs/benchmarks/memory.md compares the formula with measurements.
 """
@@ -109,7 +109,7 @@ def lists_bytes(passages: int, lists: int, dimensions: int) -> float:
 def serving_bytes(hot: int, cold: int, lists: int, in_segments: int, dimensions: int) -> float:
     """The dense indexes in memory: the sum of `CollectionInfo.tier_bytes` without the delta. It excludes files copied
     into memory, at most the budget of `residency`, and the graph, which is loaded if the cold tier may be skipped."""
-    segments = (codes_for(dimensions) / 2 + 2 * dimensions) * in_segments
+    segments = codes_for(dimensions) / 2 * in_segments
     if not cold:
         return graph_bytes(hot, dimensions) + segments
     return lists_bytes(hot + cold, lists, dimensions) + segments

@@ -1,4 +1,4 @@
-"""Background sealing and merging: full deltas become segments, and adjacent segments are merged.
+"""Background sealing and merging: full deltas become segments, and adjacent segments are merged, as files.
 
 One thread seals and another merges, so a merge never delays a seal. Both run at low priority (on Linux, priority is
 per thread), so searches and writes get the cores first. Results are installed on the writer thread.
@@ -12,31 +12,39 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from indexes.base import failpoints
-from indexes.base.errors import NotReady
+from indexes.base.errors import NearlineError, NotReady
 from indexes.base.priority import step_aside
 from indexes.dense.vectors import search_with_one_thread
 from indexes.parts.assembly import Assembly
 from indexes.parts.delta import DeltaView
 from indexes.parts.segment import Segment
+from indexes.parts.segment_shelf import SegmentShelf
 from indexes.parts.visible import Visible
 
 logger = logging.getLogger(__name__)
 
 
 class Sealing:
-    """Seals and merges for one collection. A failure is logged and costs only speed: the delta keeps serving."""
+    """Seals and merges for one collection. A failure is logged and costs only speed: the delta keeps serving. A segment
+    that cannot be written to disk serves from memory."""
 
     def __init__(
         self,
         name: str,
         assembly: Assembly,
+        shelf: SegmentShelf,
         *,
         on_writer: Callable[[Callable[[], None]], Future[None]],
         publish: Callable[[], None],
+        seq: Callable[[], int],
     ) -> None:
-        """`on_writer` runs a function on the writer thread; `publish` publishes the assembly's current parts."""
+        """`on_writer` runs a function on the writer thread; `publish` publishes the assembly's current parts; `seq` is
+        the last operation of the published ones."""
         self._name = name
         self._assembly = assembly
+        self._shelf = shelf
+        self._seq = seq
+        self.on_files: list[Callable[[], None]] = []  # called when other segments are on disk
         self._on_writer = on_writer
         self._publish = publish
         assembly.on_full = self.seal
@@ -47,9 +55,10 @@ class Sealing:
 
     def seal(self, view: DeltaView) -> None:
         """Seal a full delta into a segment, in the background."""
+        seq = self._seq()
 
         def work() -> None:
-            segment = Segment.seal(view, on_step=self._on_step)
+            segment = self._write(Segment.seal(view, on_step=self._on_step), seq)
             failpoints.reach("seal.built")
             self._on_writer(lambda: self._put(view, segment)).result()
 
@@ -80,9 +89,24 @@ class Sealing:
 
     def _put(self, view: DeltaView, segment: Segment) -> None:
         if self._assembly.put(view, segment):
-            self._publish()
+            self._show(segment)
             failpoints.reach("seal.shown")
+        else:
+            self._shelf.discard(segment)
         self._merge()
+
+    def _show(self, segment: Segment) -> None:
+        """Publish the parts, and then the segment's files."""
+        self._publish()
+        if segment.files is not None:
+            self._shelf.publish(segment)
+        self.keep_files()
+
+    def keep_files(self) -> None:
+        """Remove the files of the segments that are not searched any more, and tell of it. On the writer thread."""
+        self._shelf.keep(self._assembly.covered())
+        for listener in self.on_files:
+            listener()
 
     def _merge(self) -> None:
         """Start the next due merge, one at a time."""
@@ -90,11 +114,12 @@ class Sealing:
         if not sources:
             return
         self._merge_under_way = True
+        seq = self._seq()
 
         def work() -> None:
             merged = None
             try:
-                merged = Segment.merged(sources, on_step=self._on_step)
+                merged = self._write(Segment.merged(sources, on_step=self._on_step), seq)
                 failpoints.reach("merge.built")
             finally:
                 self._on_writer(lambda: self._put_merged(sources, merged)).result()
@@ -106,9 +131,21 @@ class Sealing:
         if merged is None:
             return  # the merge failed; the next sealed segment retries
         if self._assembly.put_merged(sources, merged):
-            self._publish()
+            self._show(merged)
             failpoints.reach("merge.shown")
+        else:
+            self._shelf.discard(merged)
         self._merge()
+
+    def _write(self, segment: Segment, seq: int) -> Segment:
+        """Write a segment to disk, and map it from there."""
+        if not segment.size:
+            return segment
+        try:
+            return self._shelf.write(segment, seq)
+        except (NearlineError, OSError) as error:
+            logger.warning("a segment of %s stays in memory: %s", self._name, error)
+            return segment
 
     def _on_step(self) -> None:
         """Called between steps: stop when closing."""

@@ -1,13 +1,15 @@
-"""Segments of the hot tier: sealed deltas, alone or merged. Immutable, in memory.
+"""Segments of the hot tier: sealed deltas, alone or merged. Immutable.
 
 A segment holds float16 vectors, their product codes, which searches scan unless few rows are to be compared, and sealed
-lexical and filter indexes. Sealing and merging may take seconds: run them off the search and writer threads. Between
-steps they call `on_step`, which may raise to cancel them.
+lexical and filter indexes: in memory when it is made, then mapped from its files (`segment_shelf`). Sealing and merging
+may take seconds: run them off the search and writer threads. Between steps they call `on_step`, which may raise to
+cancel them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from indexes.base.arrays import find_sorted
 from indexes.base.masks import Bits, bits_at, count_bits
 from indexes.base.model import TIERS, Floats, Ids, Rows, Tier
+from indexes.base.residency import Files
 from indexes.base.work import OnStep, do_nothing
 from indexes.dense.codes import Codes, rescored_for
 from indexes.dense.cold import RANKS
@@ -28,19 +31,27 @@ from indexes.parts.visible import Visible
 
 CODED_ROWS_MIN = 1024  # fewer are scanned exactly, like the delta
 COPIED_ROWS = 1024  # per step, between calls of `on_step`
+IDS, VECTORS, CODES, LEXICAL, FILTERS = "ids.npy", "vectors.f16", "codes.faiss", "lexical", "filters"
 
 
 class Segment:
-    """A sealed part in memory. Safe from any thread."""
+    """A sealed part. Safe from any thread.
+
+    `covers`: the passages from which its rows are; those without a row were dead when it was made. `files` are those
+    that it is mapped from, None for one in memory.
+    """
 
     def __init__(
         self,
+        covers: range,
         ids: Ids,
         vectors: StoredVectors,
         codes: Codes | None,
         lexical: SealedLexical,
         filters: SealedFilters,
+        files: Files | None = None,
     ) -> None:
+        self.covers, self.files = covers, files
         self.size = len(ids)
         self.ids = ids
         self.vectors = vectors
@@ -53,6 +64,7 @@ class Segment:
         """A segment with the rows of a full delta, in the same order."""
         vectors = copy_rows([(view.vectors, np.arange(view.size))], view.vectors.halves.shape[1], on_step)
         return Segment(
+            range(int(view.ids[0]), view.newest + 1),
             view.ids.copy(),
             vectors,
             codes_of(vectors, on_step),
@@ -72,6 +84,7 @@ class Segment:
             on_step,
         )
         return Segment(
+            range(segments[0].covers.start, segments[-1].covers.stop),
             np.concatenate([segment.ids[flags] for segment, flags in pairs]),
             vectors,
             codes_of(vectors, on_step),
@@ -79,9 +92,36 @@ class Segment:
             SealedFilters.merged([(segment.filters, flags) for segment, flags in pairs]),
         )
 
+    def save(self, folder: Path) -> None:
+        """Write the files of a segment into an existing folder. Raises OSError and StorageError."""
+        np.save(folder / IDS, self.ids)
+        self.vectors.save(folder / VECTORS)
+        if self._codes is not None:
+            self._codes.save(folder / CODES)
+        (folder / LEXICAL).mkdir()
+        self.lexical.save(folder / LEXICAL)
+        (folder / FILTERS).mkdir()
+        self.filters.save(folder / FILTERS)
+
+    @staticmethod
+    def load(folder: Path, covers: range, dimensions: int, files: Files) -> Segment:
+        """Map the files of a folder, which were verified. Raises Damaged and OSError."""
+        ids: Ids = files.array(folder / IDS)  # type: ignore[assignment]
+        coded = len(ids) >= CODED_ROWS_MIN
+        return Segment(
+            covers,
+            ids,
+            StoredVectors.load(folder / VECTORS, len(ids), dimensions, files),
+            Codes.load(folder / CODES) if coded else None,
+            SealedLexical.load(folder / LEXICAL, files),
+            SealedFilters.load(folder / FILTERS, files),
+            files,
+        )
+
     @property
     def bytes(self) -> int:
-        return int(self._dense_bytes + self.ids.nbytes + self.lexical.bytes + self.filters.bytes)
+        held = 0 if self.files else int(self.ids.nbytes + self.lexical.bytes)
+        return self._dense_bytes + held + self.filters.bytes
 
     @property
     def newest(self) -> int:
@@ -89,7 +129,7 @@ class Segment:
 
     @property
     def _dense_bytes(self) -> int:
-        return self.vectors.bytes + (self._codes.bytes if self._codes else 0)
+        return (0 if self.files else self.vectors.bytes) + (self._codes.bytes if self._codes else 0)
 
     def tier_bytes(self) -> dict[Tier, int]:
         return {"hot": self._dense_bytes}

@@ -35,6 +35,7 @@ from retrieval.embedding.encoder import available_threads
 from retrieval.processes.frames import (
     Answer,
     Ask,
+    CatchUp,
     Configure,
     Opened,
 )
@@ -222,7 +223,12 @@ class SearchProcesses:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._note_written, name, seq)
 
+        def changed() -> None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._tell_changed, name)
+
         collection.on_commit.append(written)
+        collection.on_segments.append(changed)
 
     def _note_written(self, name: str, seq: int) -> None:
         self._written[name] = seq
@@ -237,6 +243,12 @@ class SearchProcesses:
         behind = [one for one in self._processes if name in one.followed and one.reached.get(name, 0) < seq]
         if behind and not any(one.is_catching_up(name) for one in behind):
             min(behind, key=lambda one: one.reached.get(name, 0)).catch_up(name)
+
+    def _tell_changed(self, name: str) -> None:
+        """Have the processes map the segments that are on disk now."""
+        for one in self._processes:
+            if name in one.followed and name not in self._withheld:
+                one.send(CatchUp(name))
 
     async def _start_one(self) -> bool:
         """Start a process. Returns whether that succeeded."""

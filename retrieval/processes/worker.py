@@ -243,7 +243,7 @@ class SearchWorker:
         if found.opened.tuned_ms != wanted.tuned_ms:
             replica.tune()
         found.opened, found.behind = replace(found.opened, tuned_ms=wanted.tuned_ms), True
-        replica.load_generation()
+        replica.load_again()
         self._send(Following(wanted.name, self._as_searched(found)))
 
     def _as_searched(self, found: Followed) -> Opened:

@@ -28,7 +28,7 @@ from tests.support.inspection import consistent
 from tests.support.vectors import settings
 from tests.support.versions import document
 
-OPTIONS = IndexOptions(delta_passages_max=1024, segments_max=0)
+OPTIONS = IndexOptions(delta_passages_max=4, segments_max=0)
 NAME, OTHER = "docs", "other"
 CASES_IN_CI = 60
 Content = Mapping[int, tuple[int, int]]
@@ -45,10 +45,12 @@ class Moment:
 
     @property
     def files(self) -> Files:
-        """Everything the collection consists of, by name, also new kinds of files; a generation is one piece."""
-        folder = self.data / NAME
-        paths = [path for path in folder.iterdir() if path.name != "generations"]
-        return {str(path.relative_to(folder)): path for path in [*paths, *folder.glob("generations/*")]}
+        """Everything the collection consists of, by name, also new kinds of files; a generation or segment is one
+        piece."""
+        folder, made = self.data / NAME, ("generations", "segments")
+        paths = [path for path in folder.iterdir() if path.name not in made]
+        paths += [path for one in made for path in folder.glob(f"{one}/*")]
+        return {str(path.relative_to(folder)): path for path in paths}
 
 
 def rebuild(collection: Collection) -> None:
@@ -64,6 +66,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> list[Moment]:
     data, moments = folder / "data", list[Moment]()
 
     def remember(collection: Collection) -> None:
+        collection.settle()
         shutil.copytree(data, copy := folder / str(len(moments)))
         moments.append(Moment(copy, consistent(collection), collection.snapshot.seq))
 
@@ -179,12 +182,13 @@ def test_every_file_and_every_two(life: list[Moment], tmp_path: Path, changed: i
         found.add(check(now, older, choice, tmp_path / str(at)))
         shutil.rmtree(tmp_path / str(at))
     assert {"whole", "quarantined"} <= found
+    assert any(name.startswith("segments/") for now, _, _ in cases for name in now.files)
 
 
 def test_the_files_of_the_log(life: list[Moment], tmp_path: Path) -> None:
     """Log, WAL and mark, each as it is, gone or older, with and without the generations."""
     for pair, (older, now) in enumerate([*itertools.pairwise(life), *zip(life, life[2:])]):
-        generations = [name for name in now.files if name.startswith("generations/")]
+        generations = [name for name in now.files if name.startswith(("generations/", "segments/"))]
         for at, states in enumerate(itertools.product(("now", "gone", "older"), repeat=3)):
             log = [
                 (name, how) for name, how in zip(("log.db", "log.db-wal", "log.mark"), states) if how != "now"

@@ -58,7 +58,6 @@ def rebuild(collection: Collection) -> None:
 
 
 def load_generation(replica: Replica) -> None:
-    replica.load_generation()
     until = time.monotonic() + LOADED_S
     while replica.generation != replica.shelf.current() and time.monotonic() < until:
         replica.catch_up()
@@ -125,19 +124,6 @@ def test_more_than_a_block_at_once(collection: Collection) -> None:
         fill(collection, WORLD, range(2500))
         delete(collection, range(0, 2500, 3))
         replica.catch_up()
-        assert_alike(replica, collection)
-
-
-def test_a_segment_is_sealed_here_too(collection: Collection) -> None:
-    """Full deltas become segments in the background, and the replica is searched as before."""
-    with follow(collection) as replica:
-        fill(collection, WORLD, range(200))
-        until = time.monotonic() + LOADED_S
-        replica.catch_up()
-        while len(replica.snapshot.parts) > 3 and time.monotonic() < until:
-            replica.catch_up()
-            time.sleep(0.01)
-        assert "hot" in replica.snapshot.tiers
         assert_alike(replica, collection)
 
 

@@ -37,6 +37,7 @@ from indexes.log.log import Log, make_mark
 from indexes.log.pinned import PinnedLog, begin
 from indexes.log.reader import LogPosition, require_format
 from indexes.log.sqlite import checkpoint, connect, sqlite_errors
+from indexes.parts.segment_shelf import require_no_segment_ahead, segments_ahead
 from indexes.parts.shelf import Shelf
 
 
@@ -184,8 +185,8 @@ def survey(data: Path, name: str) -> Remains:
 def accept(data: Path, name: str) -> Remains:
     """Accept a collection's log as complete, although writes are known to be missing. No service may use `data`.
 
-    Generations that are ahead of it are removed. It gets a new uid, because others may remember operations that this
-    log never had. Raises like `survey`.
+    Generations and segments that are ahead of it are removed. It gets a new uid, because others may remember operations
+    that this log never had. Raises like `survey`.
     """
     require_collection(data, name)
     with contextlib.closing(FolderLock(data / "LOCK")):
@@ -193,9 +194,9 @@ def accept(data: Path, name: str) -> Remains:
         found = remains(path)
         renew_uid(path)
         with contextlib.closing(Log(path)) as log:
-            ahead = Shelf(data / name).ahead(log.position())
-        for generation in ahead:
-            shutil.rmtree(generation)
+            end = log.position()
+        for folder in (*Shelf(data / name).ahead(end), *segments_ahead(data / name, end)):
+            shutil.rmtree(folder)
         return found
 
 
@@ -223,6 +224,7 @@ def reason_to_quarantine(path: Path) -> str:
     try:
         with contextlib.closing(Log(path)) as log:
             Shelf(path.parent).require_none_ahead(log.position())
+            require_no_segment_ahead(path.parent, log.position())
     except Damaged as error:
         return error.message
     return ""

@@ -45,11 +45,13 @@ from indexes.log.reader import LogPosition
 from indexes.parts.generation import Generation
 from indexes.parts.learned import RANKING, SYNONYMS, RankingSettings, S, SynonymSettings, read_settings
 from indexes.parts.manifest import read_manifest
+from indexes.parts.segment_shelf import SEGMENTS, check_segment_files, segment_folders, segments_ahead
 from indexes.parts.shelf import Shelf
 
 LOAD_S_MAX = 1800
 GOING_S = 2.0  # grace period for a damaged generation that is not live: it may just be in the middle of being deleted
 SEARCHES, NEIGHBORS = 20, 10  # test searches of a loaded generation: some damage only shows during a search
+LEAVE = "leave {} as it is until the log is repaired: nothing can be rebuilt without it"
 AGAIN = "make a new backup; this one cannot be restored whole"
 
 
@@ -137,6 +139,9 @@ def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iter
         if found := check_generation(folder, number, frozen=frozen, log_whole=log_whole):
             yield found
             whole[number] = found.ok
+    for path in sorted(segment_folders(folder / SEGMENTS)):
+        if found := check_segment(path, log_whole=log_whole):
+            yield found
     current = check_current(folder, whole, frozen)
     if current is None:  # CURRENT moved during the check
         number = shelf.current()
@@ -184,16 +189,37 @@ def check_generation(collection: Path, number: int, *, frozen: bool, log_whole: 
     return Check(collection.name, f"generation {number}", True, detail)
 
 
+def check_segment(folder: Path, *, log_whole: bool) -> Check | None:
+    """None if it was removed during the check."""
+    collection, name = folder.parent.parent, f"segment {folder.name}"
+    try:
+        check_segment_files(folder)
+    except (NearlineError, OSError) as error:
+        if not folder.is_dir():
+            return None
+        advice = (
+            LEAVE.format(folder)
+            if not log_whole
+            else f"start the service: it reads the log instead of {folder}"
+        )
+        return Check(collection.name, name, False, message_of(error), advice)
+    if folder in ahead_of_log(collection):
+        advice = f"{RESTORE}; {accept_advice(collection)}"
+        return Check(collection.name, name, False, "it knows of writes that the log has lost", advice)
+    return Check(collection.name, name, True, "its checksums match")
+
+
 def accept_advice(collection: Path) -> str:
     data, name = shlex.quote(str(collection.parent)), collection.name
     return f"without a backup, nearline accept --data {data} -c {name} says what is left, and serves it"
 
 
 def ahead_of_log(collection: Path) -> set[Path]:
-    """The generations that hold more than the log does; none if the log cannot be read."""
+    """The generations and segments that hold more than the log does; none if the log cannot be read."""
     with contextlib.suppress(NearlineError), pin(collection / "log.db") as log:
         state = log.state()
-        return {*Shelf(collection).ahead(LogPosition(state.seq, state.last_passage))}
+        end = LogPosition(state.seq, state.last_passage)
+        return {*Shelf(collection).ahead(end), *segments_ahead(collection, end)}
     return set()
 
 
@@ -207,7 +233,7 @@ def goes_away(shelf: Shelf, number: int) -> bool:
 
 def advice_for(folder: Path, log_whole: bool) -> str:
     if not log_whole:
-        return f"leave {folder} as it is until the log is repaired: nothing can be rebuilt without it"
+        return LEAVE.format(folder)
     return (
         f"stop the service and delete {folder}: the log has all of it, and nearline reindex builds a new one"
     )

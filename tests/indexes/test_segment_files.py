@@ -1,0 +1,273 @@
+"""Segments are files: mapped at the next start and by other processes, never trusted more than the log."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from indexes.base.errors import Damaged
+from indexes.base.model import IndexOptions
+from indexes.collection.collection import Collection
+from indexes.collection.replica import Replica
+from indexes.directory.backup.verifying import check_segment
+from indexes.log.reader import LogReader
+from indexes.parts.delta import DeltaView
+from indexes.parts.segment import Segment
+from indexes.parts.segment_shelf import SegmentShelf, segment_folders
+from indexes.rebuild.builder import Rebuild
+from indexes.upkeep.erasing import Erasure
+from tests.support.vectors import World, delete, fill, make_collection
+
+WORLD = World(seed=9)
+OPTIONS = IndexOptions(delta_passages_max=32, segments_max=0)
+QUERIES = WORLD.queries(3)
+WORDS = [WORLD.text(number, 0) for number in (3, 57, 140)]
+ROUNDED = 2e-4
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Iterator[Collection]:
+    made = make_collection(tmp_path / "c", options=OPTIONS)
+    yield made
+    made.close()
+
+
+def segments_of(collection: Collection | Replica) -> list[Segment]:
+    return [one.part for one in collection.snapshot.parts if isinstance(one.part, Segment)]
+
+
+def on_disk(collection: Collection) -> set[str]:
+    return {path.name for path in segment_folders(collection.folder / "segments")}
+
+
+def names_of(segments: list[Segment]) -> set[str]:
+    return {f"{one.covers.start}-{one.covers.stop - 1}" for one in segments}
+
+
+@contextlib.contextmanager
+def copied(collection: Collection, to: Path, *, segments: bool) -> Iterator[Collection]:
+    """A copy as a kill would leave it, opened; perhaps without its segments."""
+    shutil.copytree(collection.folder, to)
+    if not segments:
+        shutil.rmtree(to / "segments", ignore_errors=True)
+    with contextlib.closing(Collection(to, collection.options)) as other:
+        yield other
+    shutil.rmtree(to)
+
+
+def assert_alike(one: Collection | Replica, other: Collection) -> None:
+    """The same state, with the same scores."""
+    own, its = one.snapshot, other.snapshot
+    assert (own.seq, own.content, own.live) == (its.seq, its.content, its.live)
+    assert own.languages() == its.languages()
+    assert own.statistics().passages == its.statistics().passages
+    for query in QUERIES:
+        np.testing.assert_allclose(
+            own.dense(query, 20).ranking.scores, its.dense(query, 20).ranking.scores, atol=ROUNDED
+        )
+    for text in WORDS:
+        found, expected = own.lexical(text, 20), its.lexical(text, 20)
+        assert found.ids.tolist() == expected.ids.tolist()
+        assert found.scores.tolist() == expected.scores.tolist()
+
+
+def rebuild(collection: Collection) -> None:
+    request = collection.begin_build()
+    collection.adopt(Rebuild(request, timeout_s=120).run(lambda *_: None))
+
+
+def test_a_start_maps_them(collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was sealed is not read from the log again, and is searched as before, deletions since then included."""
+    fill(collection, WORLD, range(200))
+    collection.settle()
+    delete(collection, range(0, 100, 7))
+    fill(collection, WORLD, range(40, 60), version=1)
+    read = []
+    entries = LogReader.entries
+
+    def counting(self: LogReader, after: int, upto: int) -> Iterator[object]:
+        for entry in entries(self, after, upto):
+            read.append(entry.passage)
+            yield entry
+
+    monkeypatch.setattr(LogReader, "entries", counting)
+    with copied(collection, tmp_path / "again", segments=True) as again:
+        assert min(read) > max(one.covers.stop - 1 for one in segments_of(again))
+        assert len(read) < 64
+        assert all(one.files for one in segments_of(again))
+        assert_alike(again, collection)
+
+
+def test_whatever_was_done(collection: Collection, tmp_path: Path) -> None:
+    """Random steps. A copy with its segments, one without, and the collection itself are alike after each."""
+    chance = random.Random(3)
+    fill(collection, WORLD, range(40))
+    mapped = 0
+    for step in range(24):
+        numbers = chance.sample(range(200), chance.choice([1, 3, 40]))
+        match chance.choices(["fill", "delete", "settle", "rebuild", "rollback"], [50, 25, 15, 6, 4])[0]:
+            case "fill":
+                fill(collection, WORLD, numbers, version=step)
+            case "delete":
+                delete(collection, numbers)
+            case "settle":
+                collection.settle()
+            case "rebuild":
+                rebuild(collection)
+            case "rollback" if len(collection.shelf.numbers()) > 1:
+                collection.rollback()
+        if step % 3 == 0:
+            collection.settle()
+            assert on_disk(collection) == names_of(segments_of(collection))
+            with copied(collection, tmp_path / "with", segments=True) as again:
+                mapped += len(segments_of(again))
+                assert_alike(again, collection)
+            with copied(collection, tmp_path / "without", segments=False) as again:
+                assert_alike(again, collection)
+    assert mapped > 8
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "no manifest"])
+def test_a_damaged_one_is_read_from_the_log(collection: Collection, tmp_path: Path, damage: str) -> None:
+    """Whatever happened to its files: it is missed by nobody, reported before the start and gone after it."""
+    fill(collection, WORLD, range(200))
+    collection.settle()
+    shutil.copytree(collection.folder, folder := tmp_path / "damaged")
+    for segment in segment_folders(folder / "segments"):
+        path = segment / ("manifest.json" if damage == "no manifest" else "vectors.f16")
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
+        if damage in {"gone", "no manifest"}:
+            path.unlink()
+        found = check_segment(segment, log_whole=True)
+        assert found is not None
+        assert not found.ok
+    with contextlib.closing(Collection(folder, OPTIONS)) as again:
+        assert_alike(again, collection)
+        again.settle()
+        assert_alike(again, collection)
+        for segment in segment_folders(folder / "segments"):
+            whole = check_segment(segment, log_whole=True)
+            assert whole is not None
+            assert whole.ok
+
+
+def test_what_a_crash_leaves(collection: Collection, tmp_path: Path) -> None:
+    """Between naming a merged segment and removing those that it is made of, both are there; drafts are swept."""
+    fill(collection, WORLD, range(65))
+    collection.settle()
+    shutil.copytree(collection.folder / "segments", before := tmp_path / "before")
+    fill(collection, WORLD, range(65, 110))
+    collection.settle()
+    assert len(on_disk(collection)) == 1
+    shutil.copytree(collection.folder, folder := tmp_path / "crashed")
+    shutil.copytree(before, folder / "segments", dirs_exist_ok=True)
+    shutil.copytree(before, folder / "segments" / ".draft-1-9")
+    with contextlib.closing(Collection(folder, OPTIONS)) as again:
+        assert names_of(segments_of(again)) == on_disk(collection)
+        assert {path.name for path in (folder / "segments").iterdir()} == on_disk(collection)
+        assert_alike(again, collection)
+
+
+def test_a_log_from_before_is_told(collection: Collection, tmp_path: Path) -> None:
+    """A segment that knows a later operation, or later passages, than the log: writes were lost."""
+    fill(collection, WORLD, range(20))
+    collection.on_writer(lambda: collection.log._checkpoint_if(pages=1))
+    shutil.copytree(collection.folder, tmp_path / "older")
+    fill(collection, WORLD, range(20, 100))
+    collection.settle()
+    shutil.copytree(collection.folder / "segments", tmp_path / "older" / "segments", dirs_exist_ok=True)
+    with pytest.raises(Damaged, match="a segment was made at"):
+        Collection(tmp_path / "older", OPTIONS)
+
+
+def test_a_full_disk_costs_only_speed(
+    collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment that cannot be written serves from memory, and the next start reads the log."""
+
+    def full(self: Segment, folder: Path) -> None:
+        (folder / "ids.npy").write_bytes(b"part of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Segment, "save", full)
+    fill(collection, WORLD, range(200))
+    collection.settle()
+    assert segments_of(collection)
+    assert not any(one.files for one in segments_of(collection))
+    assert not list((collection.folder / "segments").iterdir())
+    monkeypatch.undo()
+    with copied(collection, tmp_path / "again", segments=True) as again:
+        assert_alike(again, collection)
+
+
+def test_processes_map_the_same_files(collection: Collection) -> None:
+    """A replica seals nothing: it maps what the writer has made, before it was opened and since."""
+    fill(collection, WORLD, range(100))
+    collection.settle()
+    with contextlib.closing(Replica(collection.folder, OPTIONS, collection.hits)) as replica:
+        for until in (100, 300, 420):
+            fill(collection, WORLD, range(100, until))
+            delete(collection, range(until // 2, until // 2 + 9))
+            collection.settle()
+            replica.catch_up()
+            while names_of(segments_of(replica)) != on_disk(collection):
+                replica.catch_up()
+            assert_alike(replica, collection)
+            deltas = [one.part for one in replica.snapshot.parts if isinstance(one.part, DeltaView)]
+            assert sum(one.size for one in deltas) < 64
+        rebuild(collection)
+        while replica.generation != collection.generation:
+            replica.catch_up()
+        assert not segments_of(replica)
+        assert_alike(replica, collection)
+
+
+def test_what_was_removed_is_not_loaded(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer may remove a segment while a replica loads it; it reads the log instead, and then the next one."""
+    fill(collection, WORLD, range(65))
+    collection.settle()
+    load = SegmentShelf.load
+
+    def too_late(self: SegmentShelf, covers: range, *, whole: bool = True) -> Segment:
+        shutil.rmtree(self.path(covers))
+        return load(self, covers, whole=whole)
+
+    monkeypatch.setattr(SegmentShelf, "load", too_late)
+    with contextlib.closing(Replica(collection.folder, OPTIONS, collection.hits)) as replica:
+        assert not segments_of(replica)
+        assert_alike(replica, collection)
+        monkeypatch.undo()
+        fill(collection, WORLD, range(65, 200))
+        collection.settle()
+        replica.catch_up()
+        while names_of(segments_of(replica)) != on_disk(collection):
+            replica.catch_up()
+        assert_alike(replica, collection)
+
+
+def test_erased_content_is_in_none(collection: Collection) -> None:
+    """After erasing, no file of a segment has a word or a vector of what was deleted."""
+    fill(collection, WORLD, range(100))
+    secret = WORLD.document(7777)
+    collection.write([secret, *(WORLD.document(number) for number in range(100, 140))]).result()
+    collection.settle()
+    vector = secret.passages[0].vector.astype(np.float16).tobytes()
+    assert any(vector in path.read_bytes() for path in (collection.folder / "segments").rglob("*.f16"))
+    delete(collection, [7777])
+    erasure = Erasure(collection)
+    assert erasure.needs_rebuild
+    rebuild(collection)
+    fill(collection, WORLD, range(200, 300))
+    collection.settle()
+    erasure.run(lambda *_: None)
+    assert on_disk(collection)
+    for path in collection.folder.rglob("*"):
+        assert not path.is_file() or vector not in path.read_bytes(), path
