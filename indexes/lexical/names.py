@@ -9,6 +9,7 @@ lookup in each part finds the passages of a name.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -47,14 +48,19 @@ def name_keys(document_id: str, title: str, heading: str, ordinal: int) -> list[
     exact = [] if ordinal else [document_id, title, CALL.sub("", title)]
     parts = [last_part(CALL.sub("", one)) for one in (*exact, heading)]
     parts += [heading, CALL.sub("", heading), *(defined.groups() if defined else ())]
-    keys = dict.fromkeys(key | EXACT for one in exact for key in keys_of(one))
-    keys |= dict.fromkeys(key for one in parts for key in keys_of(one) if key | EXACT not in keys)
+    keys = dict.fromkeys(key | EXACT for one in exact if one for key in keys_of(one))
+    keys |= dict.fromkeys(key for one in parts if one for key in keys_of(one) if key | EXACT not in keys)
     return list(keys)
 
 
-def keys_of(name: str) -> set[int]:
+def keys_of(name: str) -> tuple[int, ...]:
+    return _keys_of(name) if len(name) <= NAME_CHARS_MAX else ()
+
+
+@lru_cache(maxsize=256)  # the passages of a document share its title, and often a heading
+def _keys_of(name: str) -> tuple[int, ...]:
     written, folded = forms_of(name)
-    return {hash_of(written) | WRITTEN, hash_of(folded) | WRITTEN * (written == folded)} if folded else set()
+    return (hash_of(written) | WRITTEN, hash_of(folded) | WRITTEN * (written == folded)) if folded else ()
 
 
 def asked_keys(text: str) -> list[tuple[range, ...]]:
