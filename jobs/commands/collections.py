@@ -49,7 +49,7 @@ def list_(url: str, as_json: bool) -> None:
             table.add_row(
                 escape(one["name"]), ", ".join(one["aliases"]), str(one["documents"]),
                 str(sum(one["passages"].values())), str(one["generation"]), format_bytes(one["memory_bytes"]),
-                format_bytes(one["owed_bytes"]), escape(one["model"]),
+                format_bytes(one["owed_bytes"]), escape(one["model"] or "none"),
             )  # fmt: skip
         console.print(table)
         for one in found:
@@ -87,7 +87,7 @@ def show(name: str, url: str, as_json: bool) -> None:
         "last operation": f"seq {found['seq']}",
         "index memory": f"{format_bytes(found['memory_bytes'])}, "
         f"resident files {format_bytes(found['resident_bytes'])}, mapped files {format_bytes(found['mapped_bytes'])}",
-        "model": f"{found['model']}, {found['dimensions']} dimensions",
+        "model": f"{found['model'] or 'none'}, {found['dimensions']} dimensions",
     }
     table = Table(show_header=False)
     for label, value in rows.items():

@@ -62,7 +62,7 @@ async def evaluate(client: AsyncClient, options: Options, progress: Progress) ->
     report = Report(
         time=started.isoformat(timespec="milliseconds"),
         collection=options.collection,
-        model=before["model"],
+        model=before["model"] or "vectors of its own",
         generation=before["generation"],
         seq=before["seq"],
         documents=before["documents"],

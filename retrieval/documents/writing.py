@@ -65,7 +65,8 @@ async def write_documents(
     """
     chars = sum(len(one.text) + len(one.metadata) + len(one.vector) // VECTOR_BYTES_PER_CHAR for one in sent)
     dimensions = collection.settings.dimensions
-    documents = await off_loop(chars, lambda: check_documents(sent, dimensions, config))
+    embeds = bool(collection.settings.model)
+    documents = await off_loop(chars, lambda: check_documents(sent, dimensions, config, embeds=embeds))
     sizes = await off_loop(chars, lambda: {document.id: text_bytes(document) for document in documents})
     digests = await off_loop(chars, lambda: [digest_of(document, config.passages) for document in documents])
     known = await asyncio.to_thread(collection.log.digests, [document.id for document in documents])
@@ -183,8 +184,11 @@ async def off_loop(chars: int, work: Callable[[], T]) -> T:
     return work() if chars <= INLINE_CHARS else await asyncio.to_thread(work)
 
 
-def check_documents(documents: list[SentDocument], dimensions: int, config: Config) -> list[NewDocument]:
-    """Return the documents as they will be stored. Raises InvalidInput or TooLarge for the first bad one."""
+def check_documents(
+    documents: list[SentDocument], dimensions: int, config: Config, *, embeds: bool = True
+) -> list[NewDocument]:
+    """Return the documents as they will be stored; unless the collection `embeds`, each needs a vector. Raises
+    InvalidInput or TooLarge for the first bad one."""
     limits = config.limits
     if not documents:
         raise InvalidInput("documents is empty, expected at least one", param="documents")
@@ -213,6 +217,11 @@ def check_documents(documents: list[SentDocument], dimensions: int, config: Conf
             )
         if document.vector is not None:
             unit_vector(document.vector, dimensions, f"{where}.vector")
+        elif not embeds:
+            raise InvalidInput(
+                f"{where}.vector is missing: the collection has no model to embed the text with",
+                param=f"{where}.vector",
+            )
         checked.append(document)
     return checked
 

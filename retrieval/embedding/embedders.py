@@ -243,8 +243,13 @@ class Embedders:
         return SIMILARITY_FLOOR if manifest is None else manifest.similarity_floor
 
     async def of(self, collection: CollectionView) -> Embedder:
-        """Return the embedder whose vectors the collection holds. Raises ModelMismatch if the model has changed."""
+        """Return the embedder whose vectors the collection holds. Raises ModelMismatch if the model has changed, and
+        InvalidInput if the collection has none."""
         settings = collection.settings
+        if not settings.model:
+            raise InvalidInput(
+                "the collection has no model: its documents and queries bring their vectors", param="model"
+            )
         embedder = await self.get(settings.model)
         if embedder.fingerprint != settings.fingerprint:
             raise ModelMismatch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Sequence
 
 import msgspec
@@ -45,12 +46,22 @@ async def make(app: web.Application, wanted: CreateCollection) -> Collection:
     that may not create collections."""
     PRINCIPAL.get().require_unbound()
     config, catalog = app[CONFIG], app[CATALOG]
-    model = wanted.model or config.models.default
     language = check_language(wanted.language, "language")
-    embedder = await app[EMBEDDERS].get(model)
+    if wanted.dimensions is not None:
+        if wanted.model is not None:
+            raise InvalidInput(
+                "dimensions is for vectors of your own; a model has its own: leave out one of both",
+                param="dimensions",
+            )
+        # Vectors of two such collections may be of different models.
+        model, dimensions, fingerprint = "", wanted.dimensions, uuid.uuid4().hex
+    else:
+        model = wanted.model or config.models.default
+        embedder = await app[EMBEDDERS].get(model)
+        dimensions, fingerprint = embedder.encoder.dimensions, embedder.fingerprint
     settings = Settings(
-        dimensions=embedder.encoder.dimensions,
-        fingerprint=embedder.fingerprint,
+        dimensions=dimensions,
+        fingerprint=fingerprint,
         model=model,
         hot_capacity=config.index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity,
         language=language,

@@ -169,7 +169,9 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
     check_context(wanted, config)
     deadline_ms = wanted.deadline_ms or config.search.deadline_ms
     deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
-    embedder = await app[EMBEDDERS].of(collection)
+    embedders = app[EMBEDDERS]
+    embeds = bool(collection.settings.model)
+    embedder = await (embedders.of(collection) if embeds else embedders.get(config.models.default))
     slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
     budget = budget_of(request, None if wanted.k is None else "k")
     counter: TokenCounter | Encoding = embedder.counter

@@ -182,7 +182,7 @@ def describe(app: web.Application, collection: Collection) -> CollectionBody:
         name=caller.own(name),
         aliases=caller.aliases_of(name, app[CATALOG].aliases),
         tenant=tenant_of(name),
-        model=settings.model,
+        model=settings.model or None,
         fingerprint=settings.fingerprint,
         model_languages=manifest.languages if manifest else None,
         dimensions=settings.dimensions,

@@ -286,7 +286,8 @@ class Inquiry:
 
     async def _confirmed_cause(self, trail: Trail) -> Cause | None:
         """Return a cause that holds only if the document would be a hit without it."""
-        if trail.plan.mode == "lexical" or trail.plan.request.query is None:
+        embeds = trail.plan.request.query is not None and bool(self.collection.settings.model)
+        if trail.plan.mode == "lexical" or not embeds:
             return await asyncio.to_thread(words_elsewhere, trail)
         embedder = await self.embedders.of(self.collection)
         if vector := await own_vector(trail, embedder):
@@ -304,9 +305,15 @@ class Inquiry:
         return bool(self.changes) or needed is not None
 
     def _modes(self, trail: Trail, wanted: Sequence[Mode]) -> list[JSON]:
-        """Return patches to those of these modes that are others, if the search has a text for them."""
+        """Return patches to those of these modes that are others, if the search has a text for them, and a vector or
+        somebody to make one."""
         plan = trail.plan
-        return [self._mode(mode) for mode in wanted if mode != plan.mode] if plan.request.query else []
+        vector = self.collection.settings.model or not is_absent(plan.request.vector)
+        return (
+            [self._mode(mode) for mode in wanted if mode != plan.mode]
+            if plan.request.query and vector
+            else []
+        )
 
     def _mode(self, mode: Mode) -> JSON:
         """Return the patch to a mode, without options that it refuses."""

@@ -96,12 +96,13 @@ class HitList:
 
 @dataclass(slots=True)
 class Followed:
-    """A collection that is searched here, and the model of its vectors. `behind`: something was written since."""
+    """A collection that is searched here, and the model of its vectors, if there is one. `behind`: something was
+    written since."""
 
     replica: Replica
     opened: Opened
     hits: HitList
-    reader: QueryReader
+    reader: QueryReader | None
     behind: bool = False
 
 
@@ -271,7 +272,8 @@ class SearchWorker:
         hits = HitList()
         replica = Replica(self._data / wanted.name, options_of(self._config), hits)
         try:
-            reader = self._reader(replica.settings.model, replica.settings.fingerprint)
+            settings = replica.settings
+            reader = self._reader(settings.model, settings.fingerprint) if settings.model else None
         except BaseException:
             replica.close()
             raise
@@ -395,6 +397,7 @@ class SearchWorker:
             self._config,
             ask.ranking,
             self._synonyms(replica, ask.synonyms_ms),
+            embeds=bool(replica.settings.model),
             strained=ask.strained,
         )
         if not ask.counted:
@@ -410,7 +413,7 @@ class SearchWorker:
             one for one in self._planned
             if one.vector is None and one.plan.text is not None and one.found.reader is reader
         ]  # fmt: skip
-        if search not in lacking:
+        if reader is None or search not in lacking:
             return
         begun = time.perf_counter()
         vectors = reader.vectors_of([str(one.plan.text) for one in lacking])
@@ -477,6 +480,8 @@ def embedded_query(search: Search) -> EmbeddedQuery:
     """Return the query with its vector, and with what fusion needs to know of the model."""
     plan, reader, snapshot = search.plan, search.found.reader, search.found.replica.snapshot
     if plan.mode == "lexical":
+        return EmbeddedQuery(plan, plan.query)
+    if reader is None:
         return EmbeddedQuery(plan, plan.query)
     if plan.text is None:
         return EmbeddedQuery(plan, plan.query, reader.manifest.similarity_floor)

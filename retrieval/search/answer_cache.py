@@ -149,7 +149,7 @@ def receipt_of(name: str, model: str, plan: Plan, answered: Answered) -> Receipt
         share_read=answer.share_read,
         weight_dense=answer.weight_dense,
         cache=answered.cache,
-        model=model,
+        model=model or None,
         reranked=answer.reranked,
         evidence=answer.evidence,
         evidence_from=answer.evidence_from,

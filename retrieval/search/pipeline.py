@@ -203,7 +203,8 @@ class Pipeline:
         Raises as `search` does, and InvalidInput for vectors that do not compare.
         """
         watch, work = Stopwatch(), budget.work
-        plan = make_plan(request, collections[0].settings.dimensions, self._config)
+        first = collections[0].settings
+        plan = make_plan(request, first.dimensions, self._config, embeds=bool(first.model))
         require_one_model(collections, plan.mode)
         documents = None if plan.query.condition else sum(one.documents for one in collections)
         share = BudgetShare(budget)
@@ -218,8 +219,8 @@ class Pipeline:
         work.searches += 1
         try:
             async with self._in_time(plan, watch), self._turn(plan):
-                first = LocalShard(collections[0], collections[0].snapshot, watch, work)
-                embedded = await self._embed_text(first, plan, watch, {})
+                shard = LocalShard(collections[0], collections[0].snapshot, watch, work)
+                embedded = await self._embed_text(shard, plan, watch, {})
                 shards, joint, found = await search_now()
                 if found.vanished and any(one.seq < one.collection.snapshot.seq for one in shards):
                     shards, joint, found = await search_now()  # as in `_search_latest`
@@ -244,6 +245,7 @@ class Pipeline:
             self._config,
             collection.ranking.current,
             collection.synonyms.current,
+            embeds=bool(collection.settings.model),
             strained=strained,
         )
 
@@ -454,8 +456,8 @@ def require_one_model(collections: Sequence[Collection], mode: Mode) -> None:
     other = next((one for one in others if one.fingerprint != first.fingerprint), None)
     if mode != "lexical" and other is not None:
         raise InvalidInput(
-            f"the collections have vectors of different models, {first.model!r} and {other.model!r}: search them with "
-            "mode lexical, or one by one",
+            f"the collections have vectors of different models, {first.model or 'their own'!r} and "
+            f"{other.model or 'their own'!r}: search them with mode lexical, or one by one",
             param="collections",
         )
 

@@ -189,16 +189,17 @@ def make_plan(
     synonyms: SynonymSettings | None = None,
     now: Callable[[], float] = time.time,
     *,
+    embeds: bool = True,
     strained: bool = False,
 ) -> Plan:
     """Check a request and complete it from `ranking`, the collection's own settings, or else from the configuration.
 
-    `strained`: the service has more to do than it can, so searches should cost less. Raises InvalidInput or TooLarge
-    naming the field.
+    `embeds`: the collection has a model. `strained`: the service has more to do than it can, so searches should cost
+    less. Raises InvalidInput or TooLarge naming the field.
     """
     request = replace(request, boosts=boosts_at(request.boosts, now()))
     text = check_query(request, config)
-    mode = mode_of(request, text, config)
+    mode = mode_of(request, text, config, embeds=embeds)
     operators = operators_of(request, text, mode)
     k = check_k(request.k, config)
     last, page_depth = check_offset(request.offset, k, config), max(config.search.candidates, k)
@@ -327,9 +328,16 @@ def operators_of(request: SearchRequest, text: str, mode: Mode) -> Operators | N
     return operators
 
 
-def mode_of(request: SearchRequest, text: str, config: Config) -> Mode:
+def mode_of(request: SearchRequest, text: str, config: Config, *, embeds: bool) -> Mode:
     """Return the mode of search. Raises InvalidInput for what that mode cannot do."""
-    mode = request.mode or (config.search.mode if text else "dense")
+    by_words = not embeds and is_absent(request.vector) and not (request.like or request.unlike)
+    usual: Mode = "lexical" if by_words else config.search.mode
+    mode = request.mode or (usual if text else "dense")
+    if by_words and mode != "lexical":
+        raise InvalidInput(
+            f"mode {mode} compares vectors, and the collection has no model to make one of the query: send its vector",
+            param="vector",
+        )
     if mode != "dense" and not text:
         raise InvalidInput(f"mode {mode} needs a query text", param="query")
     if request.exact and mode != "dense":

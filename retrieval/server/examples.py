@@ -118,6 +118,7 @@ KEEPING: Bodies = {
     collection_schemas.CreateCollection: {
         "a collection": {"name": "docs"},
         "with a small hot tier": {"name": "tickets", "hot_capacity": 2_000},
+        "for vectors of your own": {"name": "papers", "dimensions": 1536},
         "of German documents": {"name": "handbuch", "language": "de"},
     },
     auth_schemas.CreateKey: {

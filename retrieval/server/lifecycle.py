@@ -162,13 +162,14 @@ async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
     app[METRICS].watch(partial(collectors.query_vectors, embedders.cache))
     app[METRICS].watch(partial(collectors.models, embedders))
     app[CEILING].relief.append(embedders.cache.clear)
-    models = {one.settings.model for one in app[CATALOG].collections.values()} | {app[CONFIG].models.default}
+    embedding = {name: one for name, one in app[CATALOG].collections.items() if one.settings.model}
+    models = {one.settings.model for one in embedding.values()} | {app[CONFIG].models.default}
     app[START].at = StartBody("models", 0, len(models), app[CONFIG].models.default)
     try:
         await embedders.get(app[CONFIG].models.default)
     except NearlineError as error:
         logger.warning("the default model is not available: %s", error.message)
-    for name, collection in app[CATALOG].collections.items():
+    for name, collection in embedding.items():
         app[START].at = StartBody("models", len(embedders.names()), len(models), collection.settings.model)
         try:
             await embedders.of(collection)

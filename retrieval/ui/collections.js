@@ -102,7 +102,7 @@ function card(one, refresh, started) {
   return h("article", { class: "card", id: `collection-${one.name}` },
     h("div", { class: "card-head" },
       h("h2", {}, h("a", { href: `#/search?c=${encodeURIComponent(one.name)}` }, one.name)),
-      h("span", { class: "muted" }, `${one.model} · ${languages(one)}`),
+      h("span", { class: "muted" }, `${one.model ?? "vectors of your own"} · ${languages(one)}`),
       one.rebuild_due && h("span", { class: "tag warn", title: one.rebuild_due.error || "" }, `rebuild due: ${one.rebuild_due.reason}`)),
     h("dl", { class: "figures" },
       figure("documents", number(one.documents)), figure("passages", number(total(one.passages)), one.dead_passages ? `${number(one.dead_passages)} dead` : null),

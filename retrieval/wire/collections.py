@@ -17,6 +17,7 @@ from retrieval.base.settings import Count
 from retrieval.wire.search import Doc, DocumentId, NonEmpty, Request, Seq
 
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+Dimensions = Annotated[int, Meta(ge=1, le=4096)]
 # Only documented here: the catalog validates names and explains the rules.
 CollectionName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{NAME.pattern}$"})]
 RankingMethod = Annotated[
@@ -41,6 +42,12 @@ JobStatus = Literal["queued", "running", "succeeded", "failed", "refused"]
 class CreateCollection(Request, frozen=True, kw_only=True):
     name: Annotated[CollectionName, Doc("1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit")]
     model: Annotated[str | None, Doc("Name of the embedding model")] = None
+    dimensions: Annotated[
+        Dimensions | None,
+        Doc(
+            "Length of vectors of your own: the collection has no model, and documents and queries bring theirs"
+        ),
+    ] = None
     hot_capacity: Annotated[Capacity | None, Doc("Passages to keep in the hot tier")] = None
     language: Annotated[
         str, Doc("BCP 47 code of the language of documents that set none; `auto` detects it for each")
@@ -127,8 +134,10 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     name: Annotated[str, Doc("The collection's own name, not an alias")]
     aliases: Annotated[list[str], Doc("Other names of this collection")]
     tenant: Annotated[str, Doc("The tenant that owns it; empty: none")]
-    model: Annotated[str, Doc("Name of the embedding model")]
-    fingerprint: Annotated[str, Doc("Hash of everything that affects a vector")]
+    model: Annotated[str | None, Doc("Name of the embedding model; null: documents bring vectors")]
+    fingerprint: Annotated[
+        str, Doc("Hash of everything that affects a vector; without a model, one of this collection's own")
+    ]
     model_languages: Annotated[
         list[str] | None, Doc("BCP 47 codes of the languages that the model reads; null if unknown")
     ]

@@ -269,7 +269,7 @@ class Receipt(msgspec.Struct):
         ),
     ]
     cache: Annotated[CacheOutcome, Doc("Whether the answer came from the result cache")]
-    model: Annotated[str, Doc("Name of the embedding model")]
+    model: Annotated[str | None, Doc("Name of the embedding model; null: documents bring vectors")]
     reranked: Annotated[Reranked | None, Doc("With `rerank`: how much was read in time")] = None
     evidence: Annotated[
         Evidence | None,

@@ -82,7 +82,7 @@ class Receipt(TypedDict):
     share_read: float | None
     weight_dense: float | None
     cache: Literal["bypass", "hit", "miss"]
-    model: str
+    model: str | None
     reranked: Reranked | None
     evidence: Literal["none", "some", "strong"] | None
     corrected: NotRequired[dict[str, str]]

@@ -118,7 +118,7 @@ class CollectionBody(TypedDict):
     name: str
     aliases: list[str]
     tenant: str
-    model: str
+    model: str | None
     fingerprint: str
     model_languages: list[str] | None
     dimensions: int

@@ -199,6 +199,7 @@ class PatchDocuments(PatchDocument):
 
 class CreateCollection(TypedDict):
     model: NotRequired[str | None]
+    dimensions: NotRequired[int | None]
     hot_capacity: NotRequired[int | None]
     language: NotRequired[str]
 
