@@ -41,17 +41,17 @@ NOTHING = Budget(0)
 
 
 class Files:
-    """Reads the files of one generation, and holds its share of the budget until it is garbage-collected.
+    """Reads the files of one generation or segment, and holds its share of the budget until it is garbage-collected.
 
     A file that does not fit is mapped entirely, and smaller ones after it may still fit: load the most-read files
-    first. Bytes held by the generation being `replaced` do not count, because it is about to be dropped; until running
-    searches end, the process holds both.
+    first. The bytes of `credit` do not count, because what holds them is about to be dropped; until running searches
+    end, the process holds both.
     """
 
-    def __init__(self, budget: Budget = NOTHING, replaced: Files | None = None) -> None:
+    def __init__(self, budget: Budget = NOTHING, credit: int = 0) -> None:
         self.copied = self.mapped = 0
         self._budget = budget
-        self._credit = replaced.copied if replaced else 0
+        self._credit = credit
 
     def __del__(self) -> None:
         self._budget.give(self.copied)

@@ -35,7 +35,7 @@ from indexes.base.model import (
     WriteResult,
 )
 from indexes.collection.info import CollectionInfo, describe
-from indexes.collection.view import CollectionView
+from indexes.collection.view import CollectionView, gaps_of
 from indexes.filters.checks import check_upsert, with_language
 from indexes.log.applying import Applied
 from indexes.log.log import Log
@@ -333,7 +333,13 @@ class Collection(CollectionView):
             self.shelf.remove(number)
 
     def forget_generations(self) -> None:
-        """Delete every generation but the live one, including a refused one."""
+        """Delete every generation but the live one, including a refused one, and the segments that are not searched.
+
+        Raises StorageError for a segment that cannot be removed.
+        """
+        self._sealing.wait()  # it may be writing what is to be gone
+        self.on_writer(self._sealing.keep_files)
+        self.segments.require_gone(self._assembly.covered())
         with self._adopting:
             live = self._assembly.generation
             self.shelf.sweep()
@@ -386,11 +392,11 @@ class Collection(CollectionView):
     def _recover(self) -> Snapshot:
         position = self.log.position()
         generation = self._load_generation()
-        after = generation.manifest.last_passage if generation else 0
-        on_disk = self.segments.after(after)
-        require_delta_room(self.log, on_disk[-1].stop - 1 if on_disk else after, self.options)
-        tail, dead = self._read_after(generation, position.last_passage, {}, whole=True)
+        segments = self._load_segments(generation, position.last_passage)
+        require_delta_room(self.log, gaps_of(generation, segments, position.last_passage), self.options)
+        tail, dead = self._read_after(generation, segments, position.last_passage)
         self._assembly.install(self._assembly.arrange(generation, tail, dead))
+        self._assembly.reopen()
         self._sealing.keep_files()
         return self._assembly.snapshot(position.seq, self.log.content)
 

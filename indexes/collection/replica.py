@@ -2,8 +2,8 @@
 
 The log says what was written, in order, whether the replica was opened just now, fell behind, or is one commit late:
 `catch_up` reads it from where the snapshot ends. No transaction stays open, which would stop the writer's checkpoints.
-The process that writes makes the generations and segments, and has verified them, so only their manifests are verified
-here.
+The process that writes makes the generations and segments, and has verified them, so of a generation
+only the manifest is verified here.
 
 Single-threaded, except that searches may read `snapshot` on any thread. What is new on disk is loaded on a background
 thread; `catch_up` installs it.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,13 +22,14 @@ from pathlib import Path
 from indexes.base.errors import Damaged, NearlineError
 from indexes.base.model import IndexOptions
 from indexes.base.work import OnStep, do_nothing
-from indexes.collection.view import CollectionView, HitCounter
+from indexes.collection.view import CollectionView, HitCounter, gaps_of
 from indexes.log.reader import SCAN_ROWS, LogPosition, LogReader, PassageEntry
 from indexes.parts.assembly import Arrangement, hide_dead
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import read_manifest
 from indexes.parts.sealing import work_quietly
 from indexes.parts.segment import Segment
+from indexes.parts.visible import Visible
 from indexes.rebuild.chosen import read_chosen
 
 logger = logging.getLogger(__name__)
@@ -46,10 +48,14 @@ class OnDisk:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What was loaded, with what was read back after it, and up to where."""
+    """What was loaded: the last passage that it covers, and the parts, with what was read back after it up to a
+    position; or without that if it covers no more than what was loaded before, whose deltas then stay."""
 
-    parts: Arrangement
+    generation: Generation | None
+    covered: int
+    parts: list[Visible]
     position: LogPosition
+    whole: bool
 
 
 class Replica(CollectionView):
@@ -63,6 +69,7 @@ class Replica(CollectionView):
         self._loads = ThreadPoolExecutor(1, f"loading-{folder.name}", initializer=work_quietly)
         self._loading: Future[Loaded] | None = None
         self._position, self._content = START, b""
+        self._covered = -1  # the last passage in what was loaded last
         self._seen: OnDisk | None = self._on_disk()
         self._failed = False
         try:
@@ -118,7 +125,7 @@ class Replica(CollectionView):
         elif number:
             with contextlib.suppress(NearlineError):
                 after = read_manifest(self.shelf.path(number)).last_passage
-        return OnDisk(number, tuple(self.segments.after(after)))
+        return OnDisk(number, tuple(self.segments.between(after, sys.maxsize - 1)))
 
     def tune(self) -> None:
         """Read the search settings of the live generation again."""
@@ -138,8 +145,11 @@ class Replica(CollectionView):
         generation = self._load_generation(self.shelf.current())
         known = {part.covers: part for part in self._assembly.parts() if isinstance(part, Segment)}
         position = self.log.position()
-        tail, dead = self._read_after(generation, position.last_passage, known, whole=False)
-        return Loaded(Arrangement(generation, hide_dead(generation, tail, dead)), position)
+        segments = self._load_segments(generation, position.last_passage, known)
+        covered = gaps_of(generation, segments, 0)[-1][0]
+        whole = covered != self._covered
+        tail, dead = self._read_after(generation, segments, position.last_passage if whole else covered)
+        return Loaded(generation, covered, hide_dead(generation, tail, dead), position, whole)
 
     def _load_generation(self, number: int) -> Generation | None:
         """Load a generation, unless it is the one that is searched."""
@@ -156,8 +166,14 @@ class Replica(CollectionView):
         return generation
 
     def _restart(self, loaded: Loaded) -> None:
-        self._assembly.restart(loaded.parts)
-        self._position = loaded.position
+        deltas = [] if loaded.whole else self._assembly.after(loaded.covered)
+        self._assembly.install(Arrangement(loaded.generation, [*loaded.parts, *deltas]))
+        if loaded.whole:
+            self._assembly.reopen()
+            self._position, self._covered = loaded.position, loaded.covered
+        else:  # what died since the earlier of both is not hidden everywhere
+            seq = min(loaded.position.seq, self._position.seq)
+            self._position = LogPosition(seq, self._position.last_passage)
 
     def _take_loaded(self) -> None:
         if self._loading is None or not self._loading.done():

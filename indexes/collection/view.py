@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,8 @@ from indexes.rebuild.chosen import read_chosen
 
 logger = logging.getLogger(__name__)
 
+NONE_KNOWN: Mapping[range, Segment] = {}
+
 
 class HitCounter(Protocol):
     """Counts passages that searches return."""
@@ -45,7 +48,7 @@ class CollectionView:
         self.log = log
         self.settings, self.uid = log.settings, log.uid
         self.shelf = Shelf(folder)
-        self.segments = SegmentShelf(folder, log.settings, options.resident)
+        self.segments = SegmentShelf(folder, log.uid, log.settings, options.resident)
         self.chosen = read_chosen(folder)
         self.ranking = SettingsFile(folder / RANKING, RankingSettings)
         self.synonyms = SettingsFile(folder / SYNONYMS, SynonymSettings)
@@ -65,30 +68,34 @@ class CollectionView:
         """Whether a log read may reflect a later commit than the snapshot does."""
         return self.log.position().seq != snapshot.seq
 
-    def _read_after(
-        self, generation: Generation | None, upto: int, known: Mapping[range, Segment], *, whole: bool
-    ) -> tuple[list[Part], list[range]]:
-        """What was written after a generation, up to a passage: the segments on disk, and deltas read back from the log
-        of what is in none, in order; and the passages that died since the generation.
-
-        Segments in `known` are not loaded again; of others, `whole` says whether checksums are verified.
-        """
-        after, seq = (generation.manifest.last_passage, generation.manifest.seq) if generation else (0, 0)
-        parts: list[Part] = []
-        on_disk = self.segments.after(after)
-        if on_disk and seq < self.log.forgotten():  # it cannot tell what died since
-            on_disk = []
+    def _load_segments(
+        self, generation: Generation | None, upto: int, known: Mapping[range, Segment] = NONE_KNOWN
+    ) -> list[Segment]:
+        """Map the segments on disk that begin after a generation, up to a passage, in order; those in `known` are
+        loaded. A damaged one is left out, and all if the log cannot tell what died since the generation."""
+        after, seq = end_of(generation)
+        on_disk = self.segments.between(after, upto)
+        if on_disk and seq < self.log.forgotten():
+            return []
+        found = []
         for covers in on_disk:
             try:
-                segment = known.get(covers) or self.segments.load(covers, whole=whole)
+                found.append(known.get(covers) or self.segments.load(covers))
             except (Damaged, NotFound, OSError) as error:
                 logger.warning("segment %s of %s is read from the log: %s", covers, self.name, error)
-                continue
-            parts += self._assembly.read_back(self.log.entries(after, covers.start - 1))
-            parts.append(segment)
-            after = covers.stop - 1
-        parts += self._assembly.read_back(self.log.entries(after, upto))
-        return parts, self.log.dead_since(seq) if generation or on_disk else []
+        return found
+
+    def _read_after(
+        self, generation: Generation | None, segments: Sequence[Segment], upto: int
+    ) -> tuple[list[Part], list[range]]:
+        """The segments after a generation, and deltas read back from the log of what is in none, in order; and the
+        passages that died since the generation."""
+        gaps = gaps_of(generation, segments, upto)
+        parts: list[Part] = []
+        for gap, segment in zip_longest(gaps, segments):
+            parts += self._assembly.read_back(self.log.entries(*gap))
+            parts += [] if segment is None else [segment]
+        return parts, self.log.dead_since(end_of(generation)[1]) if generation or segments else []
 
     def passages(self, ids: Sequence[int]) -> dict[int, StoredPassage]:
         """The passages among these that are live in the log. Deleted ones are absent even if an index returned them."""
@@ -109,3 +116,15 @@ class CollectionView:
         """
         allowed = self.snapshot.allowed(condition)
         return nearest(self.log.vectors(0, self.log.position().last_passage), queries, k, allowed, on_step)
+
+
+def end_of(generation: Generation | None) -> tuple[int, int]:
+    """The last passage and the last operation of a generation, 0 if there is none."""
+    return (generation.manifest.last_passage, generation.manifest.seq) if generation else (0, 0)
+
+
+def gaps_of(generation: Generation | None, segments: Sequence[Segment], upto: int) -> list[tuple[int, int]]:
+    """What is in neither a generation nor segments, as passages (after, up to): before each segment, and after all."""
+    ends = [end_of(generation)[0], *(one.covers.stop - 1 for one in segments)]
+    starts = [*(one.covers.start - 1 for one in segments), max(upto, ends[-1])]
+    return list(zip(ends, starts, strict=True))

@@ -189,10 +189,11 @@ class LogReader:
         ((oldest,),) = self._rows("SELECT min(seq) FROM operations")
         return self.position().seq if oldest is None else int(oldest) - 1
 
-    def passages_after(self, last: int) -> tuple[int, int]:
-        """How many live passages come after this one, and how many bytes their texts have."""
+    def passages_between(self, after: int, upto: int) -> tuple[int, int]:
+        """How many live passages come after one and up to another, and how many bytes their texts have."""
         size = "sum(octet_length(d.title) + octet_length(coalesce(p.text, d.text)))"
-        ((count, held),) = self._rows(f"SELECT count(*), coalesce({size}, 0) {LIVE} WHERE p.id > ?", (last,))
+        sql = f"SELECT count(*), coalesce({size}, 0) {LIVE} WHERE p.id > ? AND p.id <= ?"
+        ((count, held),) = self._rows(sql, (after, upto))
         return int(count), int(held)
 
     def document_count(self) -> int:

@@ -125,7 +125,7 @@ class Assembly:
             return
         view = self._delta.view()
         last = self._parts[-1] if self._parts else None
-        if last is not None and isinstance(last.part, DeltaView) and self._delta.owns(last.part):
+        if last is not None and isinstance(last.part, DeltaView) and last.part.delta is self._delta:
             self._parts[-1] = last.grown(view)
         else:
             self._parts.append(Visible.whole(view))
@@ -223,21 +223,25 @@ class Assembly:
         `dead` are the passages removed since the generation's seq. Nothing changes until `install`.
         """
         last = generation.manifest.last_passage if generation else 0
-        newer = [visible for visible in self._parts if holds_after(visible.part, last)]
-        return Arrangement(generation, [*hide_dead(generation, tail, dead), *newer])
+        return Arrangement(generation, [*hide_dead(generation, tail, dead), *self.after(last)])
 
     def new_files(self) -> Files:
-        """File access for loading a generation that will replace the current one."""
-        return Files(self._options.resident, self.generation.files if self.generation else None)
+        """File access for loading a generation that will replace the current one, and segments."""
+        replaced = [one for one in self.parts() if isinstance(one, (Generation, Segment))]
+        return Files(self._options.resident, sum(one.files.copied for one in replaced if one.files))
 
     def install(self, arrangement: Arrangement) -> None:
         self._parts = arrangement.parts
         self.generation = arrangement.generation
 
-    def restart(self, arrangement: Arrangement) -> None:
-        """Start over from these parts."""
-        self.install(arrangement)
-        self._delta = self._new_delta()
+    def reopen(self) -> None:
+        """Let the last delta grow again, if it has room: what was read back ends with one."""
+        last = self._parts[-1].part if self._parts else None
+        self._delta = last.delta if isinstance(last, DeltaView) and not last.delta.full else self._new_delta()
+
+    def after(self, last_passage: int) -> list[Visible]:
+        """The parts in memory that hold later passages than this one."""
+        return [visible for visible in self._parts if holds_after(visible.part, last_passage)]
 
     def clear(self) -> None:
         """Drop all parts."""
@@ -265,7 +269,7 @@ class Assembly:
         return [
             view
             for view in views
-            if view.size >= self._options.delta_passages_max and not self._delta.owns(view)
+            if view.size >= self._options.delta_passages_max and view.delta is not self._delta
         ]
 
 

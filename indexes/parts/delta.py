@@ -24,10 +24,10 @@ class Delta:
     def __init__(self, capacity: int, dimensions: int) -> None:
         self.capacity = capacity
         self.size = 0
-        self._vectors = StoredVectors.allocate(capacity, dimensions)
-        self._ids = np.empty(capacity, np.int64)
-        self._lexical = GrowingLexical()
-        self._filters = GrowingFilters()
+        self.vectors = StoredVectors.allocate(capacity, dimensions)
+        self.ids = np.empty(capacity, np.int64)
+        self.lexical = GrowingLexical()
+        self.filters = GrowingFilters()
 
     @property
     def full(self) -> bool:
@@ -45,36 +45,27 @@ class Delta:
     ) -> None:
         """Add one passage; ids must ascend. Existing views do not change. `terms` are those of the text, if known,
         `names` the keys of its names."""
-        self._ids[self.size] = passage
-        self._vectors.halves[self.size] = vector
+        self.ids[self.size] = passage
+        self.vectors.halves[self.size] = vector
         if terms is None:
-            self._lexical.add(text, language, names)
+            self.lexical.add(text, language, names)
         else:
-            self._lexical.add_terms(terms, names)
-        self._filters.add(metadata)
+            self.lexical.add_terms(terms, names)
+        self.filters.add(metadata)
         self.size += 1
 
     def view(self) -> DeltaView:
-        return DeltaView(self._ids[: self.size], self._vectors, self._lexical, self._filters)
-
-    def owns(self, view: DeltaView) -> bool:
-        """Whether a view was taken from this delta."""
-        return view.vectors is self._vectors
+        return DeltaView(self)
 
 
 class DeltaView:
     """A frozen prefix of a delta's rows: one part of a snapshot. Safe from any thread."""
 
-    def __init__(
-        self, ids: Ids, vectors: StoredVectors, lexical: GrowingLexical, filters: GrowingFilters
-    ) -> None:
-        self.size = len(ids)
-        self.ids = ids
-        self.vectors = vectors
-        self.growing_lexical = lexical
-        self.growing_filters = filters
-        self.lexical = lexical.view(self.size)
-        self.filters = filters.view(self.size)
+    def __init__(self, delta: Delta) -> None:
+        self.delta, self.size = delta, delta.size
+        self.ids, self.vectors = delta.ids[: self.size], delta.vectors
+        self.lexical = delta.lexical.view(self.size)
+        self.filters = delta.filters.view(self.size)
 
     @property
     def newest(self) -> int:

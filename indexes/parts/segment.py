@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from indexes.base.arrays import find_sorted
+from indexes.base.errors import Damaged
 from indexes.base.masks import Bits, bits_at, count_bits
 from indexes.base.model import TIERS, Floats, Ids, Rows, Tier
 from indexes.base.residency import Files
@@ -68,8 +70,8 @@ class Segment:
             view.ids.copy(),
             vectors,
             codes_of(vectors, on_step),
-            view.growing_lexical.seal(view.size, on_step),
-            view.growing_filters.seal(view.size),
+            view.delta.lexical.seal(view.size, on_step),
+            view.delta.filters.seal(view.size),
         )
 
     @staticmethod
@@ -105,18 +107,21 @@ class Segment:
 
     @staticmethod
     def load(folder: Path, covers: range, dimensions: int, files: Files) -> Segment:
-        """Map the files of a folder, which were verified. Raises Damaged and OSError."""
-        ids: Ids = files.array(folder / IDS)  # type: ignore[assignment]
-        coded = len(ids) >= CODED_ROWS_MIN
-        return Segment(
-            covers,
-            ids,
-            StoredVectors.load(folder / VECTORS, len(ids), dimensions, files),
-            Codes.load(folder / CODES) if coded else None,
-            SealedLexical.load(folder / LEXICAL, files),
-            SealedFilters.load(folder / FILTERS, files),
-            files,
-        )
+        """Map the files of a folder, which were verified. Raises Damaged if they cannot be parsed, and OSError."""
+        try:
+            ids: Ids = files.array(folder / IDS)  # type: ignore[assignment]
+            coded = len(ids) >= CODED_ROWS_MIN
+            return Segment(
+                covers,
+                ids,
+                StoredVectors.load(folder / VECTORS, len(ids), dimensions, files),
+                Codes.load(folder / CODES) if coded else None,
+                SealedLexical.load(folder / LEXICAL, files),
+                SealedFilters.load(folder / FILTERS, files),
+                files,
+            )
+        except (ValueError, EOFError, LookupError, msgspec.MsgspecError) as error:
+            raise Damaged(f"{folder}: {error!r}") from error
 
     @property
     def bytes(self) -> int:

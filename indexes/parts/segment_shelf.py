@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,7 +26,7 @@ import msgspec
 
 from indexes.base import failpoints
 from indexes.base.durable import decode_checked, disk_errors, verify, with_checksum
-from indexes.base.errors import Damaged, NotFound
+from indexes.base.errors import Damaged, NotFound, StorageError
 from indexes.base.model import Settings
 from indexes.base.residency import Budget, Files
 from indexes.lexical import analysis
@@ -38,12 +39,15 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 SEGMENTS = "segments"
 DRAFT, REMOVED = ".draft-", ".removed-"
+NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
 
 class SegmentManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a segment covers, from passage `first` to `last`, without some that were dead at operation `seq`."""
+    """What a segment covers, from passage `first` to `last`, without some that were dead at operation `seq`. Its newest
+    passages may be of a later operation."""
 
     format: int = FORMAT
+    uid: str
     first: int
     last: int
     seq: int
@@ -57,17 +61,20 @@ class SegmentManifest(msgspec.Struct, frozen=True, kw_only=True):
     def covers(self) -> range:
         return range(self.first, self.last + 1)
 
-    def require_fit(self, settings: Settings) -> None:
-        """Raise Damaged unless it fits this model and this version."""
-        if (self.fingerprint, self.dimensions, self.analysis) != described(settings):
-            raise Damaged("it was made with another model or version")
+    def require_fit(self, settings: Settings, uid: str, covers: range) -> None:
+        """Raise Damaged unless it fits this log, model and version, and the name of its folder."""
+        if (self.fingerprint, self.dimensions, self.analysis) != described(settings) or self.uid != uid:
+            raise Damaged("it was made of another log, or with another model or version")
+        if self.covers != covers:
+            raise Damaged(f"it covers passages {self.first} to {self.last}")
 
 
 class SegmentShelf:
     """Lists, makes, loads and removes the segments of one collection. Only the writer thread publishes and removes."""
 
-    def __init__(self, collection: Path, settings: Settings, budget: Budget) -> None:
-        self.folder, self._settings, self._budget = collection / SEGMENTS, settings, budget
+    def __init__(self, collection: Path, uid: str, settings: Settings, budget: Budget) -> None:
+        """`uid` is that of the log."""
+        self.folder, self._uid, self._settings, self._budget = collection / SEGMENTS, uid, settings, budget
 
     def path(self, covers: range) -> Path:
         return self.folder / f"{covers.start}-{covers.stop - 1}"
@@ -80,19 +87,20 @@ class SegmentShelf:
                 covered.append(one)
         return covered
 
-    def after(self, passage: int) -> list[range]:
-        """What those segments cover that begin after this passage, in order, without overlaps."""
+    def between(self, after: int, upto: int) -> list[range]:
+        """What those segments cover that begin after one passage and end with another at most, in order, without
+        overlaps."""
         found: list[range] = []
         for one in self.on_disk():
-            if one.start > (found[-1].stop - 1 if found else passage):
+            if one.start > (found[-1].stop - 1 if found else after) and one.stop <= upto + 1:
                 found.append(one)
         return found
 
-    def load(self, covers: range, *, whole: bool = True) -> Segment:
-        """Map a segment, whose checksums are verified first if `whole`. Raises NotFound, Damaged and OSError."""
+    def load(self, covers: range) -> Segment:
+        """Verify a segment and map it. Raises NotFound, Damaged and OSError."""
         folder = self.path(covers)
-        manifest = check_segment_files(folder) if whole else read_segment_manifest(folder)
-        manifest.require_fit(self._settings)
+        manifest = check_segment_files(folder)
+        manifest.require_fit(self._settings, self._uid, covers)
         return Segment.load(folder, manifest.covers, manifest.dimensions, Files(self._budget))
 
     def write(self, segment: Segment, seq: int) -> Segment:
@@ -105,6 +113,7 @@ class SegmentShelf:
                 segment.save(draft)
                 fingerprint, dimensions, version = described(self._settings)
                 manifest = SegmentManifest(
+                    uid=self._uid,
                     first=segment.covers.start,
                     last=segment.covers.stop - 1,
                     seq=seq,
@@ -127,7 +136,8 @@ class SegmentShelf:
             self._draft(segment).rename(final)
             failpoints.reach("segment.published")
         except OSError as error:
-            logger.warning("segment %s keeps no name: %s", final.name, error)
+            logger.warning("segment %s is not kept: %s", final, error)
+            self.discard(segment)
 
     def discard(self, segment: Segment) -> None:
         """Remove the draft of a segment that is not needed."""
@@ -135,14 +145,24 @@ class SegmentShelf:
 
     def keep(self, covered: Iterable[range]) -> None:
         """Remove every other segment, and what a crash left. Renamed first, so that a name is never a partial one."""
-        kept = {self.path(one) for one in covered}
-        for path in list(self.folder.iterdir()) if self.folder.is_dir() else []:
-            if path in kept or path.name.startswith(DRAFT):
-                continue
+        for path in self._others(covered):
             removed = path if path.name.startswith(REMOVED) else path.with_name(f"{REMOVED}{path.name}")
-            with contextlib.suppress(OSError):
-                path.rename(removed)
-            shutil.rmtree(removed, ignore_errors=True)
+            try:
+                if removed != path:
+                    shutil.rmtree(removed, ignore_errors=True)
+                    path.rename(removed)
+                shutil.rmtree(removed)
+            except OSError as error:
+                logger.warning("%s cannot be removed: %s", path, error)
+
+    def require_gone(self, covered: Iterable[range]) -> None:
+        """Raise StorageError if there are files of other segments than these."""
+        if left := self._others(covered):
+            raise StorageError(f"{left[0]} cannot be removed")
+
+    def _others(self, covered: Iterable[range]) -> list[Path]:
+        kept = {self.path(one) for one in covered}
+        return [one for one in listed(self.folder) if one not in kept and not one.name.startswith(DRAFT)]
 
     def sweep(self) -> None:
         """Remove the drafts of a process that ended."""
@@ -160,11 +180,21 @@ def described(settings: Settings) -> tuple[str, int, str]:
 def segment_folders(folder: Path) -> dict[Path, range]:
     """What each segment in a folder covers, by its name."""
     found = {}
-    for path in folder.iterdir() if folder.is_dir() else ():
-        first, _, last = path.name.partition("-")
-        if first.isdecimal() and last.isdecimal():
-            found[path] = range(int(first), int(last) + 1)
+    for path in listed(folder):
+        if name := NAME.fullmatch(path.name):
+            found[path] = range(int(name[1]), int(name[2]) + 1)
     return found
+
+
+def listed(folder: Path) -> list[Path]:
+    """What is in a folder; nothing if it cannot be read."""
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        logger.warning("%s cannot be read: %s", folder, error)
+        return []
 
 
 def read_segment_manifest(folder: Path) -> SegmentManifest:

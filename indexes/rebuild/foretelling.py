@@ -8,7 +8,7 @@ the delta      for each passage written since: its vector, and 2.4 bytes for eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from indexes.base.errors import Unavailable
@@ -42,9 +42,12 @@ def require_generation_room(folder: Path, options: IndexOptions) -> None:
     require_room(generation_bytes(read_manifest(folder), options.resident, options.cold), options.room)
 
 
-def require_delta_room(log: LogReader, last_passage: int, options: IndexOptions) -> None:
-    """Require room for the passages after this one, which are replayed from the log. Raises like `require_room`."""
-    require_room(delta_bytes(*log.passages_after(last_passage), log.settings.dimensions), options.room)
+def require_delta_room(log: LogReader, gaps: Iterable[tuple[int, int]], options: IndexOptions) -> None:
+    """Require room for the passages in these gaps (after one, up to another), which are read back from the log. Raises
+    like `require_room`."""
+    dimensions = log.settings.dimensions
+    size = sum(delta_bytes(*log.passages_between(*gap), dimensions) for gap in gaps)
+    require_room(size, options.room)
 
 
 def require_empty_room(dimensions: int, options: IndexOptions) -> None:

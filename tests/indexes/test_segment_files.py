@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from indexes.base.errors import Damaged
+from indexes.base.errors import Damaged, StorageError
 from indexes.base.model import IndexOptions
 from indexes.collection.collection import Collection
 from indexes.collection.replica import Replica
 from indexes.directory.backup.verifying import check_segment
-from indexes.log.reader import LogReader
+from indexes.log.reader import LogPosition, LogReader
 from indexes.parts.delta import DeltaView
 from indexes.parts.segment import Segment
 from indexes.parts.segment_shelf import SegmentShelf, segment_folders
@@ -146,7 +149,7 @@ def test_a_damaged_one_is_read_from_the_log(collection: Collection, tmp_path: Pa
         path.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
         if damage in {"gone", "no manifest"}:
             path.unlink()
-        found = check_segment(segment, log_whole=True)
+        found = check_segment(segment, set(), log_whole=True)
         assert found is not None
         assert not found.ok
     with contextlib.closing(Collection(folder, OPTIONS)) as again:
@@ -154,9 +157,63 @@ def test_a_damaged_one_is_read_from_the_log(collection: Collection, tmp_path: Pa
         again.settle()
         assert_alike(again, collection)
         for segment in segment_folders(folder / "segments"):
-            whole = check_segment(segment, log_whole=True)
+            whole = check_segment(segment, set(), log_whole=True)
             assert whole is not None
             assert whole.ok
+
+
+def test_of_another_name_or_collection(collection: Collection, tmp_path: Path) -> None:
+    """A folder that says it covers more than it does, or with the segment of another collection, is not believed."""
+    fill(collection, WORLD, range(100))
+    collection.settle()
+    with contextlib.closing(make_collection(tmp_path / "other", options=OPTIONS)) as other:
+        fill(other, World(seed=10), range(100))
+        other.settle()
+    (name,) = on_disk(collection)
+    shutil.copytree(collection.folder, renamed := tmp_path / "renamed")
+    (renamed / "segments" / name).rename(renamed / "segments" / "1-99")
+    shutil.copytree(collection.folder, foreign := tmp_path / "foreign")
+    shutil.rmtree(foreign / "segments")
+    shutil.copytree(tmp_path / "other" / "segments", foreign / "segments")
+    (foreign / "segments" / "12345678901234567890-9").mkdir()
+    for folder in (renamed, foreign):
+        with contextlib.closing(Collection(folder, OPTIONS)) as again:
+            assert not segments_of(again)
+            assert_alike(again, collection)
+
+
+def test_room_is_asked_for_what_is_read_back(collection: Collection, tmp_path: Path) -> None:
+    """Of a damaged segment as for one that is not there, and hardly any for what is mapped."""
+    fill(collection, WORLD, range(200))
+    collection.settle()
+    asked: list[int] = []
+
+    def room(size: int) -> float:
+        asked.append(size)
+        return float("inf")
+
+    for damage in ("none", "damaged", "gone"):
+        shutil.copytree(collection.folder, folder := tmp_path / damage)
+        for segment in segment_folders(folder / "segments"):
+            shutil.rmtree(segment) if damage == "gone" else None
+            (segment / "ids.npy").write_bytes(b"") if damage == "damaged" else None
+        Collection(folder, replace(OPTIONS, room=room)).close()
+    mapped, damaged, gone = asked
+    assert mapped < gone / 5
+    assert damaged == gone
+
+
+def test_many_starts_leave_no_pieces(collection: Collection, tmp_path: Path) -> None:
+    """What a start reads back grows on, and is sealed like any other."""
+    folder, parts = collection.folder, []
+    shutil.copytree(folder, folder := tmp_path / "again")
+    for start in range(0, 400, 20):
+        with contextlib.closing(Collection(folder, OPTIONS)) as again:
+            fill(again, WORLD, range(start, start + 20))
+            again.settle()
+            parts.append([one.part.size for one in again.snapshot.parts])
+    assert max(map(len, parts)) <= 4
+    assert all(sum(sizes) == 20 * (at + 1) for at, sizes in enumerate(parts))
 
 
 def test_what_a_crash_leaves(collection: Collection, tmp_path: Path) -> None:
@@ -203,6 +260,17 @@ def test_a_full_disk_costs_only_speed(
     assert segments_of(collection)
     assert not any(one.files for one in segments_of(collection))
     assert not list((collection.folder / "segments").iterdir())
+
+    def damaged(self: Segment, folder: Path) -> None:
+        save(self, folder)
+        (folder / "ids.npy").write_bytes(b"torn")
+
+    monkeypatch.undo()
+    save = Segment.save
+    monkeypatch.setattr(Segment, "save", damaged)
+    fill(collection, WORLD, range(200, 300))
+    collection.settle()
+    assert not any(one.files for one in segments_of(collection))
     monkeypatch.undo()
     with copied(collection, tmp_path / "again", segments=True) as again:
         assert_alike(again, collection)
@@ -230,15 +298,56 @@ def test_processes_map_the_same_files(collection: Collection) -> None:
         assert_alike(replica, collection)
 
 
+def test_a_segment_from_after_the_position(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that appears after a replica has read how far the log goes is not loaded with that state."""
+    fill(collection, WORLD, range(40))
+    position = LogReader.position
+
+    def then_more(self: LogReader) -> LogPosition:
+        found = position(self)
+        monkeypatch.undo()
+        fill(collection, WORLD, range(40, 120))
+        collection.settle()
+        return found
+
+    monkeypatch.setattr(LogReader, "position", then_more)
+    with contextlib.closing(Replica(collection.folder, OPTIONS, collection.hits)) as replica:
+        assert_alike(replica, collection)
+
+
+def test_a_merge_keeps_the_deltas(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where segments cover no more than before, a replica reads nothing from the log again, and hides what died."""
+    fill(collection, WORLD, range(33))
+    collection.settle()
+    with contextlib.closing(Replica(collection.folder, OPTIONS, collection.hits)) as replica:
+        fill(collection, WORLD, range(33, 90))
+        replica.catch_up()
+        collection.settle()
+        replica.catch_up()
+        while names_of(segments_of(replica)) != on_disk(collection):
+            replica.catch_up()
+        before = [one.part for one in replica.snapshot.parts if isinstance(one.part, DeltaView)]
+        replica._seen = None  # as after a merge: other files, which cover what the ones before did
+        delete(collection, [3, 70])
+        replica.catch_up()
+        delete(collection, [4, 80])
+        while replica._loading is not None:
+            replica.catch_up()
+        after = [one.part for one in replica.snapshot.parts if isinstance(one.part, DeltaView)]
+        assert [one.delta for one in before] == [one.delta for one in after]
+        replica.catch_up()
+        assert_alike(replica, collection)
+
+
 def test_what_was_removed_is_not_loaded(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer may remove a segment while a replica loads it; it reads the log instead, and then the next one."""
     fill(collection, WORLD, range(65))
     collection.settle()
     load = SegmentShelf.load
 
-    def too_late(self: SegmentShelf, covers: range, *, whole: bool = True) -> Segment:
+    def too_late(self: SegmentShelf, covers: range) -> Segment:
         shutil.rmtree(self.path(covers))
-        return load(self, covers, whole=whole)
+        return load(self, covers)
 
     monkeypatch.setattr(SegmentShelf, "load", too_late)
     with contextlib.closing(Replica(collection.folder, OPTIONS, collection.hits)) as replica:
@@ -271,3 +380,50 @@ def test_erased_content_is_in_none(collection: Collection) -> None:
     assert on_disk(collection)
     for path in collection.folder.rglob("*"):
         assert not path.is_file() or vector not in path.read_bytes(), path
+
+
+def test_erasing_waits_for_what_is_being_sealed(
+    collection: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seal under way may be writing what is to be erased."""
+    begun, go_on, save = threading.Event(), threading.Event(), Segment.save
+
+    def slow(self: Segment, folder: Path) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        save(self, folder)
+
+    monkeypatch.setattr(Segment, "save", slow)
+    secret = WORLD.document(7777)
+    vector = secret.passages[0].vector.astype(np.float16).tobytes()
+    collection.write([secret, *(WORLD.document(number) for number in range(40))]).result()
+    assert begun.wait(60)
+    delete(collection, [7777])
+    erasure = Erasure(collection)
+    rebuild(collection)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(erasure.run, lambda *_: None)
+        with pytest.raises(TimeoutError):
+            running.result(0.5)
+        go_on.set()
+        running.result(60)
+    for path in collection.folder.rglob("*"):
+        assert not path.is_file() or vector not in path.read_bytes(), path
+
+
+def test_erasing_fails_where_a_segment_stays(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(collection, WORLD, range(100))
+    collection.settle()
+    delete(collection, [7])
+    erasure = Erasure(collection)
+
+    def stuck(self: Path, target: Path) -> Path:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "rename", stuck)
+    rebuild(collection)
+    with pytest.raises(StorageError, match="cannot be removed"):
+        erasure.run(lambda *_: None)
+    monkeypatch.undo()
+    erasure.run(lambda *_: None)
+    assert not on_disk(collection)

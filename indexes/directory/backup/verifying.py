@@ -19,6 +19,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -139,8 +140,10 @@ def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iter
         if found := check_generation(folder, number, frozen=frozen, log_whole=log_whole):
             yield found
             whole[number] = found.ok
-    for path in sorted(segment_folders(folder / SEGMENTS)):
-        if found := check_segment(path, log_whole=log_whole):
+    segments = segment_folders(folder / SEGMENTS)
+    ahead = ahead_of_log(folder) if segments else set()
+    for path in segments:
+        if found := check_segment(path, ahead, log_whole=log_whole):
             yield found
     current = check_current(folder, whole, frozen)
     if current is None:  # CURRENT moved during the check
@@ -189,8 +192,8 @@ def check_generation(collection: Path, number: int, *, frozen: bool, log_whole: 
     return Check(collection.name, f"generation {number}", True, detail)
 
 
-def check_segment(folder: Path, *, log_whole: bool) -> Check | None:
-    """None if it was removed during the check."""
+def check_segment(folder: Path, ahead: AbstractSet[Path], *, log_whole: bool) -> Check | None:
+    """None if it was removed during the check. `ahead` are those that hold more than the log."""
     collection, name = folder.parent.parent, f"segment {folder.name}"
     try:
         check_segment_files(folder)
@@ -203,7 +206,7 @@ def check_segment(folder: Path, *, log_whole: bool) -> Check | None:
             else f"start the service: it reads the log instead of {folder}"
         )
         return Check(collection.name, name, False, message_of(error), advice)
-    if folder in ahead_of_log(collection):
+    if folder in ahead:
         advice = f"{RESTORE}; {accept_advice(collection)}"
         return Check(collection.name, name, False, "it knows of writes that the log has lost", advice)
     return Check(collection.name, name, True, "its checksums match")
