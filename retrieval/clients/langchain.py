@@ -65,11 +65,12 @@ class NearlineVectorStore(VectorStore):
     ) -> None:
         """The collection is created on first use if it does not exist.
 
-        `embedding` makes the vectors instead of the service, one per document of any length; it must have as many
-        dimensions as the collection's model. Raises TypeError for unknown search options.
+        `embedding` makes the vectors instead of the service, one per document of any length. The collection is then
+        made for them; one that exists must have as many dimensions. Raises TypeError for unknown search options.
         """
         check_options(search)
-        self._store = CollectionStore(collection, url=url, client=client, create=True)
+        own = embedding is not None
+        self._store = CollectionStore(collection, url=url, client=client, create=True, own_vectors=own)
         self._embedding = embedding
         self._search = search
 

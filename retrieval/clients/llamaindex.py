@@ -93,7 +93,7 @@ class NearlineVectorStore(BasePydanticVectorStore):
         """`derived` takes the other fields of `to_dict`. Raises TypeError for anything else."""
         if unknown := derived.keys() - DERIVED:
             raise TypeError(f"unexpected arguments {', '.join(sorted(unknown))}")
-        store = CollectionStore(collection, url=url, client=client, create=True)
+        store = CollectionStore(collection, url=url, client=client, create=True, own_vectors=own_vectors)
         super().__init__(
             collection=collection,
             url=store.client.url,
@@ -108,7 +108,9 @@ class NearlineVectorStore(BasePydanticVectorStore):
         reached = self._reached
         if (self.collection, self.url) != (reached.collection, reached.client.url):
             client = reached.client if self.url == reached.client.url else None
-            self._reached = CollectionStore(self.collection, url=self.url, client=client, create=True)
+            self._reached = CollectionStore(
+                self.collection, url=self.url, client=client, create=True, own_vectors=self.own_vectors
+            )
         return self._reached
 
     def __getstate__(self) -> dict[str, Any]:

@@ -40,11 +40,20 @@ class CollectionStore:
     """A collection and the client for it. Safe to use from several threads and event loops. Copies share the client.
     A pickled store holds no access key: where it is loaded, a new client reads NEARLINE_KEY."""
 
-    def __init__(self, collection: str, *, url: str | None, client: Client | None, create: bool) -> None:
-        """Without `client`, a new client for `url` is used. `create` creates the collection if it does not exist."""
+    def __init__(
+        self,
+        collection: str,
+        *,
+        url: str | None,
+        client: Client | None,
+        create: bool,
+        own_vectors: bool = False,
+    ) -> None:
+        """Without `client`, a new client for `url` is used. `create` creates the collection if it does not exist; with
+        `own_vectors`, for vectors as long as the first that is sent."""
         self.collection = collection
         self.client = client or Client(url)
-        self._create = create
+        self._create, self._own_vectors = create, own_vectors
 
     def __copy__(self) -> Self:
         return self
@@ -54,7 +63,12 @@ class CollectionStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(
-            CollectionStore, self.collection, url=self.client.url, client=None, create=self._create
+            CollectionStore,
+            self.collection,
+            url=self.client.url,
+            client=None,
+            create=self._create,
+            own_vectors=self._own_vectors,
         ), ()
 
     def run(
@@ -88,7 +102,8 @@ class CollectionStore:
                 raise
             absent = error
         try:
-            await core.create_collection(self.collection)
+            length = length_of_vectors(args) if self._own_vectors else None
+            await core.create_collection(self.collection, dimensions=length)
         except ServiceError as error:
             if error.status == 403:  # the key may not create collections
                 raise absent from None
@@ -96,6 +111,15 @@ class CollectionStore:
                 raise
         self._create = False
         return await work(core, self.collection, *args, **kwargs)
+
+
+def length_of_vectors(sent: Sequence[object]) -> int | None:
+    """Return the length of the first vector in documents or a search; None without one."""
+    for one in sent:
+        for each in one if isinstance(one, list) else [one]:
+            if isinstance(each, Mapping) and each.get("vector") is not None:
+                return len(each["vector"])
+    return None
 
 
 async def write(core: Endpoints, collection: str, documents: Iterable[Mapping[str, Any]]) -> None:

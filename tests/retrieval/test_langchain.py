@@ -263,6 +263,28 @@ def test_blank_texts_are_not_embedded(client: Client) -> None:
     assert [one.id for one in store.get_by_ids(["1", "2"])] == ["1"]
 
 
+def test_the_collection_is_made_for_the_embedding(client: Client) -> None:
+    """Of any dimensions: the first vector that is sent, of a text or of a query, says how many."""
+
+    class Long(Letters):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return [[*vector, *([0.0] * 1200)] for vector in super().embed_documents(texts)]
+
+        def embed_query(self, text: str) -> list[float]:
+            return self.embed_documents([text])[0]
+
+    store = NearlineVectorStore(name := next(NAMES), client=client, embedding=Long())
+    store.add_texts(["listen", "look"], ids=["1", "2"])
+    found = client.collection(name)
+    assert (found["model"], found["dimensions"]) == (None, len(Long().embed_query("listen")))
+    assert [one.id for one in store.similarity_search("silent", k=1)] == ["1"]
+    again = copy.copy(pickle.loads(pickle.dumps(store._store)))
+    assert again._own_vectors
+    asked_first = NearlineVectorStore(name := next(NAMES), client=client, embedding=Long())
+    assert asked_first.similarity_search("silent") == []
+    assert client.collection(name)["dimensions"] == found["dimensions"]
+
+
 def test_a_search_by_words_embeds_nothing(client: Client) -> None:
     """The service refuses a vector there, and an embedding may cost money."""
 
