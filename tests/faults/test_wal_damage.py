@@ -35,6 +35,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     docs.log._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     for number in range(COMMITS):
         docs.write([WORLD.document(number)]).result()
+    docs.settle()
     shutil.copytree(catalog.folder, folder / "copy")
     catalog.close()
     return folder / "copy"

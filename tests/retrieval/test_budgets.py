@@ -202,7 +202,9 @@ BODIES: dict[str, Made] = {
     f"POST {C}/feedback": lambda times: {
         "feedback": [{"query": "data", "document_id": f"long{at % LONG}", "grade": 1} for at in range(40 * times)]
     },
-    f"POST {C}/documents": lambda times: {"documents": [{"id": f"new{times}", "text": "a b " * 500 * times}]},
+    f"POST {C}/documents": lambda times: {
+        "documents": [{"id": f"new{next(NEW)}", "text": "a b " * 500 * times}]
+    },
     f"POST {C}/documents/scroll": lambda times: {
         "limit": 1000,
         "filter": {"type": "nin", "key": "serials", "value": [f"s{at * 40}" for at in range(200 * times)]},
