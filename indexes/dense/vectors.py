@@ -75,7 +75,7 @@ class StoredVectors:
         return StoredVectors(buffer, rows, dimensions)
 
     def save(self, path: Path) -> None:
-        """Write a file for `load`. Not synced: the publisher does that."""
+        """Write a file for `load`. Not synced."""
         self._buffer.tofile(path)
 
     @property
