@@ -83,8 +83,9 @@ class CollectionView:
                 found.append(known.get(covers) or self.segments.load(covers))
             except (Damaged, NotFound, OSError) as error:
                 # In another process the writer may just have removed it.
-                level = logging.WARNING if self.segments.path(covers).is_dir() else logging.DEBUG
-                logger.log(level, "segment %s of %s is read from the log: %s", covers, self.name, error)
+                path = self.segments.path(covers)
+                level = logging.WARNING if path.is_dir() else logging.DEBUG
+                logger.log(level, "segment %s of %s is read from the log: %s", path.name, self.name, error)
         return found
 
     def _read_after(

@@ -17,7 +17,7 @@ STAGES = {
 }
 # Other tiers are shown by their API names.
 TIERS = {"delta": "new", "hot": "recent", "cold": "older"}
-SCORES = {"dense": "meaning", "lexical": "words"}
+SCORES = {"dense": "meaning", "lexical": "words", "name": "name"}
 
 
 def list_tiers(tiers: Sequence[str]) -> str:

@@ -86,7 +86,9 @@ def show(answer: Mapping[str, Any], offset: int = 0) -> None:
     """Print the hits of a search with `HIGHLIGHT`: with relevance and scores, then timings and what was searched."""
     for number, hit in enumerate(answer["hits"], offset + 1):
         scores = ", ".join(
-            f"{SCORES[name]} {value:.3f}" for name, value in hit["scores"].items() if value is not None
+            f"{SCORES.get(name, name)} {value:.3f}"
+            for name, value in hit["scores"].items()
+            if value is not None
         )
         relevance = f"relevance {hit['relevance']:.2f}, " if "relevance" in hit else ""
         of = f"{escape(hit['collection'])}: " if "collection" in hit else ""

@@ -59,7 +59,8 @@ from retrieval.search.similar import read_examples
 from retrieval.search.stages import CachedAnswer, Found, count_facets_of, run_stages
 from retrieval.search.stopwatch import Stopwatch, in_time
 from retrieval.search.survival import is_light, renew_grounds
-from retrieval.wire.search import Mode, SearchAnswer, SearchCollectionsAnswer, SearchRequest
+from retrieval.wire.options import Collapse
+from retrieval.wire.search import SearchAnswer, SearchCollectionsAnswer, SearchRequest
 
 MIN_SEQ_WAIT_S = 5.0
 # More would not raise throughput, and would make each pass of the event loop longer for every caller.
@@ -205,7 +206,7 @@ class Pipeline:
         watch, work = Stopwatch(), budget.work
         first = collections[0].settings
         plan = make_plan(request, first.dimensions, self._config, embeds=bool(first.model))
-        require_one_model(collections, plan.mode)
+        require_one_model(collections, plan)
         documents = None if plan.query.condition else sum(one.documents for one in collections)
         share = BudgetShare(budget)
 
@@ -450,15 +451,26 @@ class Pipeline:
         return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
 
 
-def require_one_model(collections: Sequence[Collection], mode: Mode) -> None:
-    """Raise InvalidInput if the vectors of the collections do not compare, unless only words are searched."""
+def require_one_model(collections: Sequence[Collection], plan: Plan) -> None:
+    """Raise InvalidInput if the vectors of the collections do not compare, unless only words are searched, and hits are
+    not compared with each other."""
     first, *others = (one.settings for one in collections)
     other = next((one for one in others if one.fingerprint != first.fingerprint), None)
-    if mode != "lexical" and other is not None:
+    if other is None:
+        return
+    differ = (
+        f"the collections have vectors of different models, {first.model!r} and {other.model!r}"
+        if first.model and other.model
+        else "nobody knows whether the vectors of these collections are of one model"
+    )
+    if plan.mode != "lexical":
+        raise InvalidInput(f"{differ}: search them with mode lexical, or one by one", param="collections")
+    collapse = plan.request.collapse
+    if plan.request.mmr is not None:
+        raise InvalidInput(f"{differ}, and mmr compares those of the hits", param="mmr")
+    if isinstance(collapse, Collapse) and collapse.similarity is not None:
         raise InvalidInput(
-            f"the collections have vectors of different models, {first.model or 'their own'!r} and "
-            f"{other.model or 'their own'!r}: search them with mode lexical, or one by one",
-            param="collections",
+            f"{differ}, and similarity compares those of the hits", param="collapse.similarity"
         )
 
 

@@ -330,12 +330,13 @@ def operators_of(request: SearchRequest, text: str, mode: Mode) -> Operators | N
 
 def mode_of(request: SearchRequest, text: str, config: Config, *, embeds: bool) -> Mode:
     """Return the mode of search. Raises InvalidInput for what that mode cannot do."""
-    by_words = not embeds and is_absent(request.vector) and not (request.like or request.unlike)
-    usual: Mode = "lexical" if by_words else config.search.mode
+    bare, compares = not embeds and is_absent(request.vector), bool(request.like or request.unlike)
+    usual: Mode = "lexical" if bare and not compares else config.search.mode
     mode = request.mode or (usual if text else "dense")
-    if by_words and mode != "lexical":
+    if bare and mode != "lexical" and (text or not compares):
         raise InvalidInput(
-            f"mode {mode} compares vectors, and the collection has no model to make one of the query: send its vector",
+            f"mode {mode} compares vectors, and the collection has no model to make one of the query: send a vector"
+            f"{', or no query,' if compares else ''} or search with mode lexical",
             param="vector",
         )
     if mode != "dense" and not text:

@@ -75,9 +75,11 @@ export function preferred(known) {
 export const prefer = (collection) => sessionStorage.setItem(COLLECTION, collection);
 
 // Names to choose from: collections, then their aliases. A key that sees some documents only may not list them.
+// Each name and alias, what it is shown as, and whether the collection has a model.
 export async function names() {
   const { collections } = await get("v1/collections");
-  return collections.flatMap((one) => [[one.name, one.name], ...one.aliases.map((alias) => [alias, `${alias} → ${one.name}`])]);
+  return collections.flatMap((one) => [[one.name, one.name], ...one.aliases.map((alias) => [alias, `${alias} → ${one.name}`])]
+    .map((named) => [...named, one.model !== null]));
 }
 
 // The values in metadata under the dotted paths by which filters find them.

@@ -46,8 +46,9 @@ export async function searchView(place, params, signal) {
 
   function asked() {
     const filter = filters.filter;
+    const bare = known.some(([name, , embeds]) => name === collection.value && !embeds); // only words can be asked here
     return {
-      query: query.value, mode: mode.value, k: Number(k.value) || 10, highlight: true, explain: true,
+      query: query.value, mode: bare && mode.value === "hybrid" ? "lexical" : mode.value, k: Number(k.value) || 10, highlight: true, explain: true,
       ...(grouped.checked && { group_by_document: true }), ...(filter && { filter }),
     };
   }

@@ -162,6 +162,8 @@ def test_what_a_search_does_not_find(service: ServerProcess, http: Http) -> None
     assert "nothing here seems to be about this" in ended.stdout
     ended = nearline("search", "--url", service.url, "-c", name, "where do apples grow?")
     assert "seems to be about" not in ended.stdout
+    ended = nearline("search", "--url", service.url, "-c", name, "a")
+    assert "name 1.000" in ended.stdout, ended
     ended = nearline("search", "--url", service.url, "-c", name, "\udcff\udcfe")
     assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1)
     assert "not UTF-8" in ended.stderr

@@ -81,6 +81,9 @@ def test_by_vector_by_words_and_both(http: Http, maps: str) -> None:
     assert all(hit["scores"]["dense"] is None for hit in by_words["hits"])
     assert http.found(maps, vector=wanted.tolist(), k=3, exact=True) == nearest(wanted, 3)
     assert "d7" not in http.found(maps, like=["d7"], k=5)
+    reply = http.call("POST", f"/v1/collections/{maps}/search", {"like": ["d7"], "query": "harbor"})
+    assert (reply.status, reply.body["error"]["param"]) == (422, "vector")
+    assert http.found(maps, like=["d7"], query="harbor", vector=wanted.tolist(), k=5)
     filtered = http.found(maps, vector=wanted.tolist(), k=40, filter={"type": "lt", "key": "n", "value": 10})
     assert filtered == [one for one in nearest(wanted, 40) if int(one[1:]) < 10]
 
@@ -130,8 +133,16 @@ def test_several_of_them(http: Http, maps: str) -> None:
     http.write(other, *documents()[:8])
     both = {"collections": [maps, other], "query": "harbor", "k": 5}
     assert len(http.ok("POST", "/v1/search", both)["hits"]) == 5
-    reply = http.call("POST", "/v1/search", {**both, "vector": [1.0] * DIMENSIONS})
-    assert (reply.status, reply.body["error"]["param"]) == (422, "collections")
+    shorter = http.new_collection(dimensions=DIMENSIONS - 1)
+    http.write(shorter, {"id": "s", "text": "A harbor.", "vector": [1.0] * (DIMENSIONS - 1)})
+    for more, param in (
+        ({"vector": [1.0] * DIMENSIONS}, "collections"),
+        ({"mmr": 0.5}, "mmr"),
+        ({"collapse": {"similarity": 0.9}}, "collapse.similarity"),
+    ):
+        for names in ([maps, other], [maps, shorter]):
+            reply = http.call("POST", "/v1/search", {**both, "collections": names, **more})
+            assert (reply.status, reply.body["error"]["param"]) == (422, param), reply.body
 
 
 def test_nothing_fails_for_want_of_a_model(http: Http, maps: str) -> None:

@@ -19,10 +19,13 @@ from indexes.collection.collection import Collection
 from indexes.filters.grammar import parse_filter
 from indexes.parts.query import Query
 from jobs.serving.process import ServerProcess
+from retrieval.base.settings import Config
 from retrieval.search.joint import JointShard
 from retrieval.search.pipeline import require_one_model
+from retrieval.search.plan import make_plan
 from retrieval.search.shard import SHARD_BITS, Ask, LocalShard, Searchable, ValuesQuery, What, run_at_once
 from retrieval.search.stopwatch import Stopwatch
+from retrieval.wire.search import SearchRequest
 from tests.support.encoded_shard import EncodedShard
 from tests.support.http import Http
 from tests.support.vectors import WORDS, World, fill, make_collection
@@ -283,8 +286,8 @@ def test_vectors_of_different_models_do_not_compare(tmp_path: Path) -> None:
     """Words do."""
     made = [make_collection(tmp_path / name, fingerprint=name, model=name) for name in ("small", "large")]
     with pytest.raises(InvalidInput, match="'small' and 'large'") as refused:
-        require_one_model(made, "hybrid")
+        require_one_model(made, make_plan(SearchRequest(query="x"), 2, Config()))
     assert refused.value.param == "collections"
-    require_one_model(made, "lexical")
+    require_one_model(made, make_plan(SearchRequest(query="x", mode="lexical"), 2, Config()))
     for one in made:
         one.close()
