@@ -17,7 +17,7 @@ STAGES = {
 }
 # Other tiers are shown by their API names.
 TIERS = {"delta": "new", "hot": "recent", "cold": "older"}
-SCORES = {"dense": "meaning", "lexical": "words", "name": "name"}
+SCORES = {"dense": "meaning", "lexical": "words"}
 
 
 def list_tiers(tiers: Sequence[str]) -> str:
