@@ -189,6 +189,11 @@ class Settings:
     bm25: Bm25 = field(default_factory=Bm25)
     language: str = "auto"
 
+    @property
+    def embeds(self) -> bool:
+        """Whether the collection has a model. Without one, documents and queries bring their vectors."""
+        return bool(self.model)
+
 
 @dataclass(frozen=True, slots=True)
 class ColdPolicy:

@@ -40,11 +40,12 @@ from indexes.filters.checks import check_upsert, with_language
 from indexes.log.applying import Applied
 from indexes.log.log import Log
 from indexes.log.writer import Writer
+from indexes.parts.ahead import require_none_ahead
 from indexes.parts.assembly import rebuild_reason
 from indexes.parts.generation import Generation
 from indexes.parts.memory import give_back
 from indexes.parts.sealing import Sealing
-from indexes.parts.segment_shelf import require_no_segment_ahead
+from indexes.parts.segment_shelf import DRAFT
 from indexes.parts.snapshot import Snapshot
 from indexes.rebuild.builder import BuildRequest
 from indexes.rebuild.chosen import TunedSettings, save_chosen
@@ -81,10 +82,9 @@ class Collection(CollectionView):
                 publish=self._publish,
                 seq=lambda: self._snapshot.seq,
             )
-            self.shelf.require_none_ahead(self.log.position())
-            require_no_segment_ahead(folder, self.log.position())
+            require_none_ahead(folder, self.log.position())
             self.shelf.sweep()
-            self.segments.sweep()
+            self.segments.clear(DRAFT)
             failpoints.reach("open.swept")
             self._snapshot = self._recover()
             self.arrivals = Arrivals(self._snapshot.seq)
@@ -337,9 +337,9 @@ class Collection(CollectionView):
 
         Raises StorageError for a segment that cannot be removed.
         """
-        self._sealing.wait()  # it may be writing what is to be gone
         self.on_writer(self._sealing.keep_files)
-        self.segments.require_gone(self._assembly.covered())
+        self._sealing.wait()  # until that is done, and what was being written, too
+        self.segments.require_gone(self._assembly.on_disk())
         with self._adopting:
             live = self._assembly.generation
             self.shelf.sweep()

@@ -2,8 +2,7 @@
 
 The log says what was written, in order, whether the replica was opened just now, fell behind, or is one commit late:
 `catch_up` reads it from where the snapshot ends. No transaction stays open, which would stop the writer's checkpoints.
-The process that writes makes the generations and segments, and has verified them, so of a generation
-only the manifest is verified here.
+The process that writes has verified the live generation, so only its manifest is verified here.
 
 Single-threaded, except that searches may read `snapshot` on any thread. What is new on disk is loaded on a background
 thread; `catch_up` installs it.
@@ -13,22 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexes.base.errors import Damaged, NearlineError
+from indexes.base.errors import Damaged
 from indexes.base.model import IndexOptions
 from indexes.base.work import OnStep, do_nothing
-from indexes.collection.view import CollectionView, HitCounter, gaps_of
+from indexes.collection.view import CollectionView, HitCounter, covered_by, end_of
 from indexes.log.reader import SCAN_ROWS, LogPosition, LogReader, PassageEntry
 from indexes.parts.assembly import Arrangement, hide_dead
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import read_manifest
 from indexes.parts.sealing import work_quietly
-from indexes.parts.segment import Segment
 from indexes.parts.visible import Visible
 from indexes.rebuild.chosen import read_chosen
 
@@ -39,20 +36,11 @@ STEP_PASSAGES = 128  # some 20 ms
 
 
 @dataclass(frozen=True, slots=True)
-class OnDisk:
-    """The number of the live generation, 0 if there is none, and what the segments after it cover."""
-
-    generation: int
-    segments: tuple[range, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Loaded:
-    """What was loaded: the last passage that it covers, and the parts, with what was read back after it up to a
-    position; or without that if it covers no more than what was loaded before, whose deltas then stay."""
+    """What was loaded, with what was read back after it, up to a position. Without that if `whole` is false: it then
+    covers no more than what was loaded before, and the deltas stay."""
 
     generation: Generation | None
-    covered: int
     parts: list[Visible]
     position: LogPosition
     whole: bool
@@ -69,11 +57,9 @@ class Replica(CollectionView):
         self._loads = ThreadPoolExecutor(1, f"loading-{folder.name}", initializer=work_quietly)
         self._loading: Future[Loaded] | None = None
         self._position, self._content = START, b""
-        self._covered = -1  # the last passage in what was loaded last
-        self._seen: OnDisk | None = self._on_disk()
-        self._failed = False
+        self._is_told = False  # that there may be something new on disk
         try:
-            self._restart(self._load())
+            self._restart(self._load(whole=True))
             self.catch_up()
         except BaseException:
             self.close()
@@ -89,7 +75,7 @@ class Replica(CollectionView):
         return self._loading is not None and self._loading.done()
 
     def catch_up(self, on_step: OnStep = do_nothing) -> None:
-        """Bring the snapshot to the last commit, install what was loaded, and begin to load what is new on disk.
+        """Bring the snapshot to the last commit, install what was loaded, and begin to load what `look` was called for.
 
         Raises Damaged if the log no longer has what was written since the snapshot; open another replica then.
         """
@@ -107,25 +93,25 @@ class Replica(CollectionView):
         self._position, self._content = changes.position, changes.content
         self._publish()
 
-    def load_again(self) -> None:
-        """Have the next `catch_up` load what is on disk, if that failed."""
-        if self._failed:
-            self._seen, self._failed = None, False
+    def look(self) -> None:
+        """Have the next `catch_up` load what is new on disk. The process that writes says when there may be something:
+        looking takes time, and searches wait for `catch_up`."""
+        self._is_told = True
 
     def _load_new(self) -> None:
-        """Begin to load the generation and the segments on disk, if they are not those that were loaded last."""
-        if self._loading is None and (found := self._on_disk()) != self._seen:
-            self._seen = found
+        if not self._is_told or self._loading is not None:
+            return
+        self._is_told = False
+        loaded = self._assembly.generation
+        on_disk = self.segments.between(end_of(loaded)[0])
+        current = loaded.number if loaded else 0
+        if self.shelf.current() != current or on_disk != self._assembly.on_disk():
             self._loading = self._loads.submit(self._load)
 
-    def _on_disk(self) -> OnDisk:
-        number, loaded, after = self.shelf.current(), self._assembly.generation, 0
-        if loaded is not None and loaded.number == number:
-            after = loaded.manifest.last_passage
-        elif number:
-            with contextlib.suppress(NearlineError):
-                after = read_manifest(self.shelf.path(number)).last_passage
-        return OnDisk(number, tuple(self.segments.between(after, sys.maxsize - 1)))
+    @property
+    def _covered(self) -> int:
+        """The last passage in what was loaded."""
+        return covered_by(self._assembly.generation, self._assembly.segments())
 
     def tune(self) -> None:
         """Read the search settings of the live generation again."""
@@ -140,16 +126,16 @@ class Replica(CollectionView):
             steps.callback(self.log.close)
             steps.callback(self._loads.shutdown, cancel_futures=True)
 
-    def _load(self) -> Loaded:
+    def _load(self, *, whole: bool = False) -> Loaded:
         """Load the live generation and the segments after it, and read back what is in neither."""
         generation = self._load_generation(self.shelf.current())
-        known = {part.covers: part for part in self._assembly.parts() if isinstance(part, Segment)}
+        known = {one.covers: one for one in self._assembly.segments()}
         position = self.log.position()
         segments = self._load_segments(generation, position.last_passage, known)
-        covered = gaps_of(generation, segments, 0)[-1][0]
-        whole = covered != self._covered
+        covered = covered_by(generation, segments)
+        whole = whole or covered != self._covered
         tail, dead = self._read_after(generation, segments, position.last_passage if whole else covered)
-        return Loaded(generation, covered, hide_dead(generation, tail, dead), position, whole)
+        return Loaded(generation, hide_dead(generation, tail, dead), position, whole)
 
     def _load_generation(self, number: int) -> Generation | None:
         """Load a generation, unless it is the one that is searched."""
@@ -166,11 +152,11 @@ class Replica(CollectionView):
         return generation
 
     def _restart(self, loaded: Loaded) -> None:
-        deltas = [] if loaded.whole else self._assembly.after(loaded.covered)
+        deltas = [] if loaded.whole else self._assembly.after(self._covered)
         self._assembly.install(Arrangement(loaded.generation, [*loaded.parts, *deltas]))
         if loaded.whole:
             self._assembly.reopen()
-            self._position, self._covered = loaded.position, loaded.covered
+            self._position = loaded.position
         else:  # what died since the earlier of both is not hidden everywhere
             seq = min(loaded.position.seq, self._position.seq)
             self._position = LogPosition(seq, self._position.last_passage)
@@ -182,7 +168,6 @@ class Replica(CollectionView):
         try:
             self._restart(loading.result())
         except Exception as error:  # noqa: BLE001 - what was loaded before keeps serving
-            self._failed = True
             logger.warning("%s keeps its older indexes: %s", self.name, error)
 
     def _publish(self) -> None:

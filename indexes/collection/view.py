@@ -126,6 +126,11 @@ def end_of(generation: Generation | None) -> tuple[int, int]:
     return (generation.manifest.last_passage, generation.manifest.seq) if generation else (0, 0)
 
 
+def covered_by(generation: Generation | None, segments: Sequence[Segment]) -> int:
+    """The last passage in a generation and the segments after it; 0 if there are none."""
+    return segments[-1].covers.stop - 1 if segments else end_of(generation)[0]
+
+
 def gaps_of(generation: Generation | None, segments: Sequence[Segment], upto: int) -> list[tuple[int, int]]:
     """What is in neither a generation nor segments, as passages (after, up to): before each segment, and after all."""
     ends = [end_of(generation)[0], *(one.covers.stop - 1 for one in segments)]

@@ -161,12 +161,12 @@ class Assembly:
                 return True
         return False
 
-    def parts(self) -> list[Part]:
-        return [one.part for one in self._parts]
+    def segments(self) -> list[Segment]:
+        return [one.part for one in self._parts if isinstance(one.part, Segment)]
 
-    def covered(self) -> list[range]:
+    def on_disk(self) -> list[range]:
         """What the segments cover that are mapped from files."""
-        return [one.part.covers for one in self._parts if isinstance(one.part, Segment) and one.part.files]
+        return [one.covers for one in self.segments() if one.files]
 
     def mergeable(self) -> list[Visible]:
         """Adjacent segments that are due to be merged; empty if there are none.
@@ -227,8 +227,8 @@ class Assembly:
 
     def new_files(self) -> Files:
         """File access for loading a generation that will replace the current one, and segments."""
-        replaced = [one for one in self.parts() if isinstance(one, (Generation, Segment))]
-        return Files(self._options.resident, sum(one.files.copied for one in replaced if one.files))
+        replaced = [one.files for one in (self.generation, *self.segments()) if one and one.files]
+        return Files(self._options.resident, sum(one.copied for one in replaced))
 
     def install(self, arrangement: Arrangement) -> None:
         self._parts = arrangement.parts

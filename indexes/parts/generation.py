@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.base.durable import verify
 from indexes.base.masks import Bits, count_bits, first_bits
 from indexes.base.model import TIERS, ColdPolicy, Floats, Ids, Rows, Tier
 from indexes.base.residency import Files
@@ -33,7 +32,7 @@ from indexes.dense.hot import HotGraph
 from indexes.dense.vectors import NOTHING, Found, StoredVectors, among, within
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.postings import SealedLexical
-from indexes.parts.manifest import Manifest, read_manifest
+from indexes.parts.manifest import Manifest, read_manifest, verify_files
 from indexes.parts.part import scan, search_graph
 
 LOWEST = "lowest.npy"
@@ -66,8 +65,7 @@ class Generation:
     def load(folder: Path, files: Files | None = None) -> Generation:
         """Verify every file against the manifest, then load. Raises NotFound or Damaged, before loading anything."""
         manifest = read_manifest(folder)
-        for name, file in manifest.files.items():
-            verify(folder / name, file.bytes, file.sha256)
+        verify_files(folder, manifest.files)
         return Generation(folder, manifest, files)
 
     @property

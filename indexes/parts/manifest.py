@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from indexes.base.durable import decode_checked, sha256
+from indexes.base.durable import decode_checked, sha256, verify
 from indexes.base.errors import Damaged, NotFound
 from indexes.base.model import ColdPolicy
 from indexes.dense.cold import ColdSettings
@@ -14,6 +16,7 @@ from indexes.dense.training import Training
 from indexes.lexical import analysis
 
 FORMAT = 1
+M = TypeVar("M", bound=msgspec.Struct)
 MANIFEST = "manifest.json"
 
 
@@ -99,10 +102,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_manifest(folder: Path) -> Manifest:
     """Raises NotFound if the generation does not exist, Damaged if its manifest cannot be read."""
+    return read_checked(folder, Manifest, FORMAT, "generation")
+
+
+def read_checked(folder: Path, kind: type[M], known: int, what: str) -> M:
+    """Read the manifest of a folder. Raises as `read_manifest` does; `what` is what should be in the folder."""
     path = folder / MANIFEST
-    if not path.is_file():
-        raise NotFound(f"no generation in {folder}")
-    return decode_checked(path, path.read_bytes(), Manifest, FORMAT)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise NotFound(f"no {what} in {folder}") from None
+    return decode_checked(path, content, kind, known)
+
+
+def verify_files(folder: Path, files: Mapping[str, SealedFile]) -> None:
+    """Raise Damaged unless every file is as its manifest says."""
+    for name, file in files.items():
+        verify(folder / name, file.bytes, file.sha256)
 
 
 def seal_files(folder: Path) -> dict[str, SealedFile]:

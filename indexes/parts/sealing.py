@@ -103,8 +103,10 @@ class Sealing:
         self.keep_files()
 
     def keep_files(self) -> None:
-        """Remove the files of the segments that are not searched any more, and tell of it. On the writer thread."""
-        self._shelf.keep(self._assembly.covered())
+        """Remove the files of the segments that are not searched any more, and tell of it. Called on the writer thread,
+        which only renames: deleting takes longer."""
+        self._shelf.retire(self._assembly.on_disk())
+        self._submit(self._merges, "removing segments", self._shelf.clear)
         for listener in self.on_files:
             listener()
 

@@ -17,21 +17,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from indexes.base import failpoints
-from indexes.base.durable import decode_checked, disk_errors, verify, with_checksum
+from indexes.base.durable import disk_errors, with_checksum
 from indexes.base.errors import Damaged, NotFound, StorageError
 from indexes.base.model import Settings
 from indexes.base.residency import Budget, Files
 from indexes.lexical import analysis
 from indexes.log.reader import LogPosition
-from indexes.parts.manifest import MANIFEST, SealedFile, seal_files
+from indexes.parts.manifest import MANIFEST, SealedFile, read_checked, seal_files, verify_files
 from indexes.parts.segment import Segment
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class SegmentShelf:
                 covered.append(one)
         return covered
 
-    def between(self, after: int, upto: int) -> list[range]:
+    def between(self, after: int, upto: float = math.inf) -> list[range]:
         """What those segments cover that begin after one passage and end with another at most, in order, without
         overlaps."""
         found: list[range] = []
@@ -143,17 +144,21 @@ class SegmentShelf:
         """Remove the draft of a segment that is not needed."""
         shutil.rmtree(self._draft(segment), ignore_errors=True)
 
-    def keep(self, covered: Iterable[range]) -> None:
-        """Remove every other segment, and what a crash left. Renamed first, so that a name is never a partial one."""
+    def retire(self, covered: Iterable[range]) -> None:
+        """Take the names of all other segments away; `clear` then removes them."""
         for path in self._others(covered):
-            removed = path if path.name.startswith(REMOVED) else path.with_name(f"{REMOVED}{path.name}")
-            try:
-                if removed != path:
-                    shutil.rmtree(removed, ignore_errors=True)
-                    path.rename(removed)
-                shutil.rmtree(removed)
-            except OSError as error:
-                logger.warning("%s cannot be removed: %s", path, error)
+            if not path.name.startswith(REMOVED):
+                retired = path.with_name(f"{REMOVED}{path.name}")
+                shutil.rmtree(retired, ignore_errors=True)
+                with logged(path):
+                    path.rename(retired)
+
+    def clear(self, prefix: str = REMOVED) -> None:
+        """Remove what has no name any more, or with DRAFT what a process that ended has left."""
+        for path in listed(self.folder):
+            if path.name.startswith(prefix):
+                with logged(path):
+                    shutil.rmtree(path)
 
     def require_gone(self, covered: Iterable[range]) -> None:
         """Raise StorageError if there are files of other segments than these."""
@@ -164,13 +169,17 @@ class SegmentShelf:
         kept = {self.path(one) for one in covered}
         return [one for one in listed(self.folder) if one not in kept and not one.name.startswith(DRAFT)]
 
-    def sweep(self) -> None:
-        """Remove the drafts of a process that ended."""
-        for path in self.folder.glob(f"{DRAFT}*"):
-            shutil.rmtree(path, ignore_errors=True)
-
     def _draft(self, segment: Segment) -> Path:
         return self.folder / f"{DRAFT}{self.path(segment.covers).name}"
+
+
+@contextlib.contextmanager
+def logged(path: Path) -> Iterator[None]:
+    """Log an error of this block instead of raising it."""
+    try:
+        yield
+    except OSError as error:
+        logger.warning("%s cannot be removed: %s", path, error)
 
 
 def described(settings: Settings) -> tuple[str, int, str]:
@@ -199,19 +208,13 @@ def listed(folder: Path) -> list[Path]:
 
 def read_segment_manifest(folder: Path) -> SegmentManifest:
     """Raises NotFound if the segment does not exist, Damaged if its manifest cannot be read."""
-    path = folder / MANIFEST
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise NotFound(f"no segment in {folder}") from None
-    return decode_checked(path, content, SegmentManifest, FORMAT)
+    return read_checked(folder, SegmentManifest, FORMAT, "segment")
 
 
 def check_segment_files(folder: Path) -> SegmentManifest:
     """Verify every file of a segment. Raises as `read_segment_manifest` does, and Damaged."""
     manifest = read_segment_manifest(folder)
-    for name, file in manifest.files.items():
-        verify(folder / name, file.bytes, file.sha256)
+    verify_files(folder, manifest.files)
     return manifest
 
 
@@ -224,11 +227,3 @@ def segments_ahead(collection: Path, end: LogPosition) -> dict[Path, SegmentMani
             if manifest.seq > end.seq or manifest.last > end.last_passage:
                 found[path] = manifest
     return found
-
-
-def require_no_segment_ahead(collection: Path, end: LogPosition) -> None:
-    """Raise Damaged if a segment is ahead of its log."""
-    for one in segments_ahead(collection, end).values():
-        raise Damaged(
-            f"{collection.name}/log.db ends at operation {end.seq}, and a segment was made at {one.seq}"
-        )

@@ -77,14 +77,6 @@ class Shelf:
                     found[path] = manifest
         return found
 
-    def require_none_ahead(self, end: LogPosition) -> None:
-        """Raise Damaged if a generation is ahead of its log."""
-        for one in self.ahead(end).values():
-            raise Damaged(
-                f"{self.folder.parent.name}/log.db ends at operation {end.seq}, and generation {one.number} was built "
-                f"at {one.seq}"
-            )
-
     def before(self, live: int, floor: float) -> int:
         """The newest generation before the live one that meets this recall floor. Raises Conflict if there is none."""
         earlier = {number: one for number, one in self.manifests().items() if number < live}

@@ -65,7 +65,7 @@ async def write_documents(
     """
     chars = sum(len(one.text) + len(one.metadata) + len(one.vector) // VECTOR_BYTES_PER_CHAR for one in sent)
     dimensions = collection.settings.dimensions
-    embeds = bool(collection.settings.model)
+    embeds = collection.settings.embeds
     documents = await off_loop(chars, lambda: check_documents(sent, dimensions, config, embeds=embeds))
     sizes = await off_loop(chars, lambda: {document.id: text_bytes(document) for document in documents})
     digests = await off_loop(chars, lambda: [digest_of(document, config.passages) for document in documents])

@@ -246,7 +246,7 @@ class Embedders:
         """Return the embedder whose vectors the collection holds. Raises ModelMismatch if the model has changed, and
         InvalidInput if the collection has none."""
         settings = collection.settings
-        if not settings.model:
+        if not settings.embeds:
             raise InvalidInput(
                 "the collection has no model: its documents and queries bring their vectors", param="model"
             )

@@ -50,7 +50,7 @@ async def make(app: web.Application, wanted: CreateCollection) -> Collection:
     if wanted.dimensions is not None:
         if wanted.model is not None:
             raise InvalidInput(
-                "dimensions is for vectors of your own; a model has its own: leave out one of both",
+                "dimensions is for vectors of your own; a model has its own: leave one of them out",
                 param="dimensions",
             )
         # Vectors of two such collections may be of different models.

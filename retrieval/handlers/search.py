@@ -170,7 +170,8 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
     deadline_ms = wanted.deadline_ms or config.search.deadline_ms
     deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
     embedders = app[EMBEDDERS]
-    embeds = bool(collection.settings.model)
+    # Without a model of its own, a collection's passages are counted in tokens of the default one.
+    embeds = collection.settings.embeds
     embedder = await (embedders.of(collection) if embeds else embedders.get(config.models.default))
     slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
     budget = budget_of(request, None if wanted.k is None else "k")

@@ -286,7 +286,7 @@ class Inquiry:
 
     async def _confirmed_cause(self, trail: Trail) -> Cause | None:
         """Return a cause that holds only if the document would be a hit without it."""
-        embeds = trail.plan.request.query is not None and bool(self.collection.settings.model)
+        embeds = trail.plan.request.query is not None and self.collection.settings.embeds
         if trail.plan.mode == "lexical" or not embeds:
             return await asyncio.to_thread(words_elsewhere, trail)
         embedder = await self.embedders.of(self.collection)
@@ -306,9 +306,9 @@ class Inquiry:
 
     def _modes(self, trail: Trail, wanted: Sequence[Mode]) -> list[JSON]:
         """Return patches to those of these modes that are others, if the search has a text for them, and a vector or
-        somebody to make one."""
+        a model that makes one."""
         plan = trail.plan
-        vector = self.collection.settings.model or not is_absent(plan.request.vector)
+        vector = self.collection.settings.embeds or not is_absent(plan.request.vector)
         return (
             [self._mode(mode) for mode in wanted if mode != plan.mode]
             if plan.request.query and vector

@@ -35,8 +35,8 @@ from retrieval.embedding.encoder import available_threads
 from retrieval.processes.frames import (
     Answer,
     Ask,
-    CatchUp,
     Configure,
+    Follow,
     Opened,
 )
 from retrieval.processes.process import ProcessDied, SearchProcess
@@ -225,7 +225,7 @@ class SearchProcesses:
 
         def changed() -> None:
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._tell_changed, name)
+                loop.call_soon_threadsafe(self._tell_changed, collection)
 
         collection.on_commit.append(written)
         collection.on_segments.append(changed)
@@ -244,11 +244,11 @@ class SearchProcesses:
         if behind and not any(one.is_catching_up(name) for one in behind):
             min(behind, key=lambda one: one.reached.get(name, 0)).catch_up(name)
 
-    def _tell_changed(self, name: str) -> None:
-        """Have the processes map the segments that are on disk now."""
+    def _tell_changed(self, collection: Collection) -> None:
+        """Have the processes load the generation and the segments that are on disk now."""
         for one in self._processes:
-            if name in one.followed and name not in self._withheld:
-                one.send(CatchUp(name))
+            if collection.name in one.followed and collection.name not in self._withheld:
+                one.send(Follow(opened(collection)))
 
     async def _start_one(self) -> bool:
         """Start a process. Returns whether that succeeded."""

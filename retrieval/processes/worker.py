@@ -244,7 +244,7 @@ class SearchWorker:
         if found.opened.tuned_ms != wanted.tuned_ms:
             replica.tune()
         found.opened, found.behind = replace(found.opened, tuned_ms=wanted.tuned_ms), True
-        replica.load_again()
+        replica.look()
         self._send(Following(wanted.name, self._as_searched(found)))
 
     def _as_searched(self, found: Followed) -> Opened:
@@ -273,7 +273,7 @@ class SearchWorker:
         replica = Replica(self._data / wanted.name, options_of(self._config), hits)
         try:
             settings = replica.settings
-            reader = self._reader(settings.model, settings.fingerprint) if settings.model else None
+            reader = self._reader(settings.model, settings.fingerprint) if settings.embeds else None
         except BaseException:
             replica.close()
             raise
@@ -397,7 +397,7 @@ class SearchWorker:
             self._config,
             ask.ranking,
             self._synonyms(replica, ask.synonyms_ms),
-            embeds=bool(replica.settings.model),
+            embeds=replica.settings.embeds,
             strained=ask.strained,
         )
         if not ask.counted:

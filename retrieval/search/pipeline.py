@@ -205,7 +205,7 @@ class Pipeline:
         """
         watch, work = Stopwatch(), budget.work
         first = collections[0].settings
-        plan = make_plan(request, first.dimensions, self._config, embeds=bool(first.model))
+        plan = make_plan(request, first.dimensions, self._config, embeds=first.embeds)
         require_one_model(collections, plan)
         documents = None if plan.query.condition else sum(one.documents for one in collections)
         share = BudgetShare(budget)
@@ -246,7 +246,7 @@ class Pipeline:
             self._config,
             collection.ranking.current,
             collection.synonyms.current,
-            embeds=bool(collection.settings.model),
+            embeds=collection.settings.embeds,
             strained=strained,
         )
 
@@ -460,8 +460,8 @@ def require_one_model(collections: Sequence[Collection], plan: Plan) -> None:
         return
     differ = (
         f"the collections have vectors of different models, {first.model!r} and {other.model!r}"
-        if first.model and other.model
-        else "nobody knows whether the vectors of these collections are of one model"
+        if first.embeds and other.embeds
+        else "the vectors of these collections may come from different models"
     )
     if plan.mode != "lexical":
         raise InvalidInput(f"{differ}: search them with mode lexical, or one by one", param="collections")

@@ -162,7 +162,7 @@ async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
     app[METRICS].watch(partial(collectors.query_vectors, embedders.cache))
     app[METRICS].watch(partial(collectors.models, embedders))
     app[CEILING].relief.append(embedders.cache.clear)
-    embedding = {name: one for name, one in app[CATALOG].collections.items() if one.settings.model}
+    embedding = {name: one for name, one in app[CATALOG].collections.items() if one.settings.embeds}
     models = {one.settings.model for one in embedding.values()} | {app[CONFIG].models.default}
     app[START].at = StartBody("models", 0, len(models), app[CONFIG].models.default)
     try:

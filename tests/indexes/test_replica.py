@@ -17,8 +17,8 @@ from indexes.collection.collection import Collection
 from indexes.collection.replica import Replica
 from indexes.filters.grammar import parse_filter
 from indexes.parts.query import Query
-from indexes.rebuild.builder import Rebuild
 from indexes.upkeep.erasing import Erasure
+from tests.support.histories import rebuild, take_step
 from tests.support.vectors import World, delete, fill, make_collection
 
 WORLD = World()
@@ -52,13 +52,9 @@ def follow(collection: Collection) -> Iterator[Replica]:
         yield replica
 
 
-def rebuild(collection: Collection) -> None:
-    request = collection.begin_build()
-    collection.adopt(Rebuild(request, timeout_s=120).run(lambda *_: None))
-
-
 def load_generation(replica: Replica) -> None:
     until = time.monotonic() + LOADED_S
+    replica.look()
     while replica.generation != replica.shelf.current() and time.monotonic() < until:
         replica.catch_up()
         time.sleep(0.01)
@@ -92,18 +88,8 @@ def test_it_follows_whatever_is_done(collection: Collection) -> None:
     with contextlib.ExitStack() as replicas:
         near, far = (replicas.enter_context(follow(collection)) for _ in range(2))
         for step in range(25):
-            numbers = chance.sample(range(200), chance.choice([1, 3, 40]))
-            match chance.choices(["fill", "delete", "settle", "rebuild", "rollback"], [50, 35, 8, 5, 2])[0]:
-                case "fill":
-                    fill(collection, WORLD, numbers, version=step)
-                case "delete":
-                    delete(collection, numbers)
-                case "settle":
-                    collection.settle()
-                case "rebuild":
-                    rebuild(collection)
-                case "rollback" if len(collection.shelf.numbers()) > 1:
-                    collection.rollback()
+            take_step(collection, WORLD, chance, step)
+            near.look()
             near.catch_up()
             assert_alike(near, collection)
             if step % 5 == 4:

@@ -6,6 +6,7 @@ import contextlib
 import random
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,8 +24,8 @@ from indexes.log.reader import LogPosition, LogReader
 from indexes.parts.delta import DeltaView
 from indexes.parts.segment import Segment
 from indexes.parts.segment_shelf import SegmentShelf, segment_folders
-from indexes.rebuild.builder import Rebuild
 from indexes.upkeep.erasing import Erasure
+from tests.support.histories import rebuild, take_step
 from tests.support.vectors import World, delete, fill, make_collection
 
 WORLD = World(seed=9)
@@ -80,9 +81,17 @@ def assert_alike(one: Collection | Replica, other: Collection) -> None:
         assert found.scores.tolist() == expected.scores.tolist()
 
 
-def rebuild(collection: Collection) -> None:
-    request = collection.begin_build()
-    collection.adopt(Rebuild(request, timeout_s=120).run(lambda *_: None))
+def follow(replica: Replica, collection: Collection) -> None:
+    """Tell a replica that there is something new on disk, as the service does, until it has loaded that."""
+    replica.look()
+    replica.catch_up()
+    until = time.monotonic() + 20
+    while replica.generation != collection.generation or names_of(segments_of(replica)) != on_disk(
+        collection
+    ):
+        assert time.monotonic() < until
+        time.sleep(0.005)
+        replica.catch_up()
 
 
 def test_a_start_maps_them(collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,18 +122,7 @@ def test_whatever_was_done(collection: Collection, tmp_path: Path) -> None:
     fill(collection, WORLD, range(40))
     mapped = 0
     for step in range(24):
-        numbers = chance.sample(range(200), chance.choice([1, 3, 40]))
-        match chance.choices(["fill", "delete", "settle", "rebuild", "rollback"], [50, 25, 15, 6, 4])[0]:
-            case "fill":
-                fill(collection, WORLD, numbers, version=step)
-            case "delete":
-                delete(collection, numbers)
-            case "settle":
-                collection.settle()
-            case "rebuild":
-                rebuild(collection)
-            case "rollback" if len(collection.shelf.numbers()) > 1:
-                collection.rollback()
+        take_step(collection, WORLD, chance, step)
         if step % 3 == 0:
             collection.settle()
             assert on_disk(collection) == names_of(segments_of(collection))
@@ -138,7 +136,7 @@ def test_whatever_was_done(collection: Collection, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "no manifest"])
 def test_a_damaged_one_is_read_from_the_log(collection: Collection, tmp_path: Path, damage: str) -> None:
-    """Whatever happened to its files: it is missed by nobody, reported before the start and gone after it."""
+    """`verify` reports it, and the start reads its passages from the log and removes it."""
     fill(collection, WORLD, range(200))
     collection.settle()
     shutil.copytree(collection.folder, folder := tmp_path / "damaged")
@@ -183,7 +181,7 @@ def test_of_another_name_or_collection(collection: Collection, tmp_path: Path) -
 
 
 def test_room_is_asked_for_what_is_read_back(collection: Collection, tmp_path: Path) -> None:
-    """Of a damaged segment as for one that is not there, and hardly any for what is mapped."""
+    """A damaged segment needs as much room as a missing one; what is mapped needs little."""
     fill(collection, WORLD, range(200))
     collection.settle()
     asked: list[int] = []
@@ -207,13 +205,32 @@ def test_many_starts_leave_no_pieces(collection: Collection, tmp_path: Path) -> 
     """What a start reads back grows on, and is sealed like any other."""
     folder, parts = collection.folder, []
     shutil.copytree(folder, folder := tmp_path / "again")
-    for start in range(0, 400, 20):
+    for start in range(0, 900, 45):  # more than a delta, so that what is read back is not the last of them
         with contextlib.closing(Collection(folder, OPTIONS)) as again:
-            fill(again, WORLD, range(start, start + 20))
+            fill(again, WORLD, range(start, start + 45))
             again.settle()
             parts.append([one.part.size for one in again.snapshot.parts])
-    assert max(map(len, parts)) <= 4
-    assert all(sum(sizes) == 20 * (at + 1) for at, sizes in enumerate(parts))
+    assert max(map(len, parts)) <= 5
+    assert all(sum(sizes) == 45 * (at + 1) for at, sizes in enumerate(parts))
+
+
+def test_one_from_before_forgotten_deletions(collection: Collection, tmp_path: Path) -> None:
+    """A segment that should be gone, beside a log that no longer has the deletions since: all is read from the log."""
+    fill(collection, WORLD, range(100))
+    collection.settle()
+    shutil.copytree(collection.folder / "segments", before := tmp_path / "before")
+    delete(collection, range(50))
+    for number in range(100, 103):
+        fill(collection, WORLD, [number])
+        rebuild(collection)
+    assert collection.log.forgotten() > 102
+    shutil.copytree(collection.folder, folder := tmp_path / "lost")
+    shutil.rmtree(folder / "generations")
+    (folder / "CURRENT").unlink()
+    shutil.copytree(before, folder / "segments", dirs_exist_ok=True)
+    with contextlib.closing(Collection(folder, OPTIONS)) as again:
+        assert not segments_of(again)
+        assert again.snapshot.live == collection.snapshot.live == 53
 
 
 def test_what_a_crash_leaves(collection: Collection, tmp_path: Path) -> None:
@@ -229,6 +246,7 @@ def test_what_a_crash_leaves(collection: Collection, tmp_path: Path) -> None:
     shutil.copytree(before, folder / "segments" / ".draft-1-9")
     with contextlib.closing(Collection(folder, OPTIONS)) as again:
         assert names_of(segments_of(again)) == on_disk(collection)
+        again.settle()
         assert {path.name for path in (folder / "segments").iterdir()} == on_disk(collection)
         assert_alike(again, collection)
 
@@ -276,6 +294,24 @@ def test_a_full_disk_costs_only_speed(
         assert_alike(again, collection)
 
 
+def test_one_that_gets_no_name(
+    collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It serves until the next start, which reads the log; nothing of it stays on disk."""
+
+    def broken(self: Path, target: Path) -> Path:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "rename", broken)
+    fill(collection, WORLD, range(100))
+    collection.settle()
+    monkeypatch.undo()
+    assert segments_of(collection)
+    assert not list((collection.folder / "segments").iterdir())
+    with copied(collection, tmp_path / "again", segments=True) as again:
+        assert_alike(again, collection)
+
+
 def test_processes_map_the_same_files(collection: Collection) -> None:
     """A replica seals nothing: it maps what the writer has made, before it was opened and since."""
     fill(collection, WORLD, range(100))
@@ -285,15 +321,12 @@ def test_processes_map_the_same_files(collection: Collection) -> None:
             fill(collection, WORLD, range(100, until))
             delete(collection, range(until // 2, until // 2 + 9))
             collection.settle()
-            replica.catch_up()
-            while names_of(segments_of(replica)) != on_disk(collection):
-                replica.catch_up()
+            follow(replica, collection)
             assert_alike(replica, collection)
             deltas = [one.part for one in replica.snapshot.parts if isinstance(one.part, DeltaView)]
             assert sum(one.size for one in deltas) < 64
         rebuild(collection)
-        while replica.generation != collection.generation:
-            replica.catch_up()
+        follow(replica, collection)
         assert not segments_of(replica)
         assert_alike(replica, collection)
 
@@ -315,24 +348,47 @@ def test_a_segment_from_after_the_position(collection: Collection, monkeypatch: 
         assert_alike(replica, collection)
 
 
-def test_a_merge_keeps_the_deltas(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where segments cover no more than before, a replica reads nothing from the log again, and hides what died."""
+@pytest.mark.parametrize("followed", [True, False])
+def test_a_merge_keeps_the_deltas(
+    collection: Collection, monkeypatch: pytest.MonkeyPatch, followed: bool
+) -> None:
+    """Where segments cover no more than before, a replica reads nothing from the log again. What died while they were
+    loaded is hidden, whether or not the replica has followed that."""
     fill(collection, WORLD, range(33))
     collection.settle()
     with contextlib.closing(Replica(collection.folder, OPTIONS, collection.hits)) as replica:
         fill(collection, WORLD, range(33, 90))
         replica.catch_up()
         collection.settle()
-        replica.catch_up()
-        while names_of(segments_of(replica)) != on_disk(collection):
-            replica.catch_up()
+        follow(replica, collection)
         before = [one.part for one in replica.snapshot.parts if isinstance(one.part, DeltaView)]
-        replica._seen = None  # as after a merge: other files, which cover what the ones before did
+        # As after a merge: other files, which cover what the ones before did.
+        (last,) = segments_of(collection)[-1:]
+        monkeypatch.setattr(replica._assembly, "on_disk", lambda: [last.covers])
+        load, behind, loaded, go_on = replica._load, threading.Event(), threading.Event(), threading.Event()
+
+        def slowly() -> object:
+            assert behind.wait(60)
+            delete(collection, [2, 75])  # the replica has not followed that
+            found = load()
+            loaded.set()
+            assert go_on.wait(60)
+            return found
+
+        monkeypatch.setattr(replica, "_load", slowly)
+        replica.look()
         delete(collection, [3, 70])
         replica.catch_up()
+        behind.set()
+        assert loaded.wait(60)
         delete(collection, [4, 80])
-        while replica._loading is not None:
+        if followed:
             replica.catch_up()
+        go_on.set()
+        monkeypatch.undo()
+        while not replica.ready:
+            time.sleep(0.001)
+        replica.catch_up()
         after = [one.part for one in replica.snapshot.parts if isinstance(one.part, DeltaView)]
         assert [one.delta for one in before] == [one.delta for one in after]
         replica.catch_up()
@@ -356,9 +412,7 @@ def test_what_was_removed_is_not_loaded(collection: Collection, monkeypatch: pyt
         monkeypatch.undo()
         fill(collection, WORLD, range(65, 200))
         collection.settle()
-        replica.catch_up()
-        while names_of(segments_of(replica)) != on_disk(collection):
-            replica.catch_up()
+        follow(replica, collection)
         assert_alike(replica, collection)
 
 

@@ -169,6 +169,22 @@ def test_what_a_search_does_not_find(service: ServerProcess, http: Http) -> None
     assert "not UTF-8" in ended.stderr
 
 
+def test_a_collection_without_a_model(service: ServerProcess, http: Http) -> None:
+    """It is searched by words, cannot be evaluated, and can be copied into one with a model."""
+    name = http.new_collection(dimensions=2)
+    http.write(name, {"id": "a", "text": "Apples grow on trees.", "vector": [1, 0]})
+    assert "Apples" in nearline("search", "--url", service.url, "-c", name, "apples").stdout
+    refused = nearline("evaluate", "--url", service.url, "-c", name)
+    assert refused.returncode != 0
+    assert "no model" in refused.stderr, refused
+    copied = f"{name}-embedded"
+    ended = nearline(
+        "reembed", "--url", service.url, "--from", name, "--into", copied, "--model", "all-MiniLM-L6-v2"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert http.found(copied, query="where do apples grow?", mode="dense") == ["a"]
+
+
 def test_what_is_skipped_is_named(service: ServerProcess, http: Http, tmp_path: Path) -> None:
     """The rest goes in, and each thing left out is a line with its place. A pipe gets whole lines."""
     title = "All that is known about the songs of the largest animals, from the surface down to the bottom of the sea"

@@ -264,7 +264,7 @@ def test_blank_texts_are_not_embedded(client: Client) -> None:
 
 
 def test_the_collection_is_made_for_the_embedding(client: Client) -> None:
-    """Of any dimensions: the first vector that is sent, of a text or of a query, says how many."""
+    """The first vector that is sent, for a text or for a query, sets the dimensions of a new collection."""
 
     class Long(Letters):
         def embed_documents(self, texts: list[str]) -> list[list[float]]:

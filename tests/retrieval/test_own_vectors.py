@@ -128,7 +128,7 @@ def test_a_rebuild_measures_it(http: Http) -> None:
 
 
 def test_several_of_them(http: Http, maps: str) -> None:
-    """Nobody knows whether their vectors compare, so only words are searched together."""
+    """Their vectors may come from different models, so only words are searched together."""
     other = http.new_collection(dimensions=DIMENSIONS)
     http.write(other, *documents()[:8])
     both = {"collections": [maps, other], "query": "harbor", "k": 5}
@@ -166,7 +166,7 @@ def test_nothing_fails_for_want_of_a_model(http: Http, maps: str) -> None:
 
 
 def test_it_outlives_a_restart(tmp_path: Path, model_folder: Path) -> None:
-    """With search processes and without, and although no model of it is ever loaded."""
+    """Searches find the same after a restart, with and without search processes."""
     environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
     wanted = RNG.normal(size=DIMENSIONS)
     for processes in ("0", "2"):

@@ -293,7 +293,7 @@ def test_a_program_that_cannot_be_started_leaves_the_service_to_search(tmp_path:
 
 
 def test_what_a_process_cannot_open_it_is_told_to_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time it says that it cannot, the pause doubles; once it could, it begins anew."""
+    """Each time it says that it cannot, the pause doubles; once it could, it starts over."""
     now, told = [1000.0], list[float]()
     monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now[0]))
     one = SearchProcess(cast(Any, None), lambda ended: None, lambda name: None)

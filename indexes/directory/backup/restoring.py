@@ -37,7 +37,7 @@ from indexes.log.log import Log, make_mark
 from indexes.log.pinned import PinnedLog, begin
 from indexes.log.reader import LogPosition, require_format
 from indexes.log.sqlite import checkpoint, connect, sqlite_errors
-from indexes.parts.segment_shelf import require_no_segment_ahead, segments_ahead
+from indexes.parts.ahead import ahead_of, require_none_ahead
 from indexes.parts.shelf import Shelf
 
 
@@ -195,7 +195,7 @@ def accept(data: Path, name: str) -> Remains:
         renew_uid(path)
         with contextlib.closing(Log(path)) as log:
             end = log.position()
-        for folder in (*Shelf(data / name).ahead(end), *segments_ahead(data / name, end)):
+        for folder in ahead_of(data / name, end):
             shutil.rmtree(folder)
         return found
 
@@ -223,8 +223,7 @@ def reason_to_quarantine(path: Path) -> str:
     """Why a service would quarantine the collection because of its log; "" if it would not."""
     try:
         with contextlib.closing(Log(path)) as log:
-            Shelf(path.parent).require_none_ahead(log.position())
-            require_no_segment_ahead(path.parent, log.position())
+            require_none_ahead(path.parent, log.position())
     except Damaged as error:
         return error.message
     return ""

@@ -43,10 +43,11 @@ from indexes.log.checks import LOG, RESTORE, Check, check_log
 from indexes.log.mark import FILE as MARK
 from indexes.log.pinned import pin
 from indexes.log.reader import LogPosition
+from indexes.parts.ahead import ahead_of
 from indexes.parts.generation import Generation
 from indexes.parts.learned import RANKING, SYNONYMS, RankingSettings, S, SynonymSettings, read_settings
-from indexes.parts.manifest import read_manifest
-from indexes.parts.segment_shelf import SEGMENTS, check_segment_files, segment_folders, segments_ahead
+from indexes.parts.manifest import read_manifest, verify_files
+from indexes.parts.segment_shelf import SEGMENTS, check_segment_files, segment_folders
 from indexes.parts.shelf import Shelf
 
 LOAD_S_MAX = 1800
@@ -178,9 +179,7 @@ def check_generation(collection: Path, number: int, *, frozen: bool, log_whole: 
     """None if it was deleted during the check. The advice depends on whether the log is intact."""
     folder = Shelf(collection).path(number)
     try:
-        manifest = read_manifest(folder)
-        for name, sealed in manifest.files.items():
-            verify(folder / name, sealed.bytes, sealed.sha256)
+        verify_files(folder, read_manifest(folder).files)
         detail = load_in_child(LoadRequest(str(collection), number, frozen, log_whole))
     except (NearlineError, OSError) as error:
         if goes_away(Shelf(collection), number):
@@ -221,8 +220,7 @@ def ahead_of_log(collection: Path) -> set[Path]:
     """The generations and segments that hold more than the log does; none if the log cannot be read."""
     with contextlib.suppress(NearlineError), pin(collection / "log.db") as log:
         state = log.state()
-        end = LogPosition(state.seq, state.last_passage)
-        return {*Shelf(collection).ahead(end), *segments_ahead(collection, end)}
+        return {*ahead_of(collection, LogPosition(state.seq, state.last_passage))}
     return set()
 
 
