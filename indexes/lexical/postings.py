@@ -25,7 +25,17 @@ from indexes.base.model import Bm25, Rows
 from indexes.base.residency import Files
 from indexes.base.work import OnStep, do_nothing
 from indexes.lexical.analysis import TAG, index_terms
-from indexes.lexical.bm25 import DRIFT_MAX, NO_POSTINGS, NO_ROWS, NO_TERMS, Impacts, Terms, saturate
+from indexes.lexical.bm25 import (
+    BOUNDED_POSTINGS_MIN,
+    DRIFT_MAX,
+    NO_POSTINGS,
+    NO_ROWS,
+    NO_TERMS,
+    Impacts,
+    Terms,
+    formula_of,
+    saturate,
+)
 from indexes.lexical.names import NO_KEYS, Keys, NameRows, sort_names
 from indexes.lexical.prefixed import Postings
 
@@ -209,11 +219,8 @@ class GrowingView:
         found = self.index.starting(prefix)
         return [term for term in found if least <= len(term) <= bytes_max]
 
-    def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts:
-        rows, frequencies = self.postings(term)
-        return Impacts.of(
-            saturate(frequencies, self.lengths.take(rows), bm25, mean_length), bm25, mean_length
-        )
+    def impacts(self, term: str, bm25: Bm25, mean_length: float) -> None:
+        """None: the postings grow."""
 
     def frequencies_of(self, rows: Rows) -> dict[str, int]:
         return self.index.seal(self.size).frequencies_of(rows) if len(rows) else {}
@@ -323,13 +330,16 @@ class SealedLexical:
         codes = [name.decode().removeprefix(TAG) for name in tags]
         return {code: int(self.starts[at + 1] - self.starts[at]) for at, code in enumerate(codes)}
 
-    def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts:
-        """Cached, at one byte per posting, for terms of pruned queries."""
+    def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts | None:
+        """Cached, at one byte per posting."""
+        rows, frequencies = self.postings(term)
+        if len(rows) < BOUNDED_POSTINGS_MIN:
+            return None
         known = self._impacts.get((term, bm25))
         if known is None or not known.mean_length / DRIFT_MAX <= mean_length <= known.mean_length * DRIFT_MAX:
-            rows, frequencies = self.postings(term)
-            gains = saturate(frequencies, self.lengths.take(rows), bm25, mean_length)
-            known = Impacts.of(gains, bm25, mean_length)
+            formula = formula_of(bm25, mean_length)
+            gains = saturate(frequencies, self.lengths.take(rows), formula)
+            known = Impacts.of(gains, formula[2], mean_length)
             _cache(self._impacts, (term, bm25), known)
         return known
 

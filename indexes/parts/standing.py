@@ -167,7 +167,7 @@ def gains_of(
         return {}, {}
     weights, rows = dict(weighed.weights), np.array([row], np.int64)
     live = sum(chosen.visible.live for chosen in prepared.selection)
-    once = saturate(np.ones(1, np.uint16), part.lexical.lengths[rows] + 1, weighed.bm25, weighed.mean_length)
+    once = saturate(np.ones(1, np.uint16), part.lexical.lengths[rows] + 1, weighed.formula)
     gains, lacks, shown = {}, {}, weighed.synonyms.names
     for term in {**counts, **weights}:  # a search may look for more than the text's own terms
         if term in weighed.synonyms.replaced:

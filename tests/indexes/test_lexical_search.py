@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -15,15 +14,7 @@ from hypothesis import strategies as st
 from indexes.base.masks import pack_flags
 from indexes.base.model import Bm25
 from indexes.lexical.analysis import index_terms
-from indexes.lexical.bm25 import (
-    PRUNED_POSTINGS_MIN,
-    LexicalPart,
-    Statistics,
-    best_of,
-    find_promising,
-    score_rows,
-    weigh,
-)
+from indexes.lexical.bm25 import LexicalPart, Statistics, best_of, score_rows, weigh
 from indexes.lexical.postings import (
     SLICE_POSTINGS,
     TERMS_CACHED_MAX,
@@ -61,23 +52,17 @@ def statistics_of(*parts: LexicalPart) -> Statistics:
 def test_the_best_are_the_best_of_all(
     texts: list[str], query: str, depth: int, bm25: Bm25, growths: list[float], random: Random
 ) -> None:
-    """Pruned or not, whatever the parameters and however the mean length moves: the best rows among those allowed,
-    with the scores that all rows together get; equals in row order."""
+    """Whatever the parameters and the mean length: the best rows among those allowed, with the scores that all rows
+    together get, bit for bit; equals in row order."""
     part = sealed(texts)
     flags = np.array([random.random() < 0.6 for _ in texts], bool)
     for growth in growths:
         statistics = Statistics(part.size, int(part.length * growth))
         weighed = weigh(query, [part], statistics, bm25)
         scores = score_all(part, weighed)
-        for pruned_from, allowed in product((0, PRUNED_POSTINGS_MIN), (None, flags)):
+        for allowed in (None, flags):
             expected = best_rows(scores if allowed is None else scores * allowed, depth)
-            rows, found = best_of(
-                part,
-                weighed,
-                depth,
-                None if allowed is None else pack_flags(allowed),
-                pruned_from=pruned_from,
-            )
+            rows, found = best_of(part, weighed, depth, None if allowed is None else pack_flags(allowed))
             assert rows.tolist() == expected.tolist()
             assert found.tolist() == scores[expected].tolist()
         some = np.flatnonzero(flags)
@@ -92,17 +77,16 @@ def test_the_best_of_real_text(shared_data: Path) -> None:
     for query in read_texts(shared_data / "squad-sent", file="queries.jsonl.gz", limit=100):
         weighed = weigh(query, [part], statistics_of(part), Bm25())
         scores = score_all(part, weighed)
-        for pruned_from in (0, PRUNED_POSTINGS_MIN):
-            best = best_of(part, weighed, 20, pruned_from=pruned_from)
-            assert best[0].tolist() == best_rows(scores, 20).tolist()
-            assert best[1].tolist() == scores[best[0]].tolist()
-            some = best_of(part, weighed, 20, pack_flags(allowed), pruned_from=pruned_from)[0]
-            assert some.tolist() == best_rows(scores * allowed, 20).tolist()
-            floor = float(best[1][-1])
-            high = best_of(part, weighed, 20, pack_flags(half), floor=floor, pruned_from=pruned_from)[0]
-            expected = best_rows(scores * half, 20)
-            wanted = expected[scores[expected] >= floor].tolist()
-            assert high[: len(wanted)].tolist() == wanted
+        best = best_of(part, weighed, 20)
+        assert best[0].tolist() == best_rows(scores, 20).tolist()
+        assert best[1].tolist() == scores[best[0]].tolist()
+        some = best_of(part, weighed, 20, pack_flags(allowed))[0]
+        assert some.tolist() == best_rows(scores * allowed, 20).tolist()
+        floor = float(best[1][-1])
+        high = best_of(part, weighed, 20, pack_flags(half), floor=floor)[0]
+        expected = best_rows(scores * half, 20)
+        wanted = expected[scores[expected] >= floor].tolist()
+        assert high[: len(wanted)].tolist() == wanted
 
 
 def test_a_query_scores_parts_it_was_not_weighed_with() -> None:
@@ -193,13 +177,32 @@ def test_nothing_is_found_in_nothing(texts: list[str]) -> None:
     assert part.frequencies_of(np.arange(len(texts))) == {}
 
 
-def test_pruning_scores_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a common and a rare word, only rows that could be among the best are scored exactly."""
-    part = sealed(["common"] * 4000 + ["common rare", "rare rare", "rare"] * 10)
-    weighed = weigh("common rare", [part], statistics_of(part), Bm25())
-    chosen = find_promising(part, weighed, weighed.postings_in(part), 10, None, 0.0)
-    assert set(best_rows(score_all(part, weighed), 10)) <= set(chosen)
-    assert len(chosen) <= 30
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_the_best_of_many_rows(seed: int) -> None:
+    """Over many windows of rows, with words from very rare to very common, with filters from strict to loose, and with
+    rows far apart: the best rows are those of a plain scan, and so is every score, in any order of the rows."""
+    random = np.random.default_rng(seed)
+    size = int(random.integers(1, 60_000))  # so that some words have more postings than BOUNDED_POSTINGS_MIN
+    shares = random.choice([3e-5, 1e-3, 0.02, 0.3, 0.9], random.integers(1, 8))
+    holders = [np.flatnonzero(random.random(size) < share).astype(np.uint32) for share in shares]
+    sizes = np.array([len(rows) for rows in holders])
+    frequencies = random.integers(1, random.choice([2, 300, 65_536]), sizes.sum()).astype(np.uint16)
+    lengths = random.integers(1, random.choice([2, 500]), size).astype(np.uint32)
+    terms = [f"w{at}" for at in range(len(shares))]
+    part = SealedLexical.from_arrays(terms, sizes, np.concatenate(holders), frequencies, lengths)
+    text = " ".join(terms * int(random.integers(1, 3)))
+    for share in (1.0, 0.5, 0.01, 0.0):
+        drifted = Statistics(size, int(part.length * random.choice([0.9, 1.0, 1.03])))
+        weighed = weigh(text, [part], drifted, Bm25())
+        scores = score_all(part, weighed)
+        flags = random.random(size) < share
+        depth = int(random.choice([1, 10, 100, size]))
+        rows, found = best_of(part, weighed, depth, None if share == 1 else pack_flags(flags))
+        assert rows.tolist() == best_rows(scores * flags, depth).tolist()
+        assert found.tolist() == scores[rows].tolist()
+    wanted = random.integers(0, size, 50)
+    assert score_rows(part, weighed, wanted).tolist() == scores[wanted].tolist()
 
 
 def test_a_lookup_after_many_others_finds_the_same() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from indexes.base.model import Floats, Rows
-from indexes.lexical.bm25 import LexicalPart, WeightedQuery, score_rows
+from indexes.lexical.bm25 import LexicalPart, WeightedQuery, saturate
 
 
 def score_all(part: LexicalPart, query: WeightedQuery) -> Floats:
     """BM25 of every row of the part, float32 [size]; 0 where no term occurs."""
-    return score_rows(part, query, np.arange(part.size))
+    scores = np.zeros(part.size, np.float32)
+    for (_, weight), (rows, frequencies) in zip(query.weights, query.postings_in(part), strict=True):
+        scores[rows] += saturate(frequencies, part.lengths[rows], query.formula) * np.float32(weight)
+    return scores
 
 
 def best_rows(scores: Floats, depth: int) -> Rows:
