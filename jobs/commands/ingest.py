@@ -78,6 +78,15 @@ def check_encoding(_: click.Context, __: click.Parameter, name: str | None) -> s
     help="Column or field that holds the BCP 47 code of a document's language. [default: none]",
 )
 @click.option(
+    "--vector-field",
+    help="Column or field of Parquet or JSON that holds a vector of the row's own. [default: none, texts are embedded]",
+)
+@click.option(
+    "--dimensions",
+    type=click.IntRange(1),
+    help="With --create and --vector-field: length of the vectors; the collection has no model. [default: a model's]",
+)
+@click.option(
     "--types",
     multiple=True,
     metavar="COLUMN=TYPE,...",
@@ -142,6 +151,7 @@ def command(
     collection: str,
     create: bool,
     language: str | None,
+    dimensions: int | None,
     text_field: str,
     types: tuple[str, ...],
     columns: tuple[str, ...],
@@ -174,7 +184,8 @@ def command(
         raise click.UsageError("--dry-run, --yes and --force go with --sync")
     if watch and dry_run:
         raise click.UsageError("--dry-run does not go with --watch")
-    settings: Any = {"language": language} if language else {}
+    chosen = {"language": language, "dimensions": dimensions}
+    settings: Any = {name: value for name, value in chosen.items() if value is not None}
     if sync or watch:
         from jobs.commands.syncs import Syncs
 

@@ -102,6 +102,7 @@ def to_request(document: SourceDocument) -> Mapping[str, Any]:
         "metadata": document.metadata,
         **({} if document.expires_at is None else {"expires_at": document.expires_at}),
         **({"language": document.language} if document.language else {}),
+        **({} if document.vector is None else {"vector": document.vector}),
     }
 
 

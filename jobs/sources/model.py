@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TypeVar
@@ -35,6 +35,7 @@ class SourceDocument:
     metadata: Mapping[str, object] = field(default_factory=dict)
     expires_at: str | int | None = None
     language: str | None = None
+    vector: Sequence[float] | None = None
     source: str = ""
     bytes_read: int = 0
     repeats: bool = False
@@ -64,6 +65,8 @@ class SourceOptions:
     """The field with the time when a row's document expires: a date, or milliseconds since 1970."""
     language_field: str | None = None
     """The field with the BCP 47 code of the language of a row's document."""
+    vector_field: str | None = None
+    """The field with a vector of the row's own, a list of numbers; None means that texts are embedded."""
     types: Mapping[str, ColumnType] = field(default_factory=dict)
     """Types of table columns by name; the others are inferred."""
     columns: tuple[str, ...] = ()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
+from typing import Any
 
 from jobs.sources.files import SourceFile
 from jobs.sources.model import SourceDocument, SourceOptions, SourceReport, shorten_names
@@ -30,15 +32,28 @@ def read_parquet(file: SourceFile, options: SourceOptions, report: SourceReport)
 
         def rows() -> Iterator[Row]:
             number = 0
+            own = options.vector_field if options.vector_field in columns else None
             for batch in table.iter_batches(batch_size=ROWS_AT_ONCE):
-                for row in batch.to_pylist():
+                vectors = list(_vectors(batch.column(own))) if own else []
+                for at, row in enumerate(batch.drop_columns([own] if own else []).to_pylist()):
                     number += 1
-                    yield (
-                        number,
-                        {key: value for key, cell in row.items() if (value := _value(cell)) is not None},
-                    )
+                    cells = {key: value for key, cell in row.items() if (value := _value(cell)) is not None}
+                    yield number, cells | ({own: vectors[at]} if own else {})
 
         yield from documents_of(file, rows(), options, report)
+
+
+def _vectors(column: Any) -> Iterator[object]:
+    """Yield the vectors of a column of lists of numbers as arrays, a hundredth of the time that Python's numbers take;
+    anything else as it is."""
+    import pyarrow as pa
+
+    for cell in column:
+        values = getattr(cell, "values", None)
+        if values is None or not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
+            yield _value(cell.as_py())
+        else:
+            yield array("f", values.to_numpy(zero_copy_only=False).astype("float32").tobytes())
 
 
 def _value(cell: object) -> object | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from array import array
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -34,7 +35,7 @@ ALL = ("*",)  # the text fields option that makes the whole row text
 TEXT_FIELD_HINT = "--text-field says which holds the text, --text-field '*' that all do"
 # Fields of documents in the API. A table may have columns of these names with another meaning.
 UNUSED = {
-    "vector": "is not used: ingest embeds the text",
+    "vector": "is not used: ingest embeds the text; --vector-field vector sends it instead",
     "expires_at": "becomes metadata; --expires-field expires_at lets documents expire by it",
     "language": "becomes metadata; --language-field language makes it the documents' language",
 }
@@ -116,7 +117,7 @@ def documents_of(
             continue
         read += 1
         for field, said in UNUSED.items():
-            left = field == "vector" or field in document.metadata
+            left = field in document.metadata or field == "vector" != options.vector_field
             if left and field not in noted and fields.get(field) not in (None, ""):
                 noted.add(field)
                 report.note(f"{file.place(line)}: the field {field!r} {said}")
@@ -195,6 +196,7 @@ def _document(
         metadata=_metadata(fields, options, report),
         expires_at=_expires_at(file, line, fields, options),
         language=text_of(options.language_field) if options.language_field else None,
+        vector=_vector(file, line, fields, options),
         source=file.place(line),
         bytes_read=file.bytes_read,
     )
@@ -239,6 +241,19 @@ def _expires_at(
     return value
 
 
+def _vector(
+    file: SourceFile, line: int, fields: Mapping[str, object], options: SourceOptions
+) -> Sequence[float] | None:
+    """Return the row's own vector, whose numbers the client checks."""
+    if not options.vector_field:
+        return None
+    value = fields.get(options.vector_field)
+    if not isinstance(value, list | array):
+        found = "nothing" if value is None else KINDS[type(value)]
+        raise file.error(f"field '{options.vector_field}': expected a list of numbers, found {found}", line)
+    return value
+
+
 def id_field_in(fields: Collection[str], options: SourceOptions) -> str | None:
     """Return the field that holds the id; None means that rows are numbered."""
     # BEIR collections and document stores call it "_id".
@@ -259,6 +274,6 @@ def _metadata(
 
 
 def _roles(fields: Collection[str], options: SourceOptions) -> set[str | None]:
-    """Return the fields that are neither text nor metadata, including vectors: ingest embeds the text instead."""
-    own = {options.title_field, options.expires_field, options.language_field, "vector"}
+    """Return the fields that are neither text nor metadata, including vectors."""
+    own = {options.title_field, options.expires_field, options.language_field, options.vector_field, "vector"}
     return {id_field_in(fields, options), *own}

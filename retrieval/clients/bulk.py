@@ -11,9 +11,12 @@ service almost nothing.
 from __future__ import annotations
 
 import asyncio
+import base64
 import math
 import re
+import sys
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from retrieval.clients import transport
 from retrieval.clients.transport import JSON, TIMEOUT_S, Patience, ServiceConnection, ServiceError, path_of
 
 if TYPE_CHECKING:
@@ -314,10 +318,15 @@ def encode(position: int, document: object, limits: RequestLimits) -> Encoded | 
     if not is_finite(document.get("metadata")):
         return refused("metadata has a number that JSON does not know (NaN or infinity)")
     try:
-        body = msgspec.json.encode(document)
+        vector = document.get("vector")
+        if vector is not None and not isinstance(vector, str):
+            document = {**document, "vector": packed(vector)}
+        body = transport.encode(document)
         text_bytes = len(text.encode())
     except UnicodeEncodeError as error:
         return refused(f"contains text that is not valid Unicode: {error.reason}")
+    except (TypeError, ValueError) as error:
+        return refused(str(error))
     if text_bytes > limits["document_bytes"]:
         return refused(f"text has {text_bytes:,} bytes, at most {limits['document_bytes']:,} are allowed")
     one = Encoded(position, document_id, len(text), body)
@@ -326,6 +335,22 @@ def encode(position: int, document: object, limits: RequestLimits) -> Encoded | 
             f"has {len(body) + 1:,} bytes as JSON, at most {limits['request_bytes']:,} are allowed"
         )
     return one
+
+
+def packed(vector: Iterable[float]) -> str:
+    """Return base64 of a vector's numbers as float32, little-endian: a fourth of its JSON, and quicker to read.
+
+    Raises ValueError or TypeError for what is no vector.
+    """
+    try:
+        numbers = array("f", vector)
+    except TypeError:
+        raise TypeError("vector is not a list of numbers") from None
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("vector holds a number that is not finite, or too large for 32 bits")
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return base64.b64encode(numbers.tobytes()).decode()
 
 
 def is_finite(value: object) -> bool:

@@ -87,13 +87,23 @@ class Endpoints(Core):
     async def ensure_collection(
         self, name: str, **settings: Unpack[sent.CreateCollection]
     ) -> records.CollectionBody:
-        """Return the collection, creating it if it does not exist."""
+        """Return the collection, creating it if it does not exist. Raises ServiceError, of kind `conflict`, for one
+        whose vectors have other `dimensions` than those given."""
         try:
-            return await self.collection(name)
+            found = await self.collection(name)
         except ServiceError as error:
             if error.status != 404:
                 raise
-        return await self.create_collection(name, **settings)
+            return await self.create_collection(name, **settings)
+        wanted = settings.get("dimensions") or found["dimensions"]
+        if found["dimensions"] != wanted:
+            raise ServiceError(
+                f"collection {name!r} has vectors of {found['dimensions']} dimensions, not of {wanted}",
+                status=409,
+                kind="conflict",
+                param="dimensions",
+            )
+        return found
 
     @endpoint
     async def collections(self) -> list[records.CollectionBody]:

@@ -17,7 +17,6 @@ from haystack.errors import FilterError
 
 from retrieval.clients.stores import (
     matching,
-    plain,
     provenance,
     read_documents,
     remove_matching,
@@ -89,7 +88,7 @@ async def update_by_filter(core: Endpoints, collection: str, condition: Any, met
 async def search_passages(
     core: Endpoints, collection: str, query: str | list[float], condition: Any, options: dict[str, Any]
 ) -> list[Document]:
-    asked = {"query": query} if isinstance(query, str) else {"mode": "dense", "vector": plain(query)}
+    asked = {"query": query} if isinstance(query, str) else {"mode": "dense", "vector": query}
     narrowed = {} if condition is None else {"filter": condition}
     with refused_filters():
         return [passage(hit) for hit in await search_hits(core, collection, {**asked, **options, **narrowed})]

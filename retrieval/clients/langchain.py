@@ -26,7 +26,6 @@ from retrieval.clients.mongo_filters import condition_of
 from retrieval.clients.stores import (
     CollectionStore,
     check_options,
-    plain,
     provenance,
     read_documents,
     remove,
@@ -215,13 +214,13 @@ class NearlineVectorStore(VectorStore):
     def _hits(self, query: str, k: int, search: dict[str, Any]) -> list[Hit]:
         wanted = self._wanted({"query": query, "k": k, **search})
         if self._embedding is not None and wanted.get("mode") != "lexical":
-            wanted.setdefault("vector", plain(self._embedding.embed_query(query)))
+            wanted.setdefault("vector", self._embedding.embed_query(query))
         return self._store.run(search_hits, wanted)
 
     async def _ahits(self, query: str, k: int, search: dict[str, Any]) -> list[Hit]:
         wanted = self._wanted({"query": query, "k": k, **search})
         if self._embedding is not None and wanted.get("mode") != "lexical":
-            wanted.setdefault("vector", plain(await self._embedding.aembed_query(query)))
+            wanted.setdefault("vector", await self._embedding.aembed_query(query))
         return await self._store.awaited(search_hits, wanted)
 
     # -- search by a vector, dense only
@@ -269,11 +268,11 @@ class NearlineVectorStore(VectorStore):
         return [passage(hit) for hit in await self._ahits_near(embedding, k, {"mmr": lambda_mult, **search})]
 
     def _hits_near(self, vector: list[float], k: int, search: dict[str, Any]) -> list[Hit]:
-        wanted = self._wanted({"vector": plain(vector), "k": k, "mode": "dense", **search})
+        wanted = self._wanted({"vector": vector, "k": k, "mode": "dense", **search})
         return self._store.run(search_hits, wanted)
 
     async def _ahits_near(self, vector: list[float], k: int, search: dict[str, Any]) -> list[Hit]:
-        wanted = self._wanted({"vector": plain(vector), "k": k, "mode": "dense", **search})
+        wanted = self._wanted({"vector": vector, "k": k, "mode": "dense", **search})
         return await self._store.awaited(search_hits, wanted)
 
     def _wanted(self, search: dict[str, Any]) -> dict[str, Any]:
@@ -347,7 +346,7 @@ def documents_of(
 
 def add_vectors(documents: list[dict[str, Any]], vectors: list[list[float]]) -> None:
     for document, vector in zip(documents, vectors, strict=True):
-        document["vector"] = plain(vector)
+        document["vector"] = vector
 
 
 def one_of(ids: Sequence[str], condition: Any) -> Sequence[str]:

@@ -26,7 +26,7 @@ from llama_index.core.schema import (
     TextNode,
 )
 
-from retrieval.clients.stores import plain, provenance
+from retrieval.clients.stores import provenance
 
 if TYPE_CHECKING:
     from retrieval.clients.wire.answers import Hit
@@ -60,7 +60,7 @@ def document_of(node: BaseNode, *, with_vector: bool) -> dict[str, Any]:
         },
     }
     if with_vector:
-        document["vector"] = plain(node.get_embedding())
+        document["vector"] = node.get_embedding()
     return document
 
 

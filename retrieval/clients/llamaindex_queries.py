@@ -17,7 +17,6 @@ from llama_index.core.vector_stores.types import (
 
 from retrieval.clients.llamaindex_nodes import NODE, SOURCE
 from retrieval.clients.mongo_filters import all_of
-from retrieval.clients.stores import plain
 
 MMR = 0.5  # LlamaIndex's own default
 MODES = {
@@ -61,7 +60,7 @@ def search_of(query: VectorStoreQuery, options: dict[str, Any], *, own_vectors: 
             "query_str: expected the query's text, which the service embeds; it has no own_vectors"
         )
     if own_vectors and query.query_embedding is not None:
-        wanted["vector"] = plain(query.query_embedding)
+        wanted["vector"] = query.query_embedding
     if query.mode == VectorStoreQueryMode.MMR:
         threshold = options.pop("mmr_threshold", query.mmr_threshold)
         wanted["mmr"] = MMR if threshold is None else threshold

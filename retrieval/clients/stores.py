@@ -220,8 +220,3 @@ def check_options(search: Mapping[str, Any]) -> None:
 
 def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
-
-
-def plain(vector: Iterable[float]) -> list[float]:
-    """Return the vector with Python floats: embedding models also return numpy numbers, which JSON cannot encode."""
-    return [float(number) for number in vector]

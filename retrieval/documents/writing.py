@@ -11,7 +11,7 @@ import asyncio
 import copy
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
@@ -35,8 +35,8 @@ from retrieval.documents.chunking import CHUNKING_VERSION, Span, split
 from retrieval.documents.metadata import apply_patch, check_limits, check_metadata, expires_ms_of, metadata_of
 from retrieval.documents.outline import has_literals
 from retrieval.embedding.embedders import Embedder, Embedders
-from retrieval.wire.documents import NewDocument, SentDocument
-from retrieval.wire.vectors import unit_vector, vector_of
+from retrieval.wire.documents import SentDocument
+from retrieval.wire.vectors import vector_of
 
 T = TypeVar("T")
 
@@ -47,8 +47,20 @@ CODE_KEY = (
 )
 CODE_VERSION, LITERALS_VERSION = 2, 1  # of the rules for just these documents; see CHUNKING_VERSION
 INLINE_CHARS = 4000  # about a millisecond of work
-# How many bytes of a vector's JSON, and how many of its numbers, take as long as a character of text.
-VECTOR_BYTES_PER_CHAR, VALUES_PER_CHAR = 32, 8
+VECTOR_BYTES_PER_CHAR = 32  # as many bytes of a vector's JSON take as long as a character of text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewDocument:
+    """A document as it will be stored, checked and with its fields decoded. A `vector` of its own is normalized."""
+
+    id: str
+    text: str
+    title: str = ""
+    metadata: Metadata = field(default_factory=dict)
+    vector: Floats | None = None
+    language: str = ""  # empty: the collection's
+    expires_ms: int | None = None
 
 
 async def write_documents(
@@ -141,8 +153,9 @@ def digest_of(document: NewDocument, passages: Passages) -> bytes:
     shaped_by = (CHUNKING_VERSION, passages.tokens_max, passages.overlap_tokens, *code, *literals)
     language = (document.language,) if document.language else ()
     expires = () if document.expires_ms is None else (document.expires_ms,)
+    vector = None if document.vector is None else document.vector.tobytes()
     encoded = msgspec.msgpack.encode(
-        (document.text, document.title, document.metadata, document.vector or shaped_by, *language, *expires),
+        (document.text, document.title, document.metadata, vector or shaped_by, *language, *expires),
         order="deterministic",
     )
     return blake2b(encoded, digest_size=DIGEST_BYTES, person=b"nearline-docum-1").digest()
@@ -215,9 +228,7 @@ def check_documents(
             raise InvalidInput(
                 f"{where}.id {document.id!r} is also documents[{first}].id", param=f"{where}.id"
             )
-        if document.vector is not None:
-            unit_vector(document.vector, dimensions, f"{where}.vector")
-        elif not embeds:
+        if document.vector is None and not embeds:
             raise InvalidInput(
                 f"{where}.vector is missing: the collection has no model to embed the text with",
                 param=f"{where}.vector",
@@ -264,7 +275,7 @@ async def embed(
     def cut(on_step: OnStep) -> list[list[Piece]]:
         return [chunk(document, embedder, config, on_step) for document in documents]
 
-    chars = sum(len(one.text) + len(one.vector or ()) // VALUES_PER_CHAR for one in documents)
+    chars = sum(len(one.text) for one in documents)
     if chars <= INLINE_CHARS:
         pieces = [chunk(document, embedder, config) for document in documents]
     else:
@@ -333,8 +344,7 @@ def upsert_of(document: NewDocument, pieces: list[Piece], vectors: Floats) -> Up
 def with_vector(document: NewDocument) -> Upsert:
     """Return a document that brings its own vector as one passage, whatever its length."""
     assert document.vector is not None
-    vector = unit_vector(document.vector, len(document.vector), "vector")
-    return upsert(document, (NewPassage(0, len(document.text), 0, vector),))
+    return upsert(document, (NewPassage(0, len(document.text), 0, document.vector),))
 
 
 def upsert(document: NewDocument, passages: tuple[NewPassage, ...]) -> Upsert:

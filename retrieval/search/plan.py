@@ -33,7 +33,7 @@ from retrieval.search.similar import ExampleDocuments
 from retrieval.wire.decoding import decode_part, is_absent
 from retrieval.wire.options import Collapse, Facet, Rerank
 from retrieval.wire.search import Degraded, Fusion, Mode, SearchRequest, Weights
-from retrieval.wire.vectors import unit_vector, vector_of
+from retrieval.wire.vectors import vector_of
 
 ANSWER_VERSION = 11  # of the cached encoding
 REWORDED_WORDS_MIN, REWORDED_CHARS_MAX = 3, 500  # of a question that another one may answer
@@ -259,8 +259,7 @@ def query_of(
     """Return what the indexes are asked. `pages` is the size of a page, the place of the last hit, and the depth of the
     first page."""
     k, last, page_depth = pages
-    numbers = vector_of(request.vector, dimensions, "vector")
-    vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
+    vector = vector_of(request.vector, dimensions, "vector")
     # A fused, grouped or rearranged ranking has a depth independent of k, so that the page size does not change the
     # order, unless that depth does not hold enough hits (`deeper`). A later page continues from the depth of the
     # first one, so that it repeats nothing.

@@ -52,6 +52,7 @@ from retrieval.wire.errors import (
     RequestTimeout,
     UnsupportedEncoding,
 )
+from retrieval.wire.vectors import bytes_besides_vectors
 
 logger = logging.getLogger(__name__)
 
@@ -170,6 +171,8 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
                 await receive(request, key)
                 entry = entry or app[GATES].enter(load, key, request.content.total_bytes)
                 request[ENTRY] = entry
+                if load == "write" and BODY in request:
+                    entry.expect(bytes_besides_vectors(request[BODY]))
                 answer = await handler(request)
         done = True
     finally:

@@ -27,7 +27,14 @@ DEPTH_MAX = 1 << 20  # more than msgspec decodes
 
 FilterJson = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
 VectorJson = Annotated[
-    msgspec.Raw, Meta(extra_json_schema={"type": ["array", "null"], "items": {"type": "number"}})
+    msgspec.Raw,
+    Meta(
+        extra_json_schema={
+            "type": ["array", "string", "null"],
+            "items": {"type": "number"},
+            "contentEncoding": "base64",
+        }
+    ),
 ]
 IdsJson = Annotated[
     msgspec.Raw,

@@ -36,18 +36,6 @@ class SentDocument(Request, frozen=True, kw_only=True):
     expires_at: Expiry = None
 
 
-class NewDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A document as it will be stored, checked and with its fields decoded."""
-
-    id: Annotated[str, Doc("Unique in its collection; a number is the string of its digits")]
-    text: Annotated[str, Doc("The text")]
-    title: Annotated[str, Doc("Title of the document")] = ""
-    metadata: Annotated[Metadata, Doc("As it was sent")] = {}
-    vector: Annotated[list[float] | None, Doc("A vector of your own; it is normalized")] = None
-    language: Annotated[str, Doc("BCP 47 code of its language; empty: the collection's")] = ""
-    expires_ms: Annotated[int | None, Doc("When it expires, in milliseconds since 1970")] = None
-
-
 class WriteDocuments(Request, frozen=True, kw_only=True):
     """`wait` is accepted for clients that send it; an answer always means synced and searchable."""
 

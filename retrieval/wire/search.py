@@ -44,7 +44,9 @@ Condition = Annotated[
 Seq = Annotated[
     int, Doc("Position of the last operation in the log; pass it as `min_seq` to read your own writes")
 ]
-OwnVector = Annotated[VectorJson, Doc("A vector of your own; it is normalized")]
+OwnVector = Annotated[
+    VectorJson, Doc("A vector of your own: numbers, or base64 of float32, little-endian; it is normalized")
+]
 RankConstant = Annotated[int, Meta(ge=1, le=10_000)]
 DeadlineMs = Annotated[int, Meta(ge=1, le=600_000)]
 Similarity = Annotated[float, Meta(ge=-1, le=1)]

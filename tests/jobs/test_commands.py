@@ -18,6 +18,9 @@ from itertools import chain
 from pathlib import Path
 
 import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -183,6 +186,40 @@ def test_a_collection_without_a_model(service: ServerProcess, http: Http) -> Non
     )
     assert ended.returncode == 0, ended.stderr
     assert http.found(copied, query="where do apples grow?", mode="dense") == ["a"]
+
+
+def test_rows_with_vectors(service: ServerProcess, http: Http, tmp_path: Path) -> None:
+    """Parquet with vectors, of any numbers, becomes a collection without a model. A row without one fails alone."""
+    vectors = np.random.default_rng(2).normal(size=(600, 3))
+    ids = [f"r{at}" for at in range(600)]
+    columns = {
+        "fixed": pa.FixedSizeListArray.from_arrays(vectors.astype(np.float32).ravel(), 3),
+        "lists": pa.array(vectors.tolist()),
+        "halves": pa.array(list(vectors.astype(np.float16)), pa.list_(pa.float16())),
+    }
+    for column, values in columns.items():
+        table = pa.table({"id": ids, "text": ["A row."] * 600, "n": range(600), column: values})
+        pq.write_table(table, tmp_path / "rows.parquet")
+        name = f"{http.new_collection()}-{column}"
+        ended = nearline(
+            "ingest", tmp_path / "rows.parquet", "--url", service.url, "-c", name,
+            "--create", "--dimensions", "3", "--vector-field", column,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        assert http.found(
+            name, vector=vectors[7].tolist(), k=1, filter={"type": "eq", "key": "n", "value": 7}
+        ) == ["r7"]
+        assert http.ok("GET", f"/v1/collections/{name}/documents/r7")["metadata"] == {"n": 7}
+    (tmp_path / "bad.jsonl").write_text(
+        '{"id": "a", "text": "x", "v": [1, 2, 3]}\n{"id": "b", "text": "x"}\n{"id": "c", "text": "x", "v": ["1"]}\n'
+    )
+    ended = nearline(
+        "ingest", tmp_path / "bad.jsonl", "--url", service.url, "-c", name, "--vector-field", "v"
+    )
+    assert ended.returncode == 1
+    assert "field 'v': expected a list of numbers, found nothing" in ended.stderr
+    assert "bad.jsonl:3: vector is not a list of numbers" in ended.stderr
+    assert http.ok("GET", f"/v1/collections/{name}/documents/a")["id"] == "a"
 
 
 def test_what_is_skipped_is_named(service: ServerProcess, http: Http, tmp_path: Path) -> None:

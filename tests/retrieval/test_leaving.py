@@ -23,9 +23,9 @@ from jobs.serving.process import ServerProcess, serving
 from retrieval.admission.gates import Gates
 from retrieval.base.settings import Config, Models
 from retrieval.documents import writing
+from retrieval.documents.writing import NewDocument
 from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.results import Observer
-from retrieval.wire.documents import NewDocument
 from tests.support.http import Http
 
 SENTENCE = "Who has left is not waited for, and nothing more is done in vain. "

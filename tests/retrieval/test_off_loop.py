@@ -22,7 +22,7 @@ from retrieval.documents.writing import write_documents
 from retrieval.handlers.state import CATALOG
 from retrieval.server.app import create_app
 from retrieval.wire.documents import SentDocument
-from retrieval.wire.vectors import unit_vector
+from retrieval.wire.vectors import vector_of
 from tests.support.vectors import DIMENSIONS, World, fill, make_collection, settings
 
 WORLD = World()
@@ -116,9 +116,9 @@ def test_vectors_of_documents_are_checked_on_threads(tmp_path: Path, monkeypatch
 
     def watched(*arguments: Any) -> Any:
         threads.append(threading.get_ident())
-        return unit_vector(*arguments)
+        return vector_of(*arguments)
 
-    monkeypatch.setattr(writing, "unit_vector", watched)
+    monkeypatch.setattr(writing, "vector_of", watched)
     collection = make_collection(tmp_path / "c")
     fill(collection, WORLD, range(1))
     vectors = np.random.default_rng(0).normal(size=(500, DIMENSIONS))

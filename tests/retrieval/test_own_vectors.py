@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from jobs.serving.process import serving
-from nearline import Client
+from nearline import Client, Refused, ServiceError
 from retrieval.server.routes import ROUTES
+from retrieval.wire.vectors import bytes_besides_vectors
 from tests.retrieval.test_budgets import BODIES, concrete
 from tests.support.http import Http
 
@@ -181,3 +184,79 @@ def test_it_outlives_a_restart(tmp_path: Path, model_folder: Path) -> None:
             while processes == "2" and not http.metric("nearline_search_process_answers_total"):
                 assert http.found("maps", query="desert", k=4, cache=False)
                 assert time.monotonic() < until
+
+
+def test_vectors_in_base64(http: Http, maps: str) -> None:
+    """The same vector as numbers and as base64 of float32 is the same document, and finds the same passages."""
+    for document, vector in zip(sent := documents(), VECTORS):
+        document["vector"] = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    written = http.write(maps, *sent)
+    assert written["unchanged"] + written["documents"] == 40
+    assert http.write(maps, *sent)["unchanged"] == 40
+    for vector in RNG.normal(size=(3, DIMENSIONS)):
+        encoded = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        assert http.found(maps, vector=encoded, k=8) == nearest(vector, 8)
+
+
+@pytest.mark.parametrize(
+    ("vector", "says"),
+    [
+        ("no base64!", "vector is not base64 of 32-bit floating point numbers"),
+        (base64.b64encode(b"1234567").decode(), "vector is not base64 of 32-bit floating point numbers"),
+        (base64.b64encode(bytes(4 * DIMENSIONS - 4)).decode(), "vector has 4 dimensions, expected 5"),
+        (base64.b64encode(bytes(4 * DIMENSIONS)).decode(), "vector has no direction"),
+        (base64.b64encode(b"\0\0\xc0\x7f" * DIMENSIONS).decode(), "vector holds NaN"),
+        ("", "vector has 0 dimensions"),
+        ("A" * 10_000, "more than 5 dimensions take"),
+    ],
+)
+def test_bad_base64_is_named(http: Http, maps: str, vector: str, says: str) -> None:
+    """In a search and in a document, and nothing is written."""
+    for path, body, where in (
+        ("search", {"vector": vector}, "vector"),
+        ("documents", {"documents": [{"id": "new", "text": "x", "vector": vector}]}, "documents[0].vector"),
+    ):
+        reply = http.call("POST", f"/v1/collections/{maps}/{path}", body)
+        assert (reply.status, reply.body["error"]["param"]) == (422, where), reply
+        assert says in reply.body["error"]["message"]
+    assert http.ok("GET", f"/v1/collections/{maps}")["documents"] == 40
+
+
+def test_the_client_takes_arrays(http: Http) -> None:
+    """Vectors may be arrays of numpy, also among metadata; what is no vector is refused for its document alone."""
+    name = http.new_collection(dimensions=DIMENSIONS)
+    good: list[dict[str, Any]] = [
+        {"id": f"d{at}", "text": "x", "vector": vector, "metadata": {"n": np.int64(at), "r": vector[:2]}}
+        for at, vector in enumerate(VECTORS)
+    ]
+    bad: list[dict[str, Any]] = [
+        {"id": "nan", "text": "x", "vector": np.full(DIMENSIONS, np.nan)},
+        {"id": "huge", "text": "x", "vector": [1e300] * DIMENSIONS},
+        {"id": "words", "text": "x", "vector": ["a"]},
+        {"id": "object", "text": "x", "metadata": {"n": object()}},
+    ]
+    with Client(http.url) as client:
+        refused: list[Refused] = []
+        done = client.ingest(name, [*good, *bad], on_refused=refused.append)
+        assert done.documents == 40
+        assert [one.id for one in refused] == [one["id"] for one in bad]
+        assert "not finite" in refused[0].reason
+        answer = client.search(name, vector=VECTORS[3], k=5, filter={"type": "eq", "key": "n", "value": 3})
+        assert [hit["document_id"] for hit in answer["hits"]] == ["d3"]
+        with pytest.raises(ServiceError) as raised:
+            client.ensure_collection(name, dimensions=DIMENSIONS + 1)
+        assert raised.value.param == "dimensions"
+        assert client.ensure_collection(name, dimensions=DIMENSIONS)["name"] == name
+
+
+def test_vectors_are_no_text_to_embed() -> None:
+    """So loading vectors is not refused for the time that embedding as many bytes would take."""
+    texts = [{"id": f"d{at}", "text": "x" * 100} for at in range(2000)]
+    vector = [float(number) for number in RNG.normal(size=384)]
+    plain = msgspec.json.encode({"documents": texts})
+    assert bytes_besides_vectors(plain) == len(plain)
+    for form in (vector, base64.b64encode(np.array(vector, "<f4").tobytes()).decode()):
+        with_vectors = msgspec.json.encode({"documents": [{**one, "vector": form} for one in texts]})
+        assert len(with_vectors) > 10 * len(plain)
+        assert bytes_besides_vectors(with_vectors) < 1.5 * len(plain)
+    assert bytes_besides_vectors(b'"vector": [1]' * 10) == 0

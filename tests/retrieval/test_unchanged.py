@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import msgspec
+import numpy as np
 import pytest
 
 from retrieval.base.settings import Passages
 from retrieval.documents import writing
-from retrieval.documents.writing import digest_of
-from retrieval.wire.documents import NewDocument
+from retrieval.documents.writing import NewDocument, digest_of
 from tests.support.http import Http
 
 FACTS = [
@@ -106,25 +106,23 @@ def test_a_bad_document_is_refused_beside_unchanged_ones(http: Http, facts: str)
         {"metadata": {"x": 1, "y": ["c", "b"]}},
         {"metadata": {"x": 1, "y": ["bc"]}},
         {"metadata": {"x": 1}},
-        {"vector": [1.0, 0.0]},
+        {"vector": np.array([1.0, 0.0], np.float32)},
     ],
 )
 def test_every_part_counts(change: dict[str, Any]) -> None:
     """Whatever of a document differs, its digest does."""
-    assert digest_of(msgspec.structs.replace(DOCUMENT, **change), Passages()) != digest_of(
-        DOCUMENT, Passages()
-    )
+    assert digest_of(replace(DOCUMENT, **change), Passages()) != digest_of(DOCUMENT, Passages())
 
 
 def test_the_order_of_metadata_does_not_count() -> None:
     """Nor does the id, which the log keeps beside the digest."""
-    turned = msgspec.structs.replace(DOCUMENT, id="b", metadata={"y": ["b", "c"], "x": 1})
+    turned = replace(DOCUMENT, id="b", metadata={"y": ["b", "c"], "x": 1})
     assert digest_of(turned, Passages()) == digest_of(DOCUMENT, Passages())
 
 
 def test_what_cuts_passages_counts_where_it_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other sizes of passages make every document a changed one, but for those that bring their vector."""
-    own = msgspec.structs.replace(DOCUMENT, vector=[1.0, 0.0])
+    own = replace(DOCUMENT, vector=np.array([1.0, 0.0], np.float32))
 
     def digests(passages: Passages) -> tuple[bytes, bytes]:
         return digest_of(DOCUMENT, passages), digest_of(own, passages)
