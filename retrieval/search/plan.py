@@ -321,6 +321,8 @@ def operators_of(request: SearchRequest, text: str, mode: Mode) -> Operators | N
     """Parse the query's operators. Raises InvalidInput for what the mode cannot do with the query's words."""
     if request.highlight and not text:
         raise InvalidInput("highlight needs a query text, whose words are shown", param="highlight")
+    if request.operators and not text:
+        raise InvalidInput("operators needs a query text that may hold them", param="operators")
     operators = parse_operators(text) if request.operators else None
     if operators and mode == "dense":
         raise InvalidInput("operators are about words, which mode dense does not search", param="operators")

@@ -68,6 +68,7 @@ SEARCHES: list[tuple[object, int, str | None]] = [
     ({"query": "x", "vector": [1.0] * 384, "mode": "lexical"}, 422, "vector"),
     ({"query": "x", "like": ["one"], "mode": "lexical"}, 422, "like"),
     ({"query": "x", "operators": True, "mode": "dense"}, 422, "operators"),
+    ({"like": ["x"], "operators": True}, 422, "operators"),
     ({"query": "x", "deadline_ms": 0}, 422, "deadline_ms"),
     ({"query": "x", "exact": True, "mode": "hybrid"}, 422, "exact"),
     ({"query": "x", "filter": {"type": "eq", "key": "kind", "value": 2**70}}, 422, "filter.value"),
