@@ -1,7 +1,10 @@
-"""Compiles the extension module of `indexes/lexical` beside its source, for wheels and for editable installations."""
+"""Compiles the extension module of `indexes/lexical`: into a wheel, or beside its source if installed as editable."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +13,39 @@ from pybind11.setup_helpers import Pybind11Extension, build_ext
 from setuptools import Distribution
 
 MODULE = "indexes.lexical.scoring"
+# Without contraction: a fused multiply-add rounds scores otherwise, on the machines that have one.
+OPTIONS = ["-O3", "-ffp-contract=off"]
 
 
 class CompileHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        source = Path(*MODULE.split(".")).with_suffix(".cpp")
-        # Without contraction: a fused multiply-add rounds scores otherwise, on the machines that have one.
-        options = ["-O3", "-ffp-contract=off"]
-        module = Pybind11Extension(MODULE, [str(source)], cxx_std=20, extra_compile_args=options)
+        source = Path(self.root, *MODULE.split(".")).with_suffix(".cpp")
+        made_of = repr(
+            (source.read_bytes(), OPTIONS, [os.environ.get(name) for name in ("CXX", "CFLAGS", "CXXFLAGS")])
+        )
+        mark = blake2b(made_of.encode(), digest_size=16).hexdigest()
+        module = Pybind11Extension(
+            MODULE,
+            [str(source)],
+            cxx_std=17,
+            extra_compile_args=OPTIONS,
+            define_macros=[("MADE_OF", f'"{mark}"')],
+        )
         command = build_ext(Distribution({"ext_modules": [module]}))
-        command.inplace = True
         command.ensure_finalized()
-        compiled = Path(command.get_ext_filename(MODULE))
-        if not compiled.exists() or compiled.stat().st_mtime < source.stat().st_mtime:
-            command.run()
-        build_data["artifacts"].append(str(compiled))
-        build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        name = command.get_ext_filename(MODULE)
+        beside = Path(self.root, name)
+        if version == "editable" and beside.exists() and mark.encode() in beside.read_bytes():
+            return
+        self._folder = tempfile.TemporaryDirectory()
+        command.build_temp = command.build_lib = self._folder.name
+        command.run()
+        compiled = Path(self._folder.name, name)
+        if version == "editable":
+            draft = beside.with_suffix(".draft")
+            draft.write_bytes(compiled.read_bytes())
+            draft.replace(beside)  # running processes keep the file that they have mapped
+        else:
+            build_data["force_include"][str(compiled)] = name
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True

@@ -26,10 +26,16 @@ from numpy.typing import NDArray
 from indexes.base.arrays import top
 from indexes.base.masks import Bits
 from indexes.base.model import Bm25, Floats, Ids, Rows
-from indexes.lexical import scoring
 from indexes.lexical.analysis import NONE, query_terms_and_own
 from indexes.lexical.prefixed import NO_GROUPS, Groups, Lists, Postings, postings_of
 from indexes.lexical.synonyms import NOTHING, Expansion, Synonyms, expand
+
+try:
+    from indexes.lexical import scoring
+except ImportError as error:
+    raise ImportError(
+        "indexes/lexical/scoring.cpp is not compiled: install Nearline again (`make setup`)"
+    ) from error
 
 NO_CORRECTIONS: Mapping[str, str] = {}
 NO_ROWS: Rows = np.empty(0, np.int64)

@@ -25,7 +25,9 @@ namespace {
 constexpr std::uint32_t WINDOW = 8192;   // rows that are scored together: their sums fit the first-level cache
 constexpr std::size_t GROUP = 32;         // rows of it that are compared at a time
 constexpr std::size_t LOOKUP_COST = 32;  // finding a row in a list takes as long as adding so many postings
-constexpr float SLACK = 1 - 1e-4f;       // far more than the rounding errors of summing a thousand terms
+constexpr std::size_t TRIED_COST = 4;    // the same for a row that the last window tried, compared with adding gains
+constexpr std::size_t BOUNDED_TERMS = 32; // of a window; with more, adding up gains always takes less time
+constexpr float SLACK = 1 - 5e-4f;       // more than the rounding errors of summing thousands of terms
 
 template <typename T>
 using Array = py::array_t<T, py::array::c_style>;
@@ -84,6 +86,7 @@ struct Term {
     void enter(std::uint32_t last) {
         begin = end;
         end = find_from(rows + begin, rows + size, last) - rows;
+        if (begin == end && begin < size && rows[begin] < last) ++end;  // damaged: they do not ascend
     }
 
     // What it adds to a row of the window; 0 if the row lacks it.
@@ -173,7 +176,11 @@ private:
 
     // Decide whether to sum gains, and put first those terms that are only looked up, the `rest_`.
     void set_apart(float threshold) {
-        exact_ = threshold <= 0 || std::none_of(here_.begin(), here_.end(), [](auto* term) { return term->steps; });
+        std::size_t postings = 0;
+        for (const auto* term : here_) postings += term->size_here();
+        exact_ = threshold <= 0 || here_.size() > BOUNDED_TERMS ||
+                 std::exchange(tried_, 0) * here_.size() * TRIED_COST > postings ||
+                 std::none_of(here_.begin(), here_.end(), [](auto* term) { return term->steps; });
         std::sort(here_.begin(), here_.end(), [](auto* a, auto* b) { return a->bound < b->bound; });
         rest_ = 0;
         for (float sum = 0; rest_ < here_.size() && (sum += here_[rest_]->bound) < threshold * SLACK;) ++rest_;
@@ -187,23 +194,29 @@ private:
     }
 
     void add(const Term& term) {
-        float* sums = sums_.data() - first_;
-        if (!exact_ && term.steps) {
-            const auto [rows, steps, step, end] = std::tuple(term.rows, term.steps, term.step, term.end);
-            for (auto at = term.begin; at < end; ++at) sums[rows[at]] += steps[at] * step;
-            return;
+        // Copies: for all that the compiler knows, sums may be written over the members.
+        const auto [rows, frequencies, steps, end] = std::tuple(term.rows, term.frequencies, term.steps, term.end);
+        const auto [step, weight, first] = std::tuple(term.step, term.weight, first_);
+        const auto saturate = saturate_;
+        const auto add_each = [&](auto gain) {
+            for (auto at = term.begin; at < end; ++at) {
+                const auto place = rows[at] - first;
+                if (place < WINDOW) sums_[place] += gain(at);  // always, unless the list is damaged
+            }
+        };
+        if (!exact_ && steps) {
+            add_each([=](std::size_t at) { return steps[at] * step; });
+        } else {
+            add_each([=](std::size_t at) { return saturate(frequencies[at], rows[at]) * weight; });
         }
-        const auto saturate = saturate_;  // a copy: for all that the compiler knows, sums may be written over the members
-        const auto [rows, frequencies, weight, end] = std::tuple(term.rows, term.frequencies, term.weight, term.end);
-        for (auto at = term.begin; at < end; ++at) sums[rows[at]] += saturate(frequencies[at], rows[at]) * weight;
     }
 
     // The same as adding a single term and offering the sums.
     void offer_each(const Term& term, Best& best) {
         const bool bounded = !exact_ && term.steps;
         for (auto at = term.begin; at < term.end; ++at) {
-            if (bounded && term.steps[at] * term.step < wanted(best)) continue;
             const auto row = term.rows[at];
+            if (row - first_ >= WINDOW || (bounded && term.steps[at] * term.step < wanted(best))) continue;
             const float gain = saturate_(term.frequencies[at], row) * term.weight;
             if (gain < wanted(best)) continue;
             if (rest_) {
@@ -221,7 +234,7 @@ private:
         if (added < WINDOW / 16) {
             for (auto at = rest_; at < here_.size(); ++at)
                 for (auto posting = here_[at]->begin; posting < here_[at]->end; ++posting)
-                    try_place(here_[at]->rows[posting] - first_, best);
+                    if (const auto place = here_[at]->rows[posting] - first_; place < WINDOW) try_place(place, best);
             return;
         }
         for (std::size_t group = 0; group < WINDOW; group += GROUP) {
@@ -233,7 +246,7 @@ private:
 
     // The sum that a row must have.
     float wanted(const Best& best) const {
-        return std::max(best.threshold * SLACK - most_, std::numeric_limits<float>::min());
+        return std::max(best.threshold * SLACK - most_, std::numeric_limits<float>::denorm_min());
     }
 
     // Positive floats compare like their bits, and compilers compare several integers at a time.
@@ -254,6 +267,7 @@ private:
 
     void try_row(std::uint32_t row, float sum, Best& best) {
         if (!is_allowed(row - first_)) return;
+        ++tried_;
         float most = most_;
         if (rest_ || !exact_) {
             for (auto at = rest_; at-- > 0;) {
@@ -278,16 +292,23 @@ private:
     std::size_t rest_ = 0;
     float most_ = 0;      // that the rest can add to a row
     bool exact_ = true;  // the sums are of gains
+    std::size_t tried_ = 0;  // rows of the window before
     std::array<float, WINDOW> sums_{};
     std::array<std::uint64_t, WINDOW / 64> allowed_here_{};
 };
 
-std::vector<Term> terms_of(const Lists& lists, const std::vector<float>& weights, const Saturation& saturate) {
+// Raises ValueError rather than reading beyond an array.
+std::vector<Term> terms_of(const Lists& lists, const std::vector<float>& weights, const Saturation& saturate,
+                           std::size_t size) {
+    if (weights.size() != lists.size()) throw py::value_error("each posting list needs a weight");
+    if (size > UINT32_MAX - WINDOW) throw py::value_error("there are too many rows");
     std::vector<Term> terms;
     for (std::size_t at = 0; at < lists.size(); ++at) {
         const auto& [rows, frequencies] = lists[at];
-        const auto size = static_cast<std::size_t>(rows.size());
-        terms.push_back({rows.data(), frequencies.data(), size, weights[at], weights[at] * saturate.limit});
+        const auto count = static_cast<std::size_t>(rows.size());
+        if (count != static_cast<std::size_t>(frequencies.size()) || (count && rows.data()[count - 1] >= size))
+            throw py::value_error("a posting list does not fit its rows");
+        terms.push_back({rows.data(), frequencies.data(), count, weights[at], weights[at] * saturate.limit});
     }
     return terms;
 }
@@ -295,8 +316,9 @@ std::vector<Term> terms_of(const Lists& lists, const std::vector<float>& weights
 // All rows that reach the `depth`-th best score, and `floor`.
 Scored best(const Lists& lists, const std::vector<float>& weights, const Bounds& bounds, const Array<std::uint32_t>& lengths,
             const Formula& formula, std::size_t depth, const std::optional<Array<std::uint8_t>>& allowed, float floor) {
+    if (depth == 0 || bounds.size() != lists.size()) throw py::value_error("depth or bounds");
     const Saturation saturate(formula, lengths);
-    auto terms = terms_of(lists, weights, saturate);
+    auto terms = terms_of(lists, weights, saturate, lengths.size());
     for (std::size_t at = 0; at < terms.size(); ++at) {
         if (!bounds[at]) continue;
         const auto& [steps, step, highest] = *bounds[at];
@@ -308,7 +330,8 @@ Scored best(const Lists& lists, const std::vector<float>& weights, const Bounds&
     {
         py::gil_scoped_release release;
         Search(terms, saturate, allowed ? allowed->data() : nullptr, allowed ? allowed->size() : 0).run(found);
-        std::erase_if(found.hits, [&](const auto& hit) { return hit.second < found.threshold; });
+        const auto below = [&](const auto& hit) { return hit.second < found.threshold; };
+        found.hits.erase(std::remove_if(found.hits.begin(), found.hits.end(), below), found.hits.end());
     }
     Array<std::int64_t> rows(found.hits.size());
     Array<float> scores(found.hits.size());
@@ -321,7 +344,9 @@ Scored best(const Lists& lists, const std::vector<float>& weights, const Bounds&
 Array<float> score(const Lists& lists, const std::vector<float>& weights, const Array<std::uint32_t>& lengths,
                    const Formula& formula, const Array<std::uint32_t>& wanted) {
     const Saturation saturate(formula, lengths);
-    const auto terms = terms_of(lists, weights, saturate);
+    const auto terms = terms_of(lists, weights, saturate, lengths.size());
+    for (py::ssize_t at = 0; at < wanted.size(); ++at)
+        if (wanted.data()[at] >= lengths.size()) throw py::value_error("a row is not in the part");
     Array<float> scores(wanted.size());
     const std::uint32_t* rows = wanted.data();
     float* sums = scores.mutable_data();
@@ -340,7 +365,12 @@ Array<float> score(const Lists& lists, const std::vector<float>& weights, const 
 
 }  // namespace
 
+#ifndef MADE_OF
+#define MADE_OF ""
+#endif
+
 PYBIND11_MODULE(scoring, module) {
+    module.attr("MADE_OF") = MADE_OF;  // by which the build knows whether this is what the source makes
     module.def("best", &best);
     module.def("score", &score);
 }

@@ -88,7 +88,11 @@ def restore(folder: Path, data: Path, names: tuple[str, ...], new_name: str | No
         restored = restoring.restore(folder, data, names, new_name=new_name, progress=progress)
     lines = []
     for one in restored:
-        live = f"generation {one.generation} is live" if one.generation else "its indexes are made when it is served"
+        live = (
+            f"generation {one.generation} is live"
+            if one.generation
+            else "its indexes are made when it is served"
+        )
         named = f", named {', '.join(one.aliases)} too" if one.aliases else ""
         lines.append(f"{one.name}: {one.documents} documents at seq {one.seq}, {live}{named}")
     if note := restoring.about_keys(folder, data):

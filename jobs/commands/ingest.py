@@ -79,12 +79,13 @@ def check_encoding(_: click.Context, __: click.Parameter, name: str | None) -> s
 )
 @click.option(
     "--vector-field",
-    help="Column or field of Parquet or JSON that holds a vector of the row's own. [default: none, texts are embedded]",
+    help="Column or field of Parquet or JSON that holds a vector of the row's own, which is sent instead of embedding "
+    "its text. [default: none]",
 )
 @click.option(
     "--dimensions",
     type=click.IntRange(1),
-    help="With --create and --vector-field: length of the vectors; the collection has no model. [default: a model's]",
+    help="With --create and --vector-field: length of the vectors. The collection then has no model.",
 )
 @click.option(
     "--types",
@@ -180,6 +181,14 @@ def command(
         skip_columns=split_names(*skip_columns),
         **others,
     )
+    own = create and others["vector_field"]
+    if bool(own) != (dimensions is not None):
+        raise click.UsageError(
+            "--create with --vector-field needs --dimensions, the length of the vectors; a collection of a model, for "
+            "vectors of that model, is made before"
+            if own
+            else "--dimensions goes with --create and --vector-field"
+        )
     if (dry_run or yes or force) and not (sync or watch):
         raise click.UsageError("--dry-run, --yes and --force go with --sync")
     if watch and dry_run:

@@ -35,7 +35,7 @@ class SourceDocument:
     metadata: Mapping[str, object] = field(default_factory=dict)
     expires_at: str | int | None = None
     language: str | None = None
-    vector: Sequence[float] | None = None
+    vector: str | Sequence[float] | None = None
     source: str = ""
     bytes_read: int = 0
     repeats: bool = False
@@ -66,7 +66,7 @@ class SourceOptions:
     language_field: str | None = None
     """The field with the BCP 47 code of the language of a row's document."""
     vector_field: str | None = None
-    """The field with a vector of the row's own, a list of numbers; None means that texts are embedded."""
+    """The field with a vector of the row's own, a list of numbers or base64. Texts without one are embedded."""
     types: Mapping[str, ColumnType] = field(default_factory=dict)
     """Types of table columns by name; the others are inferred."""
     columns: tuple[str, ...] = ()

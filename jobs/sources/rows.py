@@ -117,10 +117,16 @@ def documents_of(
             continue
         read += 1
         for field, said in UNUSED.items():
-            left = field in document.metadata or field == "vector" != options.vector_field
+            left = field in document.metadata or (field == "vector" and not options.vector_field)
             if left and field not in noted and fields.get(field) not in (None, ""):
                 noted.add(field)
                 report.note(f"{file.place(line)}: the field {field!r} {said}")
+        if options.vector_field and document.vector is None and options.vector_field not in noted:
+            noted.add(options.vector_field)
+            report.note(
+                f"{file.place(line)}: no field '{options.vector_field}', so this text is to be embedded, and others "
+                "without it"
+            )
         if not numbered and id_field_in(fields, options) is None:
             numbered = True
             report.note(
@@ -243,14 +249,14 @@ def _expires_at(
 
 def _vector(
     file: SourceFile, line: int, fields: Mapping[str, object], options: SourceOptions
-) -> Sequence[float] | None:
-    """Return the row's own vector, whose numbers the client checks."""
-    if not options.vector_field:
-        return None
-    value = fields.get(options.vector_field)
-    if not isinstance(value, list | array):
-        found = "nothing" if value is None else KINDS[type(value)]
-        raise file.error(f"field '{options.vector_field}': expected a list of numbers, found {found}", line)
+) -> str | Sequence[float] | None:
+    """Return the row's own vector, whose numbers the client checks; None if it has none."""
+    value = fields.get(options.vector_field) if options.vector_field else None
+    if value is not None and not isinstance(value, list | array | str):
+        raise file.error(
+            f"field '{options.vector_field}': expected a list of numbers, or base64, found {KINDS[type(value)]}",
+            line,
+        )
     return value
 
 

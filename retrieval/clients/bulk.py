@@ -337,17 +337,24 @@ def encode(position: int, document: object, limits: RequestLimits) -> Encoded | 
     return one
 
 
-def packed(vector: Iterable[float]) -> str:
+def packed(vector: Any) -> str:
     """Return base64 of a vector's numbers as float32, little-endian: a fourth of its JSON, and quicker to read.
 
     Raises ValueError or TypeError for what is no vector.
     """
     try:
+        if not (isinstance(vector, list | tuple | array) or hasattr(vector, "tolist")):
+            raise TypeError
         numbers = array("f", vector)
     except TypeError:
-        raise TypeError("vector is not a list of numbers") from None
+        raise TypeError(
+            f"vector is not a list of numbers, nor base64 as a string: {type(vector).__name__}"
+        ) from None
+    except OverflowError:
+        raise ValueError("vector holds a number that is too large for 32 bits") from None
     if not all(map(math.isfinite, numbers)):
-        raise ValueError("vector holds a number that is not finite, or too large for 32 bits")
+        at = next(at for at, number in enumerate(numbers) if not math.isfinite(number))
+        raise ValueError(f"vector[{at}] is not finite, or too large for 32 bits: {vector[at]}")
     if sys.byteorder == "big":
         numbers.byteswap()
     return base64.b64encode(numbers.tobytes()).decode()

@@ -23,6 +23,7 @@ from retrieval.handlers.error_shapes import response
 from retrieval.observe.metrics import Metrics
 from retrieval.observe.request_log import request_id_of
 from retrieval.wire.errors import Unauthorized
+from retrieval.wire.vectors import mentions_vectors
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class Door:
         except Overloaded as error:
             status, head, content = refusal_response(route, error.message, error.retry_after_s)
         else:
+            if load == "write" and mentions_vectors(body._buffer):
+                entry.expect(0)  # until its documents are known
             self._let_in[connection] = entry
             return None
         self._metrics.request("POST", route, status, 0.0)

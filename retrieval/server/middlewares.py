@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import web
 
@@ -52,7 +52,7 @@ from retrieval.wire.errors import (
     RequestTimeout,
     UnsupportedEncoding,
 )
-from retrieval.wire.vectors import bytes_besides_vectors
+from retrieval.wire.vectors import mentions_vectors
 
 logger = logging.getLogger(__name__)
 
@@ -171,8 +171,8 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
                 await receive(request, key)
                 entry = entry or app[GATES].enter(load, key, request.content.total_bytes)
                 request[ENTRY] = entry
-                if load == "write" and BODY in request:
-                    entry.expect(bytes_besides_vectors(request[BODY]))
+                if load == "write" and mentions_vectors(pieces_of(request)):
+                    entry.expect(0)  # until its documents are known
                 answer = await handler(request)
         done = True
     finally:
@@ -245,6 +245,12 @@ async def receive(request: web.Request, key: str | None) -> None:
             # Otherwise aiohttp keeps reading for ten seconds, for clients that read only after sending everything.
             asyncio.get_running_loop().call_later(LAST_WORD_S, request.transport.close)
         raise RequestTimeout(f"the body did not arrive within {limit_s:g} seconds") from None
+
+
+def pieces_of(request: web.Request) -> Iterable[bytes]:
+    """Return a body that has arrived, without taking it."""
+    body: bytes | None = request.get(BODY)
+    return request.content._buffer if body is None else (body,)
 
 
 def body_too_large(most: int) -> TooLarge:

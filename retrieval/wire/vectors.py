@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -16,7 +16,6 @@ from retrieval.wire.decoding import decode_part, is_absent
 
 NUMBER_BYTES_MAX = 100  # of one number as JSON, including white space before it
 FLOAT32 = np.dtype("<f4")
-VECTOR = re.compile(rb'"vector"\s*:\s*(?:\[[^\]]*\]|"[^"]*")')
 LOOKED_AT_BYTES = 1 << 20
 
 
@@ -35,7 +34,7 @@ def vector_of(raw: msgspec.Raw, dimensions: int, param: str) -> Floats | None:
     if memoryview(raw)[0] == ord('"'):
         values = floats_of(decode_part(raw, str, param), param)
     else:
-        values = np.array(decode_part(raw, list[float], param), np.float64)
+        values = rounded(np.array(decode_part(raw, list[float], param), np.float64))
     if len(values) != dimensions:
         raise InvalidInput(f"{param} has {len(values)} dimensions, expected {dimensions}", param=param)
     return normalized(values, param)
@@ -49,6 +48,13 @@ def floats_of(encoded: str, param: str) -> NDArray[np.float64]:
         raise InvalidInput(f"{param} is not base64 of 32-bit floating point numbers", param=param) from None
 
 
+def rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round to float32, so that the same vector in base64 is the same document, unless that loses its direction."""
+    with np.errstate(over="ignore"):
+        floats = values.astype(np.float32).astype(np.float64)
+    return floats if np.isfinite(floats).all() and floats.any() else values
+
+
 def normalized(vector: NDArray[np.float64], param: str) -> Floats:
     scale = np.abs(vector).max()  # dividing by it first keeps squares of huge and tiny numbers in range
     if not np.isfinite(scale):
@@ -60,11 +66,11 @@ def normalized(vector: NDArray[np.float64], param: str) -> Floats:
     return unit
 
 
-def bytes_besides_vectors(body: bytes) -> int:
-    """Estimate how many bytes of a body of documents are not vectors, from its first mebibyte and the first vector."""
-    beginning = body[:LOOKED_AT_BYTES]
-    first = VECTOR.search(beginning)
-    if first is None:
-        return len(body)
-    vectors = beginning.count(b'"vector"') * (first.end() - first.start())
-    return max(round(len(body) * (1 - vectors / len(beginning))), 0)
+def mentions_vectors(pieces: Iterable[bytes]) -> bool:
+    """Whether the beginning of a body, which came in these pieces, names a field `vector`."""
+    left = LOOKED_AT_BYTES
+    for piece in pieces:
+        if left <= 0 or b'"vector"' in piece[:left]:
+            return left > 0
+        left -= len(piece)
+    return False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from indexes.base.masks import pack_flags
 from indexes.base.model import Bm25
+from indexes.lexical import scoring
 from indexes.lexical.analysis import index_terms
 from indexes.lexical.bm25 import LexicalPart, Statistics, best_of, score_rows, weigh
 from indexes.lexical.postings import (
@@ -203,6 +206,54 @@ def test_the_best_of_many_rows(seed: int) -> None:
         assert found.tolist() == scores[rows].tolist()
     wanted = random.integers(0, size, 50)
     assert score_rows(part, weighed, wanted).tolist() == scores[wanted].tolist()
+
+
+@pytest.mark.parametrize("depth", [10, 1000])
+def test_queries_of_thousands_of_words_take_little_time(depth: int) -> None:
+    """Also with a word that every passage has, for which bounds are summed first."""
+    random = np.random.default_rng(3)
+    size, words = 100_000, 4000
+    holders = [np.sort(random.choice(size, 40, replace=False)).astype(np.uint32) for _ in range(words)]
+    rows = np.concatenate([np.arange(size, dtype=np.uint32), *holders])
+    lengths = random.integers(1, 50, size).astype(np.uint32)
+    terms = [f"{at:05}" for at in range(words + 1)]
+    sizes = np.array([size, *[40] * words])
+    part = SealedLexical.from_arrays(terms, sizes, rows, np.ones(len(rows), np.uint16), lengths)
+    weighed = replace(
+        weigh(" ".join(terms[:2]), [part], statistics_of(part), Bm25()),
+        weights=((terms[0], 1.0), *((term, 1e-3) for term in terms[1:])),
+        met=(),
+    )
+    part.impacts(terms[0], Bm25(), weighed.mean_length)
+    begun = time.thread_time()
+    found = best_of(part, weighed, depth)[0]
+    assert time.thread_time() - begun < 0.3
+    assert found.tolist() == best_rows(score_all(part, weighed), depth).tolist()
+
+
+def test_damaged_lists_do_not_end_the_process() -> None:
+    """Rows beyond the part are refused, as are arrays of different lengths; rows in no order find anything."""
+    lengths, ones = np.ones(50_000, np.uint32), np.ones(3, np.uint16)
+    rows = np.array([1, 2, 50_000], np.uint32)
+    formula = (0.1, 0.5, 1.9)
+    for wrong in ([(rows, ones)], [(rows[:2], ones)]):
+        with pytest.raises(ValueError, match="does not fit"):
+            scoring.best(wrong, [1.0], [None], lengths, formula, 10, None, 0.0)
+        with pytest.raises(ValueError, match="does not fit"):
+            scoring.score(wrong, [1.0], lengths, formula, np.zeros(1, np.uint32))
+    good = [(rows[:2], ones[:2])]
+    for weights, bounds, depth in (([], [None], 1), ([1.0], [], 1), ([1.0], [None], 0)):
+        with pytest.raises(ValueError):
+            scoring.best(good, weights, bounds, lengths, formula, depth, None, 0.0)
+    with pytest.raises(ValueError, match="not in the part"):
+        scoring.score(good, [1.0], lengths, formula, np.array([50_000], np.uint32))
+    random = np.random.default_rng(1)
+    for _ in range(200):
+        lists = [
+            (random.integers(50_000, size=n).astype(np.uint32), np.ones(n, np.uint16)) for n in (30, 3000)
+        ]
+        scoring.best(lists, [1.0, 2.0], [None, None], lengths, formula, 10, None, 0.0)
+        scoring.score(lists, [1.0, 2.0], lengths, formula, np.arange(50_000, dtype=np.uint32))
 
 
 def test_a_lookup_after_many_others_finds_the_same() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -28,6 +29,7 @@ from indexes.base.errors import NotFound, message_of
 from jobs.cli import COMMANDS, cli
 from jobs.commands.ingest import check_encoding
 from jobs.serving.process import ServerProcess
+from retrieval.clients.bulk import packed
 from tests.support.http import Http
 
 ROOT = Path(__file__).parents[2]
@@ -210,16 +212,52 @@ def test_rows_with_vectors(service: ServerProcess, http: Http, tmp_path: Path) -
             name, vector=vectors[7].tolist(), k=1, filter={"type": "eq", "key": "n", "value": 7}
         ) == ["r7"]
         assert http.ok("GET", f"/v1/collections/{name}/documents/r7")["metadata"] == {"n": 7}
-    (tmp_path / "bad.jsonl").write_text(
-        '{"id": "a", "text": "x", "v": [1, 2, 3]}\n{"id": "b", "text": "x"}\n{"id": "c", "text": "x", "v": ["1"]}\n'
-    )
+    lines: list[dict[str, Any]] = [
+        {"v": [1, 2, 3]},
+        {},
+        {"v": ["1"]},
+        {"v": [10**400, 1, 1]},
+        {"v": packed([4, 5, 6])},
+        {"v": {"x": 1}},
+    ]
+    rows = [{"id": str(at), "text": "x", **line} for at, line in enumerate(lines)]
+    (tmp_path / "bad.jsonl").write_text("\n".join(map(json.dumps, rows)))
     ended = nearline(
         "ingest", tmp_path / "bad.jsonl", "--url", service.url, "-c", name, "--vector-field", "v"
     )
     assert ended.returncode == 1
-    assert "field 'v': expected a list of numbers, found nothing" in ended.stderr
-    assert "bad.jsonl:3: vector is not a list of numbers" in ended.stderr
-    assert http.ok("GET", f"/v1/collections/{name}/documents/a")["id"] == "a"
+    for said in (
+        "bad.jsonl:2: vector is missing: the collection has no model",
+        "bad.jsonl:3: vector is not a list of numbers",
+        "bad.jsonl:4: vector holds a number that is too large",
+        "bad.jsonl:6: field 'v': expected a list of numbers, or base64, found an object",
+    ):
+        assert said in ended.stderr
+    assert http.found(name, vector=[4, 5, 6], k=1) == ["4"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--vector-field", "v", "--create"], "needs --dimensions"),
+        (["--dimensions", "3", "--create"], "--dimensions goes with --create and --vector-field"),
+        (["--dimensions", "3", "--vector-field", "v"], "--dimensions goes with --create"),
+        (["--vector-field", "absent"], "no column 'absent'; the columns are id, text, v, s, b"),
+        (["--vector-field", "s"], "column 's' holds struct"),
+        (["--vector-field", "b"], "column 'b' holds binary"),
+    ],
+)
+def test_vectors_that_cannot_be_loaded(
+    service: ServerProcess, http: Http, tmp_path: Path, options: list[str], says: str
+) -> None:
+    """It is said once, before anything is sent or made."""
+    columns = {"id": ["1", "2"], "text": ["a", "b"], "v": [[1.0], None], "s": [{"x": 1}] * 2, "b": [b"1"] * 2}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    name = http.new_collection(dimensions=1)
+    ended = nearline("ingest", tmp_path / "rows.parquet", "--url", service.url, "-c", name, *options)
+    assert ended.returncode != 0
+    assert ended.stderr.count(says) == 1, ended.stderr
+    assert http.ok("GET", f"/v1/collections/{name}")["documents"] == 0
 
 
 def test_what_is_skipped_is_named(service: ServerProcess, http: Http, tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ import pytest
 
 from jobs.serving.process import serving
 from nearline import Client, Refused, ServiceError
+from retrieval.clients.bulk import packed
 from retrieval.server.routes import ROUTES
-from retrieval.wire.vectors import bytes_besides_vectors
+from retrieval.wire.vectors import mentions_vectors
 from tests.retrieval.test_budgets import BODIES, concrete
 from tests.support.http import Http
 
@@ -189,13 +193,12 @@ def test_it_outlives_a_restart(tmp_path: Path, model_folder: Path) -> None:
 def test_vectors_in_base64(http: Http, maps: str) -> None:
     """The same vector as numbers and as base64 of float32 is the same document, and finds the same passages."""
     for document, vector in zip(sent := documents(), VECTORS):
-        document["vector"] = base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    written = http.write(maps, *sent)
-    assert written["unchanged"] + written["documents"] == 40
+        document["vector"] = base64.b64encode((3 * vector).astype("<f4").tobytes()).decode()
     assert http.write(maps, *sent)["unchanged"] == 40
-    for vector in RNG.normal(size=(3, DIMENSIONS)):
-        encoded = base64.b64encode(vector.astype("<f4").tobytes()).decode()
-        assert http.found(maps, vector=encoded, k=8) == nearest(vector, 8)
+    for at in (0, 17, 39):
+        encoded = base64.b64encode(VECTORS[at].astype("<f4").tobytes()).decode()
+        assert http.found(maps, vector=encoded, k=8) == http.found(maps, vector=VECTORS[at].tolist(), k=8)
+        assert http.found(maps, vector=encoded, k=1) == [f"d{at}"]
 
 
 @pytest.mark.parametrize(
@@ -249,14 +252,56 @@ def test_the_client_takes_arrays(http: Http) -> None:
         assert client.ensure_collection(name, dimensions=DIMENSIONS)["name"] == name
 
 
-def test_vectors_are_no_text_to_embed() -> None:
-    """So loading vectors is not refused for the time that embedding as many bytes would take."""
-    texts = [{"id": f"d{at}", "text": "x" * 100} for at in range(2000)]
-    vector = [float(number) for number in RNG.normal(size=384)]
-    plain = msgspec.json.encode({"documents": texts})
-    assert bytes_besides_vectors(plain) == len(plain)
-    for form in (vector, base64.b64encode(np.array(vector, "<f4").tobytes()).decode()):
-        with_vectors = msgspec.json.encode({"documents": [{**one, "vector": form} for one in texts]})
-        assert len(with_vectors) > 10 * len(plain)
-        assert bytes_besides_vectors(with_vectors) < 1.5 * len(plain)
-    assert bytes_besides_vectors(b'"vector": [1]' * 10) == 0
+def test_loading_vectors_is_not_refused(http: Http) -> None:
+    """However long embedding as many bytes would take: in both kinds of collections, in large bodies and small ones,
+    with long texts, and with metadata that is called like the vector."""
+    sources = http.new_collection(), http.new_collection(dimensions=384)
+    http.write(
+        sources[0], *[{"id": f"t{at}", "text": f"A text to embed, {at}."} for at in range(200)]
+    )  # a pace is known
+    vectors = RNG.normal(size=(400, 384))
+
+    def body(worker: int, form: str, of: int) -> bytes:
+        documents = [
+            {
+                "id": f"{worker}-{form}-{at}",
+                "metadata": {"vector": [1]},
+                "text": "Long words of a text. " * 100,
+                "vector": packed(one) if form == "base64" else one.tolist(),
+            }
+            for at, one in enumerate(vectors[:of])
+        ]
+        return msgspec.json.encode({"documents": documents})
+
+    for name, form, of in product(sources, ("base64", "numbers"), (12, 400)):
+        post = partial(http.call, "POST", f"/v1/collections/{name}/documents", None)
+        with ThreadPoolExecutor(4) as pool:
+            sent = [pool.submit(post, raw=body(worker, form, of)) for worker in range(4)]
+            replies = [one.result() for one in sent]
+        assert [reply.status for reply in replies] == [200] * 4, (
+            name,
+            form,
+            of,
+            [reply.body for reply in replies],
+        )
+
+
+def test_mentions_of_vectors() -> None:
+    """The field is looked for at the beginning only, in all pieces."""
+    assert mentions_vectors([b"x" * 100, b'{"vector": [1]}'])
+    assert not mentions_vectors([b'{"text": "a vector"}'])
+    assert not mentions_vectors([b"x" * (1 << 20), b'{"vector": [1]}'])
+    assert not mentions_vectors([])
+
+
+@pytest.mark.parametrize("vector", [{0: 1.0}, {1.0, 2.0}, b"AAAA", 5, [10**400], [1e39], [None], [[1.0]]])
+def test_what_is_no_vector_is_refused_by_the_client(vector: object) -> None:
+    """With an error that says so, for its document alone."""
+    with pytest.raises((TypeError, ValueError), match=r"^vector"):
+        packed(vector)
+
+
+def test_huge_and_tiny_numbers_have_a_direction(http: Http, maps: str) -> None:
+    """Also those beyond 32 bits, as numbers."""
+    for scale in (1e300, 1e-300):
+        assert http.found(maps, vector=(VECTORS[7] * scale).tolist(), k=1) == ["d7"]
