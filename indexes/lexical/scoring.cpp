@@ -22,12 +22,12 @@ namespace py = pybind11;
 
 namespace {
 
-constexpr std::uint32_t WINDOW = 8192;   // rows that are scored together: their sums fit the first-level cache
-constexpr std::size_t GROUP = 32;         // rows of it that are compared at a time
-constexpr std::size_t LOOKUP_COST = 32;  // finding a row in a list takes as long as adding so many postings
-constexpr std::size_t TRIED_COST = 4;    // the same for a row that the last window tried, compared with adding gains
-constexpr std::size_t BOUNDED_TERMS = 32; // of a window; with more, adding up gains always takes less time
-constexpr float SLACK = 1 - 5e-4f;       // more than the rounding errors of summing thousands of terms
+constexpr std::uint32_t WINDOW = 8192;     // rows that are scored together: their sums stay in the cache
+constexpr std::size_t GROUP = 32;          // rows of it that are compared at a time
+constexpr std::size_t LOOKUP_COST = 32;    // finding a row in a list takes as long as adding so many postings
+constexpr std::size_t TRIED_COST = 4;      // the same where it is compared with adding gains, which takes longer
+constexpr std::size_t BOUNDED_TERMS = 32;  // of a window; with more, adding up gains takes less time
+constexpr float SLACK = 1 - 5e-4f;         // more than the rounding errors of summing thousands of terms
 
 template <typename T>
 using Array = py::array_t<T, py::array::c_style>;
@@ -129,10 +129,9 @@ private:
 // cannot lift a row there even together are only looked up for the rows of the others, if that takes less time.
 class Search {
 public:
-    Search(std::vector<Term>& terms, Saturation saturate, const std::uint8_t* allowed, std::size_t allowed_bytes)
-        : terms_(terms), saturate_(saturate), allowed_(allowed), allowed_bytes_(allowed_bytes) {
-        here_.reserve(terms.size());
-    }
+    Search(std::vector<Term>& terms, Saturation saturate, std::uint32_t size, const std::uint8_t* allowed,
+           std::size_t allowed_bytes)
+        : terms_(terms), saturate_(saturate), size_(size), allowed_(allowed), allowed_bytes_(allowed_bytes) {}
 
     void run(Best& best) {
         while (enter_next()) {
@@ -150,18 +149,20 @@ public:
     }
 
 private:
-    // Move to the window of the next posting; false if there is none. `here_` has the terms that occur in it.
+    // Move to the window of the next posting; false if there is none. `here_` and `in_order_` have the terms in it.
     bool enter_next() {
         std::uint64_t next = UINT64_MAX;
         for (const auto& term : terms_)
             if (term.end < term.size) next = std::min<std::uint64_t>(next, term.rows[term.end]);
-        if (next == UINT64_MAX) return false;
+        if (next >= size_) return false;
         first_ = static_cast<std::uint32_t>(next) / 64 * 64;
+        width_ = std::min(WINDOW, size_ - first_);
         here_.clear();
         for (auto& term : terms_) {
             term.enter(first_ + WINDOW);
             if (term.size_here()) here_.push_back(&term);
         }
+        in_order_ = here_;
         return true;
     }
 
@@ -196,12 +197,12 @@ private:
     void add(const Term& term) {
         // Copies: for all that the compiler knows, sums may be written over the members.
         const auto [rows, frequencies, steps, end] = std::tuple(term.rows, term.frequencies, term.steps, term.end);
-        const auto [step, weight, first] = std::tuple(term.step, term.weight, first_);
+        const auto [step, weight, first, width] = std::tuple(term.step, term.weight, first_, width_);
         const auto saturate = saturate_;
         const auto add_each = [&](auto gain) {
             for (auto at = term.begin; at < end; ++at) {
                 const auto place = rows[at] - first;
-                if (place < WINDOW) sums_[place] += gain(at);  // always, unless the list is damaged
+                if (place < width) sums_[place] += gain(at);  // always, unless the list is damaged
             }
         };
         if (!exact_ && steps) {
@@ -216,7 +217,7 @@ private:
         const bool bounded = !exact_ && term.steps;
         for (auto at = term.begin; at < term.end; ++at) {
             const auto row = term.rows[at];
-            if (row - first_ >= WINDOW || (bounded && term.steps[at] * term.step < wanted(best))) continue;
+            if (row - first_ >= width_ || (bounded && term.steps[at] * term.step < wanted(best))) continue;
             const float gain = saturate_(term.frequencies[at], row) * term.weight;
             if (gain < wanted(best)) continue;
             if (rest_) {
@@ -234,7 +235,7 @@ private:
         if (added < WINDOW / 16) {
             for (auto at = rest_; at < here_.size(); ++at)
                 for (auto posting = here_[at]->begin; posting < here_[at]->end; ++posting)
-                    if (const auto place = here_[at]->rows[posting] - first_; place < WINDOW) try_place(place, best);
+                    if (const auto place = here_[at]->rows[posting] - first_; place < width_) try_place(place, best);
             return;
         }
         for (std::size_t group = 0; group < WINDOW; group += GROUP) {
@@ -276,22 +277,22 @@ private:
                 if (sum + most < best.threshold * SLACK) return;
             }
             sum = 0;
-            for (const auto& term : terms_)
-                if (term.size_here()) sum += term.gain(row, saturate_);
+            for (const auto* term : in_order_) sum += term->gain(row, saturate_);
         }
         best.offer(row, sum);
     }
 
     std::vector<Term>& terms_;
     Saturation saturate_;
+    std::uint32_t size_;
     const std::uint8_t* allowed_;
     std::size_t allowed_bytes_;
 
-    std::uint32_t first_ = 0;
-    std::vector<Term*> here_;
+    std::uint32_t first_ = 0, width_ = 0;
+    std::vector<Term*> here_, in_order_;
     std::size_t rest_ = 0;
-    float most_ = 0;      // that the rest can add to a row
-    bool exact_ = true;  // the sums are of gains
+    float most_ = 0;         // that the rest can add to a row
+    bool exact_ = true;      // the sums are of gains
     std::size_t tried_ = 0;  // rows of the window before
     std::array<float, WINDOW> sums_{};
     std::array<std::uint64_t, WINDOW / 64> allowed_here_{};
@@ -322,6 +323,7 @@ Scored best(const Lists& lists, const std::vector<float>& weights, const Bounds&
     for (std::size_t at = 0; at < terms.size(); ++at) {
         if (!bounds[at]) continue;
         const auto& [steps, step, highest] = *bounds[at];
+        if (static_cast<std::size_t>(steps.size()) != terms[at].size) throw py::value_error("bounds do not fit");
         terms[at].steps = steps.data();
         terms[at].step = step;
         terms[at].bound = step * highest;
@@ -329,7 +331,7 @@ Scored best(const Lists& lists, const std::vector<float>& weights, const Bounds&
     Best found(depth, floor);
     {
         py::gil_scoped_release release;
-        Search(terms, saturate, allowed ? allowed->data() : nullptr, allowed ? allowed->size() : 0).run(found);
+        Search(terms, saturate, lengths.size(), allowed ? allowed->data() : nullptr, allowed ? allowed->size() : 0).run(found);
         const auto below = [&](const auto& hit) { return hit.second < found.threshold; };
         found.hits.erase(std::remove_if(found.hits.begin(), found.hits.end(), below), found.hits.end());
     }

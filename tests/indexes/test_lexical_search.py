@@ -232,7 +232,7 @@ def test_queries_of_thousands_of_words_take_little_time(depth: int) -> None:
 
 
 def test_damaged_lists_do_not_end_the_process() -> None:
-    """Rows beyond the part are refused, as are arrays of different lengths; rows in no order find anything."""
+    """Rows beyond the part are refused, as are arrays of different lengths; rows in no order may find anything."""
     lengths, ones = np.ones(50_000, np.uint32), np.ones(3, np.uint16)
     rows = np.array([1, 2, 50_000], np.uint32)
     formula = (0.1, 0.5, 1.9)
