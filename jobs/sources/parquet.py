@@ -67,9 +67,8 @@ def _vectors(column: Any) -> Iterator[object]:
     import pyarrow as pa
 
     for cell in column:
-        values: Any = (
-            cell.values if isinstance(cell, pa.ListScalar) else None
-        )  # the base of all kinds of lists
+        # The base of all kinds of lists; of a structure, `values` is something else.
+        values: Any = cell.values if isinstance(cell, pa.ListScalar) else None
         numbers = values is not None and not values.null_count
         if numbers and (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
             with np.errstate(over="ignore"):

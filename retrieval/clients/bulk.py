@@ -362,6 +362,7 @@ def packed(vector: Any) -> str:
 
 def is_finite(value: object) -> bool:
     """Whether all numbers of a JSON value are finite; others would be sent as null."""
+    value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, Mapping):

@@ -237,6 +237,7 @@ def test_the_client_takes_arrays(http: Http) -> None:
         {"id": "huge", "text": "x", "vector": [1e300] * DIMENSIONS},
         {"id": "words", "text": "x", "vector": ["a"]},
         {"id": "object", "text": "x", "metadata": {"n": object()}},
+        {"id": "infinite", "text": "x", "metadata": {"n": np.float32("inf"), "r": VECTORS[0]}},
     ]
     with Client(http.url) as client:
         refused: list[Refused] = []
