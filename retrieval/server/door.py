@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections.abc import Iterable
 
 from aiohttp import StreamReader, web
 from aiohttp.helpers import rfc822_formatted_time
@@ -28,6 +29,11 @@ from retrieval.wire.vectors import mentions_vectors
 logger = logging.getLogger(__name__)
 
 LOG_S = 1.0
+
+
+def arrived(body: StreamReader) -> Iterable[bytes]:
+    """Return the pieces of a body that have arrived, without taking them. An empty body has none."""
+    return getattr(body, "_buffer", ())
 
 
 class Door:
@@ -61,7 +67,7 @@ class Door:
         except Overloaded as error:
             status, head, content = refusal_response(route, error.message, error.retry_after_s)
         else:
-            if load == "write" and mentions_vectors(body._buffer):
+            if load == "write" and mentions_vectors(arrived(body)):
                 entry.expect(0)  # until its documents are known
             self._let_in[connection] = entry
             return None

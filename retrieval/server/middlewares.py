@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
@@ -43,7 +43,7 @@ from retrieval.handlers.state import (
 )
 from retrieval.handlers.wire import form, in_callers_words, require_once
 from retrieval.observe.request_log import CLIENT_LEFT, LOG, REQUEST_ID, log_request, request_id_of
-from retrieval.server.door import DOOR
+from retrieval.server.door import DOOR, arrived
 from retrieval.wire import errors
 from retrieval.wire.decoding import ALIKE, shorten
 from retrieval.wire.errors import (
@@ -171,7 +171,8 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
                 await receive(request, key)
                 entry = entry or app[GATES].enter(load, key, request.content.total_bytes)
                 request[ENTRY] = entry
-                if load == "write" and mentions_vectors(pieces_of(request)):
+                sent = (request[BODY],) if BODY in request else arrived(request.content)
+                if load == "write" and mentions_vectors(sent):
                     entry.expect(0)  # until its documents are known
                 answer = await handler(request)
         done = True
@@ -245,12 +246,6 @@ async def receive(request: web.Request, key: str | None) -> None:
             # Otherwise aiohttp keeps reading for ten seconds, for clients that read only after sending everything.
             asyncio.get_running_loop().call_later(LAST_WORD_S, request.transport.close)
         raise RequestTimeout(f"the body did not arrive within {limit_s:g} seconds") from None
-
-
-def pieces_of(request: web.Request) -> Iterable[bytes]:
-    """Return a body that has arrived, without taking it."""
-    body: bytes | None = request.get(BODY)
-    return request.content._buffer if body is None else (body,)
 
 
 def body_too_large(most: int) -> TooLarge:

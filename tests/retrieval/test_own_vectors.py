@@ -6,6 +6,7 @@ import base64
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from http.client import HTTPConnection
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -306,3 +307,18 @@ def test_huge_and_tiny_numbers_have_a_direction(http: Http, maps: str) -> None:
     """Also those beyond 32 bits, as numbers."""
     for scale in (1e300, 1e-300):
         assert http.found(maps, vector=(VECTORS[7] * scale).tolist(), k=1) == ["d7"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/collections/{}/documents", "/v1/vector_stores", "/v1/vector_stores/{}/files"]
+)
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"documents": [{"vector": '])
+def test_a_body_without_anything_is_answered(http: Http, maps: str, path: str, body: bytes) -> None:
+    """Where it is looked for vectors before it is decoded, at the door: on a connection that is kept."""
+    connection = HTTPConnection(http.url.removeprefix("http://"))
+    for _ in range(2):
+        connection.request("POST", path.format(maps), body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert 200 <= answer.status < 500, answer.read()
+        assert answer.read()
+    connection.close()
