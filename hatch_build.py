@@ -17,13 +17,16 @@ MODULE = "indexes.lexical.scoring"
 OPTIONS = ["-O3", "-ffp-contract=off"]
 
 
+def mark_of(source: Path) -> str:
+    """Return a digest of the source and of the options, which the module keeps as `MADE_OF`."""
+    flags = [os.environ.get(name) for name in ("CXX", "CFLAGS", "CXXFLAGS")]
+    return blake2b(repr((source.read_bytes(), OPTIONS, flags)).encode(), digest_size=16).hexdigest()
+
+
 class CompileHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         source = Path(self.root, *MODULE.split(".")).with_suffix(".cpp")
-        made_of = repr(
-            (source.read_bytes(), OPTIONS, [os.environ.get(name) for name in ("CXX", "CFLAGS", "CXXFLAGS")])
-        )
-        mark = blake2b(made_of.encode(), digest_size=16).hexdigest()
+        mark = mark_of(source)
         module = Pybind11Extension(
             MODULE,
             [str(source)],
@@ -42,7 +45,7 @@ class CompileHook(BuildHookInterface[Any]):
         command.run()
         compiled = Path(self._folder.name, name)
         if version == "editable":
-            draft = beside.with_suffix(".draft")
+            draft = beside.with_suffix(".draft.so")
             draft.write_bytes(compiled.read_bytes())
             draft.replace(beside)  # running processes keep the file that they have mapped
         else:

@@ -43,9 +43,7 @@ NO_POSTINGS: Postings = (np.empty(0, np.uint32), np.empty(0, np.uint16))
 
 COUNT_BITS = 4  # rounds by 6 percent at most, which changes an idf by 0.06
 MEAN_BITS = 6
-BOUNDED_POSTINGS_MIN = (
-    16_384  # of a list; for fewer, adding up gains takes less time than looking up candidates
-)
+BOUNDED_POSTINGS_MIN = 16_384  # of a list; for fewer, adding up gains is faster than looking up candidates
 STEPS = 255
 DRIFT_MAX = 1.05  # ratio of mean lengths beyond which bounds are too loose and are recomputed
 ROUNDING = 1e-4  # relative; far above the float32 error of summing a thousand terms
@@ -127,6 +125,19 @@ class Impacts(NamedTuple):
         return max(STEPS - int(self.reaching.searchsorted(rank)), 0)
 
 
+class Formula(NamedTuple):
+    """What `saturate` needs: the factor of a passage's length, what is added to that, and the limit."""
+
+    slope: float
+    base: float
+    limit: float
+
+    @staticmethod
+    def of(bm25: Bm25, mean_length: float) -> Formula:
+        k1, b = bm25.k1, bm25.b
+        return Formula(k1 * b / mean_length, k1 * (1 - b) + SMALLEST, k1 + 1)  # SMALLEST: never 0 / 0
+
+
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """Counts over all live passages of a snapshot. `dead` holds each part's term df among its deleted passages. With
@@ -176,8 +187,8 @@ class WeightedQuery:
         return [postings_of(part, term, self.groups) for term, _ in self.weights]
 
     @property
-    def formula(self) -> scoring.Formula:
-        return formula_of(self.bm25, self.mean_length)
+    def formula(self) -> Formula:
+        return Formula.of(self.bm25, self.mean_length)
 
 
 def weigh(
@@ -272,7 +283,7 @@ def best_of(
     # Impacts may have been computed at another mean length. If it has since grown by a factor r, one term of the
     # formula's denominator is divided by r, so `saturate` changes by a factor between 1 and r.
     drifts = [query.mean_length / one.mean_length for one in impacts if one is not None] or [1.0]
-    step = query.formula[2] / STEPS * max(1.0, *drifts)
+    step = query.formula.limit / STEPS * max(1.0, *drifts)
     bounds = [one and (one.steps, weight * step, one.best(1)) for one, weight in zip(impacts, weights)]
     if allowed is None:
         # What `depth` rows reach by one term alone.
@@ -289,14 +300,7 @@ def score_rows(part: LexicalPart, query: WeightedQuery, wanted: Rows) -> Floats:
     return scoring.score(found, weights, part.lengths, query.formula, wanted.astype(np.uint32))
 
 
-def formula_of(bm25: Bm25, mean_length: float) -> scoring.Formula:
-    """What `saturate` needs: the factor of a passage's length, what is added to that, and the limit."""
-    return bm25.k1 * bm25.b / mean_length, bm25.k1 * (1 - bm25.b) + SMALLEST, bm25.k1 + 1  # never 0 / 0
-
-
-def saturate(
-    frequencies: NDArray[np.uint16], lengths: NDArray[np.uint32], formula: scoring.Formula
-) -> Floats:
+def saturate(frequencies: NDArray[np.uint16], lengths: NDArray[np.uint32], formula: Formula) -> Floats:
     """The saturated term frequency: the formula without the term's weight."""
     slope, base, limit = np.array(formula, np.float32)
     tf = frequencies.astype(np.float32)

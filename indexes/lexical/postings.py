@@ -31,9 +31,9 @@ from indexes.lexical.bm25 import (
     NO_POSTINGS,
     NO_ROWS,
     NO_TERMS,
+    Formula,
     Impacts,
     Terms,
-    formula_of,
     saturate,
 )
 from indexes.lexical.names import NO_KEYS, Keys, NameRows, sort_names
@@ -337,9 +337,9 @@ class SealedLexical:
             return None
         known = self._impacts.get((term, bm25))
         if known is None or not known.mean_length / DRIFT_MAX <= mean_length <= known.mean_length * DRIFT_MAX:
-            formula = formula_of(bm25, mean_length)
+            formula = Formula.of(bm25, mean_length)
             gains = saturate(frequencies, self.lengths.take(rows), formula)
-            known = Impacts.of(gains, formula[2], mean_length)
+            known = Impacts.of(gains, formula.limit, mean_length)
             _cache(self._impacts, (term, bm25), known)
         return known
 

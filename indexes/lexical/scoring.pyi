@@ -10,10 +10,11 @@ from indexes.base.masks import Bits
 from indexes.base.model import Floats, Rows
 from indexes.lexical.prefixed import Postings
 
+MADE_OF: str  # `mark_of` in hatch_build.py
+
 Formula: TypeAlias = tuple[float, float, float]
-Bounds: TypeAlias = tuple[
-    NDArray[np.uint8], float, float
-]  # of each posting, in steps; a step as a score; the highest, in steps
+# Of each posting, in steps; a step as a score; the highest, in steps.
+Bounds: TypeAlias = tuple[NDArray[np.uint8], float, float]
 
 def best(
     postings: Sequence[Postings],

@@ -228,8 +228,7 @@ async def fill(url: str, material: Material, hot: int) -> None:
         await client.create_collection(COLLECTION, hot_capacity=hot)
         for rows in batches(len(material.texts), BATCH):
             documents = [
-                {"id": str(row), "text": material.texts[row], "vector": material.vectors[row].tolist()}
-                for row in rows
+                {"id": str(row), "text": material.texts[row], "vector": material.vectors[row]} for row in rows
             ]
             await client.write(COLLECTION, documents)
         await client.finished(await client.reindex(COLLECTION))

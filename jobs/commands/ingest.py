@@ -181,29 +181,18 @@ def command(
         skip_columns=split_names(*skip_columns),
         **others,
     )
-    own = create and others["vector_field"]
-    if bool(own) != (dimensions is not None):
-        raise click.UsageError(
-            "--create with --vector-field needs --dimensions, the length of the vectors; a collection of a model, for "
-            "vectors of that model, is made before"
-            if own
-            else "--dimensions goes with --create and --vector-field"
-        )
+    created = settings_of(create, language, dimensions, options.vector_field)
     if (dry_run or yes or force) and not (sync or watch):
         raise click.UsageError("--dry-run, --yes and --force go with --sync")
     if watch and dry_run:
         raise click.UsageError("--dry-run does not go with --watch")
-    chosen = {"language": language, "dimensions": dimensions}
-    settings: Any = {name: value for name, value in chosen.items() if value is not None}
     if sync or watch:
         from jobs.commands.syncs import Syncs
 
-        syncs = Syncs(
-            paths, url, collection, settings if create else None, options, state, dry_run, yes, force, as_json
-        )
+        syncs = Syncs(paths, url, collection, created, options, state, dry_run, yes, force, as_json)
         sys.exit(syncs.follow() if watch else syncs.run_all(lenient))
     report = SourceReport()
-    done = send_all(paths, url, collection, settings if create else None, options, report, hidden=as_json)
+    done = send_all(paths, url, collection, created, options, report, hidden=as_json)
     report.check_columns(options)
     for line in report.notes:
         click.echo(line, err=True)
@@ -214,6 +203,24 @@ def command(
     nothing = warn_if_nothing(paths, report)
     if (report.failures or nothing) and not lenient:
         sys.exit(1)
+
+
+def settings_of(
+    create: bool, language: str | None, dimensions: int | None, vector_field: str | None
+) -> dict[str, Any] | None:
+    """Return the settings of a collection that may be created; None if it must exist. Raises UsageError for vectors
+    whose length is not given, and for a length without vectors."""
+    if create and vector_field and dimensions is None:
+        raise click.UsageError(
+            "--create with --vector-field needs --dimensions, the length of the vectors; a collection of a model, for "
+            "vectors of that model, is made before"
+        )
+    if dimensions is not None and not (create and vector_field):
+        raise click.UsageError("--dimensions goes with --create and --vector-field")
+    if not create:
+        return None
+    chosen = {"language": language, "dimensions": dimensions}
+    return {name: value for name, value in chosen.items() if value is not None}
 
 
 def send_all(

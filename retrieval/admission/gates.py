@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -28,6 +28,7 @@ from retrieval.admission.shares import Shares
 from retrieval.admission.workload import Task, Workload
 from retrieval.base.settings import Admission
 from retrieval.embedding.bounds import overloaded
+from retrieval.wire.vectors import mentions_vectors
 
 Load = Literal["search", "write", "change", "embed", "heavy", "answer", "watch"]
 
@@ -84,12 +85,19 @@ class Gates:
         """Raise Overloaded for a request that could not enter now, before its body is sent in vain."""
         self._gates[load].require_room(key, body_bytes)
 
-    def enter(self, load: Load, key: str | None, body_bytes: int) -> AdmittedRequest:
-        """Admit a request whose body has arrived. Each admitted request must `leave`.
+    def enter(
+        self, load: Load, key: str | None, body_bytes: int, body: Iterable[bytes] = ()
+    ) -> AdmittedRequest:
+        """Admit a request whose `body` has arrived, in these pieces. Each admitted request must `leave`.
 
+        Until the documents of a write are known, its body counts as text to embed, and as nothing if it mentions
+        vectors.
         Raises Overloaded, saying when the class is expected to be idle.
         """
-        return self._gates[load].enter(key, body_bytes)
+        entry = self._gates[load].enter(key, body_bytes)
+        if load == "write" and mentions_vectors(body):
+            entry.expect(0)
+        return entry
 
     def reload(self, settings: Admission) -> None:
         """Apply these settings from now on, to the requests in progress too."""

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.cache.store import Store, key_of
+from retrieval.wire.vectors import FLOAT32
 
 Vector = NDArray[np.float32]
-LITTLE_ENDIAN: Final = np.dtype("<f4")
 
 TEXT_CHARS_MAX: Final = 2048
 """Longer texts are not cached: whole pages are rarely asked twice."""
@@ -98,12 +98,12 @@ class SharedVectors:
             self.misses += 1
             return None
         self.hits += 1
-        return np.frombuffer(stored, LITTLE_ENDIAN)
+        return np.frombuffer(stored, FLOAT32)
 
     async def put(self, fingerprint: str, variant: str, text: str, vector: Vector) -> None:
         """Store a vector. Returns before it can be found."""
         key = _shared_key(fingerprint, variant, text)
-        await self._store.put(key, vector.astype(LITTLE_ENDIAN).tobytes(), self.ttl_s)
+        await self._store.put(key, vector.astype(FLOAT32).tobytes(), self.ttl_s)
 
 
 def _shared_key(fingerprint: str, variant: str, text: str) -> bytes:

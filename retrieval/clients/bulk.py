@@ -25,8 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from retrieval.clients import transport
-from retrieval.clients.transport import JSON, TIMEOUT_S, Patience, ServiceConnection, ServiceError, path_of
+from retrieval.clients.transport import (
+    JSON,
+    TIMEOUT_S,
+    Patience,
+    ServiceConnection,
+    ServiceError,
+    encode_json,
+    path_of,
+)
 
 if TYPE_CHECKING:
     from retrieval.clients.wire.records import RequestLimits, Written
@@ -321,7 +328,7 @@ def encode(position: int, document: object, limits: RequestLimits) -> Encoded | 
         vector = document.get("vector")
         if vector is not None and not isinstance(vector, str):
             document = {**document, "vector": packed(vector)}
-        body = transport.encode(document)
+        body = encode_json(document)
         text_bytes = len(text.encode())
     except UnicodeEncodeError as error:
         return refused(f"contains text that is not valid Unicode: {error.reason}")

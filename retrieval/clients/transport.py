@@ -39,7 +39,7 @@ FINAL = {"quarantined", "deadline_exceeded"}  # 503s that waiting does not help
 UNREACHABLE, OPEN = "unreachable", "circuit_open"
 
 
-def encode(body: object) -> bytes:
+def encode_json(body: object) -> bytes:
     """Encode a body as JSON; arrays and numbers of numpy, torch and their like as lists and numbers."""
     return msgspec.json.encode(body, enc_hook=_unwrapped)
 
@@ -270,7 +270,7 @@ class ServiceConnection:
             raise ValueError(f"a path begins with a slash, found {path!r}")
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers)
-        data = None if body is None else encode(body)
+        data = None if body is None else encode_json(body)
         headers = {"Content-Type": "application/json"} if data is not None else None
         if not isinstance(timeout, aiohttp.ClientTimeout):
             timeout = aiohttp.ClientTimeout(total=max(timeout, 0.001), sock_connect=CONNECT_S)

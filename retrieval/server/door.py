@@ -24,7 +24,6 @@ from retrieval.handlers.error_shapes import response
 from retrieval.observe.metrics import Metrics
 from retrieval.observe.request_log import request_id_of
 from retrieval.wire.errors import Unauthorized
-from retrieval.wire.vectors import mentions_vectors
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +60,12 @@ class Door:
         route, load = found
         try:
             key = self._keys.find(message.headers)
-            entry = self._gates.enter(load, key.id if key else None, body.total_bytes)
+            entry = self._gates.enter(load, key.id if key else None, body.total_bytes, arrived(body))
         except Unauthorized:
             return None
         except Overloaded as error:
             status, head, content = refusal_response(route, error.message, error.retry_after_s)
         else:
-            if load == "write" and mentions_vectors(arrived(body)):
-                entry.expect(0)  # until its documents are known
             self._let_in[connection] = entry
             return None
         self._metrics.request("POST", route, status, 0.0)

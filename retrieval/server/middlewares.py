@@ -52,7 +52,6 @@ from retrieval.wire.errors import (
     RequestTimeout,
     UnsupportedEncoding,
 )
-from retrieval.wire.vectors import mentions_vectors
 
 logger = logging.getLogger(__name__)
 
@@ -169,11 +168,10 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
             with app[CEILING].hold(load) as held:
                 request[HELD] = held
                 await receive(request, key)
-                entry = entry or app[GATES].enter(load, key, request.content.total_bytes)
+                if entry is None:
+                    pieces = (request[BODY],) if BODY in request else arrived(request.content)
+                    entry = app[GATES].enter(load, key, request.content.total_bytes, pieces)
                 request[ENTRY] = entry
-                sent = (request[BODY],) if BODY in request else arrived(request.content)
-                if load == "write" and mentions_vectors(sent):
-                    entry.expect(0)  # until its documents are known
                 answer = await handler(request)
         done = True
     finally:

@@ -15,7 +15,7 @@ from indexes.base.model import Floats
 from retrieval.wire.decoding import decode_part, is_absent
 
 NUMBER_BYTES_MAX = 100  # of one number as JSON, including white space before it
-FLOAT32 = np.dtype("<f4")
+FLOAT32 = np.dtype("<f4")  # little-endian, on any machine
 LOOKED_AT_BYTES = 1 << 20
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from hatch_build import mark_of
+from indexes.lexical import scoring
 from jobs.serving.service import READY_LINE
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +102,11 @@ def get(url: str, body: object = None) -> bytes:
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         return bytes(answer.read())
+
+
+def test_the_compiled_module_is_that_of_its_source() -> None:
+    """A module compiled from an older source would be searched with here, so the build compiles it again."""
+    assert mark_of(ROOT / "indexes/lexical/scoring.cpp") == scoring.MADE_OF
 
 
 def test_it_is_the_wheel_that_runs(environment: Path) -> None:

@@ -55,8 +55,8 @@ def statistics_of(*parts: LexicalPart) -> Statistics:
 def test_the_best_are_the_best_of_all(
     texts: list[str], query: str, depth: int, bm25: Bm25, growths: list[float], random: Random
 ) -> None:
-    """Whatever the parameters and the mean length: the best rows among those allowed, with the scores that all rows
-    together get, bit for bit; equals in row order."""
+    """Whatever the parameters and the mean length, the best rows among those allowed are found, with the scores of a
+    plain scan, bit for bit. Equals are in row order."""
     part = sealed(texts)
     flags = np.array([random.random() < 0.6 for _ in texts], bool)
     for growth in growths:
@@ -210,7 +210,7 @@ def test_the_best_of_many_rows(seed: int) -> None:
 
 @pytest.mark.parametrize("depth", [10, 1000])
 def test_queries_of_thousands_of_words_take_little_time(depth: int) -> None:
-    """Also with a word that every passage has, for which bounds are summed first."""
+    """A word that every passage has makes the search sum bounds first, and look candidates up."""
     random = np.random.default_rng(3)
     size, words = 100_000, 4000
     holders = [np.sort(random.choice(size, 40, replace=False)).astype(np.uint32) for _ in range(words)]

@@ -191,7 +191,7 @@ def test_a_collection_without_a_model(service: ServerProcess, http: Http) -> Non
 
 
 def test_rows_with_vectors(service: ServerProcess, http: Http, tmp_path: Path) -> None:
-    """Parquet with vectors, of any numbers, becomes a collection without a model. A row without one fails alone."""
+    """Parquet with vectors of any type becomes a collection without a model. A row without a vector fails alone."""
     vectors = np.random.default_rng(2).normal(size=(600, 3))
     ids = [f"r{at}" for at in range(600)]
     columns = {

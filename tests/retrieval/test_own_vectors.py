@@ -215,7 +215,7 @@ def test_vectors_in_base64(http: Http, maps: str) -> None:
     ],
 )
 def test_bad_base64_is_named(http: Http, maps: str, vector: str, says: str) -> None:
-    """In a search and in a document, and nothing is written."""
+    """Searches and documents are refused by the field at fault, and nothing is written."""
     for path, body, where in (
         ("search", {"vector": vector}, "vector"),
         ("documents", {"documents": [{"id": "new", "text": "x", "vector": vector}]}, "documents[0].vector"),
@@ -255,8 +255,8 @@ def test_the_client_takes_arrays(http: Http) -> None:
 
 
 def test_loading_vectors_is_not_refused(http: Http) -> None:
-    """However long embedding as many bytes would take: in both kinds of collections, in large bodies and small ones,
-    with long texts, and with metadata that is called like the vector."""
+    """Embedding as many bytes would take minutes, but nothing is embedded here. It is so in both kinds of collections,
+    for large and small bodies, for long texts, and with metadata that is called like the vector."""
     sources = http.new_collection(), http.new_collection(dimensions=384)
     http.write(
         sources[0], *[{"id": f"t{at}", "text": f"A text to embed, {at}."} for at in range(200)]
@@ -298,13 +298,13 @@ def test_mentions_of_vectors() -> None:
 
 @pytest.mark.parametrize("vector", [{0: 1.0}, {1.0, 2.0}, b"AAAA", 5, [10**400], [1e39], [None], [[1.0]]])
 def test_what_is_no_vector_is_refused_by_the_client(vector: object) -> None:
-    """With an error that says so, for its document alone."""
+    """Documents are packed before they are sent, and the error names the vector."""
     with pytest.raises((TypeError, ValueError), match=r"^vector"):
         packed(vector)
 
 
 def test_huge_and_tiny_numbers_have_a_direction(http: Http, maps: str) -> None:
-    """Also those beyond 32 bits, as numbers."""
+    """As numbers they may be beyond 32 bits."""
     for scale in (1e300, 1e-300):
         assert http.found(maps, vector=(VECTORS[7] * scale).tolist(), k=1) == ["d7"]
 
@@ -314,7 +314,7 @@ def test_huge_and_tiny_numbers_have_a_direction(http: Http, maps: str) -> None:
 )
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"documents": [{"vector": '])
 def test_a_body_without_anything_is_answered(http: Http, maps: str, path: str, body: bytes) -> None:
-    """Where it is looked for vectors before it is decoded, at the door: on a connection that is kept."""
+    """A body is searched for vectors before it is decoded, and one without any bytes is no exception."""
     connection = HTTPConnection(http.url.removeprefix("http://"))
     for _ in range(2):
         connection.request("POST", path.format(maps), body, {"Content-Type": "application/json"})
