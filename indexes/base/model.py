@@ -129,13 +129,38 @@ class Ranking:
         )
 
 
+class Sparing(msgspec.Struct, frozen=True):
+    """How a query may spare the cold tier of a generation: it skips it if its margin is above `threshold`. If it is
+    `observed`, it searches the tier also after skipping it, to measure what that loses. `never`: whatever it finds."""
+
+    generation: int
+    threshold: float = math.inf
+    observed: bool = False
+    never: bool = False
+
+
+class Spared(msgspec.Struct, frozen=True):
+    """What a query that might spare the cold tier did. `proven`: nothing cold could score high enough. `loss`: the
+    recall, 0 to 1, that it lost or would have lost without that tier; None if it was not observed. `first_s` and
+    `lists_s` are the seconds that its search of the hot tier and of the lists took, if it was."""
+
+    by: Sparing
+    outcome: Literal["searched", "skipped", "proven"]
+    margin: float
+    loss: float | None = None
+    first_s: float = 0.0
+    lists_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class DenseResult:
-    """A dense ranking, the tiers searched, and why the cold tier was skipped (None: it was searched)."""
+    """A dense ranking, the tiers searched, why the cold tier was skipped (None: it was searched), and what to learn
+    from it."""
 
     ranking: Ranking
     tiers: tuple[Tier, ...]
     cold_skipped: str | None
+    spared: Spared | None = None
 
 
 class StoredPassage(msgspec.Struct, frozen=True):
@@ -197,12 +222,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class ColdPolicy:
-    """When queries skip the cold tier. `budget`: mean recall over all queries that may be lost; `audit`: fraction of
-    skips that search it anyway."""
+    """When queries skip the cold tier, see `cold_skips`. `budget`: mean recall over all queries that may be lost;
+    `audit`: fraction of skips that search it anyway; `observed`: fraction of the queries by which `auto` learns."""
 
-    mode: Literal["always", "calibrated", "never"] = "always"
+    mode: Literal["auto", "always", "calibrated", "never"] = "auto"
     budget: float = 0.005
     audit: float = 0.01
+    observed: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ class Collection(CollectionView):
     def _release(self) -> None:
         """Drop the indexes now: they may be in a reference cycle that was frozen (`gc.freeze`) when serving began."""
         self._assembly.clear()
-        self._snapshot = replace(self._snapshot, parts=(), skipper=None)
+        self._snapshot = replace(self._snapshot, parts=(), skipper=None, bounds=None)
 
     # -- reading
 
@@ -372,7 +372,7 @@ class Collection(CollectionView):
         require_generation_room(self.shelf.path(number), self.options)
         generation = Generation.load(self.shelf.path(number), self._assembly.new_files())
         generation.manifest.require_fit(self.settings.fingerprint, self.log.forgotten())
-        generation.skip_cold(self.options.cold)
+        generation.spare_cold(self.options.cold)
         if self.chosen:
             self.chosen.apply(generation)
         return generation

@@ -146,7 +146,7 @@ class Replica(CollectionView):
         manifest = read_manifest(folder)
         manifest.require_fit(self.settings.fingerprint, self.log.forgotten())
         generation = Generation(folder, manifest, self._assembly.new_files())
-        generation.skip_cold(self.options.cold)
+        generation.spare_cold(self.options.cold)
         if self.chosen is not None:
             self.chosen.apply(generation)
         return generation

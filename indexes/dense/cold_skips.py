@@ -1,15 +1,19 @@
-"""Decides whether a query searches the cold tier: always, never, or calibrated on recent queries.
+"""Decides whether a query searches the cold tier: always, never, or only where the hot tier may not answer it.
 
-    learning   always search the cold tier, and record each query's margin and what it would have lost without it
-    skipping   skip the cold tier if a query's margin exceeds a threshold: the lowest one for which the recorded
-               queries prove, at 95 percent confidence, a mean loss within the budget (risk control: Angelopoulos et
-               al. 2022)
-    auditing   search the cold tier for a share of the skips and discard the results. If the upper bound on the loss
+    margin     the score of the k-th passage found in the other tiers, minus half the mean score of the nearest cold
+               centroids: of the statistics tried on real questions and clustered loads, this one separated best
+    loss       the share of a query's true nearest k that are cold
+    rule       skip the cold tier if the margin exceeds a threshold: the lowest one for which noted queries prove, at 95
+               percent confidence, a mean loss within the budget (risk control: Angelopoulos et al. 2022)
+    auditing   a share of the skips search the cold tier anyway and discard the results. If the upper bound on the loss
                they show exceeds the budget, or too few queries skip for it to pay off, learning starts over
 
-A query's loss is the share of its true nearest k that are cold. Its margin is the score of the k-th passage found so
-far, minus half the mean score of the nearest cold centroids: of the statistics tried on real questions and clustered
-loads, this one separated best. The state belongs to one generation and lives in memory: a new generation or a restart
+While it learns, the policy `auto` observes a share of the queries: they search the hot tier first and the lists after
+it, and the others the lists alone; it follows a rule only if that saves time. `calibrated` observes all queries, and
+follows any rule.
+
+A query is judged where it is searched, which may be another process; one `ColdSkipper` gives it the threshold and
+learns from what comes back. Its state belongs to one generation, and lives in memory: a new generation or a restart
 learns from scratch.
 """
 
@@ -17,42 +21,42 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal
 
 import faiss
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.base.model import ColdPolicy, Floats, Ranking
+from indexes.base.model import ColdPolicy, Floats, Ranking, Spared, Sparing
 
 Values = NDArray[np.float64]
 
-NOTES = 5000  # queries recorded before the threshold is chosen
+NOTES = 5000  # queries observed before the threshold is chosen
 CONFIDENCE = 0.95
 TILT = 0.7  # of the Chernoff bound: near optimal for a few thousand queries and a budget of a few thousandths
 SPARE = 0.8  # share of the budget that the threshold may use; the rest is slack for noise in the audits
 NEAR, NEAR_WEIGHT = 8, 0.5  # number of nearest centroids in the margin, and the weight of their mean score
 SHARE_QUERIES = 2000  # window of the exponential moving average of the skip rate
+PAYS = 0.9  # of the time that a rule saves, what the searches of the hot tier may take
 SHARE_MIN = 0.05  # lowest skip rate that pays for the decisions. Below half of it, skipping stops
+NEVER = "cold policy is never"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What to do for one query. `note`: pass its actual or potential loss to `learn`."""
+class Verdict(msgspec.Struct, frozen=True):
+    """Whether a query searches the cold tier, why not, and what to tell the ColdSkipper; None: nothing."""
 
     search: bool
-    reason: str | None = None  # for a skip
-    note: bool = False
-    margin: float = 0.0
+    reason: str | None = None
+    spared: Spared | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ColdState:
+class ColdState(msgspec.Struct, frozen=True):
     """Status for operators. Counts start when this generation is loaded.
 
     `proven`: queries for which no cold passage could score high enough. `audits`: skips searched anyway, to measure
-    what skipping loses. `stops`: times that skipping stopped because it lost too much.
+    what skipping loses. `stops`: times that skipping stopped because it lost too much or too few queries skipped.
     """
 
     state: Literal["always", "never", "learning", "skipping"]
@@ -96,72 +100,90 @@ class ListBounds:
         return math.cos(max(float(angles.min()), 0.0))
 
 
+def judge(sparing: Sparing, bounds: ListBounds | None, query: Floats, warm: Ranking, k: int) -> Verdict:
+    """Judge a query that found these non-cold passages. `bounds` may be None only for a query that never searches."""
+    if sparing.never or bounds is None:
+        return Verdict(search=not sparing.never, reason=NEVER if sparing.never else None)
+    if len(warm) < k:
+        return Verdict(search=True)
+    similarities = bounds.similarities(query)
+    bound, kth = bounds.best_possible(similarities), float(warm.scores[k - 1])
+    margin = kth - NEAR_WEIGHT * mean_of_best(similarities)
+    if bound <= kth:
+        reason = f"proven needless: nothing cold can score above {bound:.3f}"
+        return Verdict(False, reason, Spared(sparing, "proven", margin))
+    if margin > sparing.threshold:
+        reason = f"calibrated: margin {margin:.3f} above {sparing.threshold:.3f}"
+        return Verdict(False, reason, Spared(sparing, "skipped", margin))
+    return Verdict(search=True, spared=Spared(sparing, "searched", margin))
+
+
 class ColdSkipper:
-    """Decides for the queries of one generation, and learns from them. Thread-safe.
+    """Gives the queries of one generation their threshold, and learns from what they did. Thread-safe."""
 
-    `bounds` None: never search the cold tier.
-    """
-
-    def __init__(self, policy: ColdPolicy, bounds: ListBounds | None, *, seed: int = 0) -> None:
+    def __init__(self, policy: ColdPolicy, generation: int = 0, *, seed: int = 0) -> None:
         self.policy = policy
-        self._bounds = bounds
+        self._generation = generation
         self._lock = threading.Lock()
         self._random = np.random.default_rng(seed)
         self._queries = self._skipped = self._proven = self._audits = self._stops = 0
-        self._notes: list[tuple[float, float]] = []  # margin and loss
+        self._notes: list[Spared] = []
         self._rule: Rule | None = None
 
-    def decide(self, query: Floats, warm: Ranking, k: int, *, counted: bool = True) -> Decision:
-        """Decide for a query that found these non-cold passages. If not `counted`, nothing is learned from it."""
-        if self._bounds is None:
-            return Decision(False, "cold policy is never")
-        if len(warm) < k:
-            return Decision(True)
-        similarities = self._bounds.similarities(query)
-        bound, kth = self._bounds.best_possible(similarities), float(warm.scores[k - 1])
-        margin = kth - NEAR_WEIGHT * mean_of_best(similarities)
+    def sparing(self, *, counted: bool = True) -> Sparing | None:
+        """How the next query may spare the cold tier; None: it searches the lists alone. If not `counted`, nothing is
+        to be learned from it."""
+        if self.policy.mode == "never":
+            return Sparing(self._generation, never=True)
         with self._lock:
-            self._queries += counted
-            if bound <= kth:
-                self._proven += counted
-                return Decision(False, f"proven needless: nothing cold can score above {bound:.3f}")
             rule = self._rule
-            if rule is None:
-                return Decision(True, note=counted, margin=margin)
-            skip = margin > rule.threshold
-            if counted:
-                rule.count(skip)
-                if rule.share < SHARE_MIN / 2:
-                    self._stop()
-            if not skip:
-                return Decision(True)
-            self._skipped += counted
-            note = counted and bool(self._random.random() < self.policy.audit)
-        reason = f"calibrated: margin {margin:.3f} above {rule.threshold:.3f}"
-        return Decision(False, reason, note, margin)
+            learning = self.policy.observed if self.policy.mode == "auto" else 1.0
+            observed = counted and self._random.random() < (learning if rule is None else self.policy.audit)
+            if rule is not None:
+                return Sparing(self._generation, rule.threshold, observed=observed)
+        return Sparing(self._generation, observed=True) if observed else None
 
-    def learn(self, decision: Decision, loss: float) -> None:
-        """Record the recall, 0 to 1, that a query lost or would have lost without the cold tier. Requires `note`."""
+    def learn(self, spared: Spared) -> None:
+        """Learn from a counted query, unless it was judged by another rule than the present one."""
         with self._lock:
-            if decision.search is not (self._rule is None):
-                return  # decided before the state changed
-            if self._rule is not None:
-                self._audits += 1
-                self._rule.audit(loss)
-                if self._rule.bound() > self.policy.budget:
-                    self._stop()
+            rule = self._rule
+            if spared.by.generation != self._generation or spared.by.threshold != (
+                math.inf if rule is None else rule.threshold
+            ):
                 return
-            self._notes.append((decision.margin, loss))
-            if len(self._notes) == NOTES:
-                self._rule = Rule.chosen(np.array(self._notes), SPARE * self.policy.budget)
-                self._notes.clear()
+            self._queries += 1
+            self._skipped += spared.outcome == "skipped"
+            self._proven += spared.outcome == "proven"
+            if spared.outcome == "proven":
+                return
+            if rule is None:
+                self._note(spared)
+                return
+            rule.count(spared.outcome == "skipped")
+            loses = False
+            if spared.outcome == "skipped" and spared.loss is not None:
+                self._audits += 1
+                rule.audit(spared.loss)
+                loses = rule.bound() > self.policy.budget
+            if loses or rule.share < SHARE_MIN / 2:
+                self._stops += 1
+                self._rule = None
 
-    def _stop(self) -> None:
-        self._stops += 1
-        self._rule = None
+    def _note(self, spared: Spared) -> None:
+        if spared.loss is None:
+            return
+        self._notes.append(spared)
+        if len(self._notes) < NOTES:
+            return
+        rule = Rule.chosen(
+            np.array([(one.margin, one.loss) for one in self._notes]), SPARE * self.policy.budget
+        )
+        if rule is not None and (self.policy.mode == "calibrated" or pays(self._notes, rule.share)):
+            self._rule = rule
+        self._notes.clear()
 
     def state(self) -> ColdState:
-        if self._bounds is None:
+        if self.policy.mode == "never":
             return ColdState("never")
         with self._lock:
             return ColdState(
@@ -173,6 +195,14 @@ class ColdSkipper:
                 self._stops,
                 round(self._rule.bound(), 6) if self._rule else None,
             )
+
+
+def pays(notes: Sequence[Spared], share: float) -> bool:
+    """Whether skipping the lists for this share of such queries saves more than the search before it takes."""
+    first_s, lists_s = (
+        float(np.mean([getattr(one, name) for one in notes])) for name in ("first_s", "lists_s")
+    )
+    return first_s < PAYS * share * lists_s
 
 
 class Rule:

@@ -67,6 +67,7 @@ class Assembly:
             bm25=self._settings.bm25,
             exact_scan_max=self._options.exact_scan_passages_max,
             skipper=self.generation.skipper if self.generation else None,
+            bounds=self.generation.bounds if self.generation else None,
         )
 
     # -- growth and removal

@@ -58,6 +58,7 @@ class Generation:
             ColdIndex.load(folder / "cold.ivf", self.vectors, manifest.search) if manifest.cold else None
         )
         self.skipper: ColdSkipper | None = None
+        self.bounds: ListBounds | None = None
         self.lexical = SealedLexical.load(folder / "lexical", files)
         self.filters = SealedFilters.load(folder / "filters", files)
 
@@ -139,18 +140,24 @@ class Generation:
                 self._graph = HotGraph.load(self.folder / "hot.hnsw", self.manifest.dimensions, ef=self._ef)
             return self._graph
 
-    def skip_cold(self, policy: ColdPolicy) -> None:
-        """Let a policy decide which queries search the cold tier; `always` needs none. Loads the graph if searches walk
-        it."""
-        if self.manifest.walked(policy):
+    def spare_cold(self, policy: ColdPolicy) -> None:
+        """Let queries spare the cold tier by a policy. Loads the graph if all searches walk it, and the bounds of the
+        lists."""
+        self.skipper = self.bounds = None
+        walked = self.manifest.walked(policy)
+        if walked and policy.mode != "auto":
             self.hot_graph()
-        if self._cold is None or policy.mode == "always":
-            self.skipper = None
-        elif policy.mode == "never":
-            self.skipper = ColdSkipper(policy, None)
-        else:
-            lowest = np.asarray(self.files.array(self.folder / LOWEST), np.float32)
-            self.skipper = ColdSkipper(policy, ListBounds(self._cold.centroids(), lowest))
+        if self._cold is None or policy.mode == "always" or (policy.mode == "auto" and not walked):
+            return
+        self.skipper = ColdSkipper(policy, self.number)
+        if policy.mode != "never":
+            self.bounds = self.list_bounds()
+
+    def list_bounds(self) -> ListBounds:
+        """Bounds of the lists, which there must be."""
+        assert self._cold is not None
+        lowest = np.asarray(self.files.array(self.folder / LOWEST), np.float32)
+        return ListBounds(self._cold.centroids(), lowest)
 
     def tune(self, *, ef: int | None = None, cold: ColdSettings | None = None) -> None:
         """Change the search settings. A search in progress may use the old ones, or a mix of old and new per tier."""

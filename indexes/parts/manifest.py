@@ -72,7 +72,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str = ""
 
     def walked(self, policy: ColdPolicy) -> bool:
-        """Whether searches walk the graph of the hot tier: nothing is cold, or the cold tier may be skipped."""
+        """Whether searches may walk the graph of the hot tier: nothing is cold, or the cold tier may be skipped. `auto`
+        skips nothing where the graph would be larger than the lists, and take more memory than it saves time."""
+        if self.hot and self.cold and policy.mode == "auto":
+            return self.files["hot.hnsw"].bytes <= self.files["cold.ivf"].bytes
         return bool(self.hot) and (not self.cold or policy.mode != "always")
 
     def require_fit(self, fingerprint: str, forgotten: int) -> None:

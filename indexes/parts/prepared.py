@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -14,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.base.masks import Bits, bits_at, pack_flags, rows_in
-from indexes.base.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Scalar, Tier
+from indexes.base.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Scalar, Sparing, Tier
 from indexes.base.work import OnStep, do_nothing
-from indexes.dense.cold_skips import ColdSkipper
+from indexes.dense.cold_skips import ListBounds, judge
 from indexes.dense.vectors import Found
 from indexes.filters.bitmaps import to_bits
 from indexes.filters.grammar import Filter, Kind, Unchecked
@@ -96,7 +97,7 @@ class Prepared:
         query: Query,
         weighed: WeightedQuery | None,
         scan_max: int,
-        skipper: ColdSkipper | None = None,
+        bounds: ListBounds | None = None,
         corrected: Mapping[str, str] = NO_CORRECTIONS,
         required: Sequence[Alternatives | Prefixed] = (),
         spoken: Mapping[str, int] | None = None,
@@ -106,10 +107,10 @@ class Prepared:
         light: bool = True,
         on_step: OnStep = do_nothing,
     ) -> None:
-        """`skipper` may decide to skip the cold tier. `corrected` maps words of the query to the terms used for them;
-        `typos_whole`: no such word was left out. `light`: preparing takes no time. `required`: only rows with one term
-        of each group. `spoken`: the languages considered for the query. `names`: its `asked_keys`. `on_step` is called
-        between steps.
+        """`bounds` are those of the cold lists, where a query may spare them. `corrected` maps words of the query to
+        the terms used for them; `typos_whole`: no such word was left out. `light`: preparing takes no time.
+        `required`: only rows with one term of each group. `spoken`: the languages considered for the query. `names`:
+        its `asked_keys`. `on_step` is called between steps.
         """
         self.query = query
         self.corrected = corrected
@@ -120,7 +121,7 @@ class Prepared:
         self._parts = parts
         self._weighed = weighed
         self._scan_max = scan_max
-        self._skipper = skipper
+        self._bounds = bounds
         self._spoken = spoken
         self._ranked: list[tuple[Visible, Ids, Rows]] = []  # passages of each ranking, with their rows
 
@@ -230,19 +231,19 @@ class Prepared:
         return ids
 
     def dense(self) -> DenseResult:
-        """Passages nearest to the vector. With a filter, only the `never` policy skips the cold tier.
+        """Passages nearest to the vector. With a filter, only a policy never to search the cold tier skips it.
 
         After `steps`, what each depth adds follows what the ones before it found, so a deeper ranking extends a
         shallower one although the indexes are approximate.
         """
-        vector, skipper = self.query.vector, self._skipper
+        vector, sparing = self.query.vector, self.query.sparing
         tiers = tiers_in(chosen.by_tier for chosen in self.selection)
         if vector is None:
             return DenseResult(Ranking.empty(), tiers, None)
         first, *deeper = (*self.query.steps, self.query.depth)
         ranks = self.query.ranks or self.query.k
-        if skipper is not None and (not self._is_filtered or skipper.policy.mode == "never"):
-            found = self._sparing(vector, skipper, tiers, first, ranks)
+        if sparing is not None and (sparing.never or not self._is_filtered):
+            found = self._hot_first(vector, sparing, tiers, first, ranks)
         else:
             ranking = self._nearest(vector, first, ranks)
             found = DenseResult(ranking, tiers, self._why_no_cold(tiers))
@@ -256,11 +257,11 @@ class Prepared:
     def _is_filtered(self) -> bool:
         return self.query.condition is not None or bool(self._required)
 
-    def _sparing(
-        self, vector: Floats, skipper: ColdSkipper, tiers: tuple[Tier, ...], depth: int, ranks: int
+    def _hot_first(
+        self, vector: Floats, sparing: Sparing, tiers: tuple[Tier, ...], depth: int, ranks: int
     ) -> DenseResult:
-        """Search the cold tier last, and only if needed. An audited skip searches it and discards the results."""
-        k = self.query.k
+        """Search the cold tier last, and only if needed. An observed skip searches it and discards the results."""
+        k, begun = self.query.k, time.perf_counter()
         found = [
             (chosen, self._nearest_in(chosen, vector, depth, ranks, warm=True))
             for chosen in self.selection
@@ -269,9 +270,10 @@ class Prepared:
         warm = Ranking.merge([ranking for _, ranking in found], depth)
         if "cold" not in tiers:
             return DenseResult(warm, tiers, self._why_no_cold(tiers))
-        decision = skipper.decide(vector, warm, k, counted=self.query.counted)
-        both = warm
-        if decision.search or decision.note:
+        verdict = judge(sparing, self._bounds, vector, warm, k)
+        both, spared, judged = warm, verdict.spared, time.perf_counter()
+        observed = sparing.observed and spared is not None and spared.outcome != "proven"
+        if verdict.search or observed:
             both = Ranking.merge(
                 [
                     self._nearest_in(chosen, vector, depth, ranks) if chosen.by_tier.get("cold") else ranking
@@ -279,11 +281,14 @@ class Prepared:
                 ],
                 depth,
             )
-        if decision.note:
-            skipper.learn(decision, float(np.mean(both.tiers[:k] == TIERS.index("cold"))))
-        if decision.search:
-            return DenseResult(both, tiers, None)
-        return DenseResult(warm, tuple(tier for tier in tiers if tier != "cold"), decision.reason)
+            if spared is not None and observed:
+                loss, now = float(np.mean(both.tiers[:k] == TIERS.index("cold"))), time.perf_counter()
+                spared = msgspec.structs.replace(
+                    spared, loss=loss, first_s=judged - begun, lists_s=now - judged
+                )
+        if verdict.search:
+            return DenseResult(both, tiers, None, spared)
+        return DenseResult(warm, tuple(tier for tier in tiers if tier != "cold"), verdict.reason, spared)
 
     def _nearest(self, vector: Floats, depth: int, ranks: int, *, warm: bool = False) -> Ranking:
         return Ranking.merge(

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.base.model import DenseResult, Floats, Ids, Ranking, Tier
+from indexes.base.model import DenseResult, Floats, Ids, Ranking, Spared, Sparing, Tier
 from indexes.filters.grammar import Filter
 from indexes.lexical.synonyms import Synonyms
 
@@ -44,8 +44,9 @@ class Query(msgspec.Struct, frozen=True):
     `language` is the text's; None: guessed among those of the passages. `typos`: words that no passage has are replaced
     by the nearest ones; only passages that match `visible` count, None: all. Only passages that may contain all
     `phrases`, and a word with each of the `prefixes`, are found; their texts decide. BM25 and the dense indexes each
-    return `depth` candidates. The first `k` may be shown, on this page or an earlier one: the cold policy judges loss
-    on them. `counted`: the query is real traffic, and the cold policy learns from it. `steps`: the depths, ascending,
+    return `depth` candidates. The first `k` may be shown, on this page or an earlier one: what sparing the cold tier
+    loses is measured on them. `counted`: the query is real traffic. `sparing`: how it may spare the cold tier of the
+    generation it names; None: it searches the lists. `steps`: the depths, ascending,
     of earlier searches whose dense rankings this one extends. `ranks`: how many places of the dense ranking are found
     with the recall that was asked of the index, later ones with less; 0: `k`. `statistics`: what BM25 counts, if these
     passages are not all that the scores shall rest on; None: these passages. `synonyms` expand the text.
@@ -66,6 +67,7 @@ class Query(msgspec.Struct, frozen=True):
     ranks: int = 0
     statistics: TermCounts | None = None
     synonyms: Synonyms | None = None
+    sparing: Sparing | None = None
 
 
 class Candidates(msgspec.Struct, frozen=True):
@@ -89,6 +91,7 @@ class Candidates(msgspec.Struct, frozen=True):
     names: Floats | None = None
     searched: tuple[Tier, ...] = ()
     cold_skipped: str | None = None
+    spared: Spared | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -117,6 +120,7 @@ class Candidates(msgspec.Struct, frozen=True):
             lexical_bound=lexical_bound,
             searched=dense.tiers,
             cold_skipped=dense.cold_skipped,
+            spared=dense.spared,
         )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +20,7 @@ from indexes.base.languages import UNSURE, guess_language, primary
 from indexes.base.masks import bits_at
 from indexes.base.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
 from indexes.base.work import OnStep, WorkBudget, do_nothing
-from indexes.dense.cold_skips import ColdSkipper
+from indexes.dense.cold_skips import ColdSkipper, ListBounds
 from indexes.filters.grammar import Filter
 from indexes.filters.satisfiable import require_key
 from indexes.lexical.analysis import TAG, query_terms
@@ -49,7 +50,8 @@ class Snapshot:
     """One frozen view of a collection. Safe from any thread.
 
     `content`, 32 bytes, is equal for snapshots of equal documents, in any collection (`log.content`). `expired` are the
-    passages that it hides although they are not deleted yet, ascending.
+    passages that it hides although they are not deleted yet, ascending. `skipper` says how queries may spare the cold
+    tier of the generation, and `bounds` are those of its lists; None: they do not.
     """
 
     seq: int
@@ -59,6 +61,7 @@ class Snapshot:
     bm25: Bm25
     exact_scan_max: int
     skipper: ColdSkipper | None = None
+    bounds: ListBounds | None = None
     expired: Ids = field(default_factory=lambda: NONE)
     _unexpired: list[tuple[Hidden, Snapshot | None]] = field(default_factory=list, init=False, compare=False)
 
@@ -88,17 +91,27 @@ class Snapshot:
             return None
         return self.matching(condition, on_step)
 
+    def spare(self, query: Query) -> Query:
+        """The query with what the cold policy says about it. What comes back with its candidates is for
+        `skipper.learn`, if the query is counted."""
+        if self.skipper is None:
+            return query
+        return msgspec.structs.replace(query, sparing=self.skipper.sparing(counted=query.counted))
+
     def prepare(self, query: Query, on_step: OnStep = do_nothing, work: WorkBudget | None = None) -> Prepared:
         """Prepare a query. The methods of the result raise InvalidInput for a filter on a key or kind of value that no
         passage has. `on_step` is called between steps, both here and in the result. `work` is what is left of the
         request's budget; None: a full one."""
+        sparing = query.sparing
+        if sparing is not None and not sparing.never and sparing.generation != self.generation:
+            query = msgspec.structs.replace(query, sparing=None)  # its threshold is that of other lists
         if query.text is None:
             return Prepared(
                 self.parts,
                 query,
                 None,
                 self.exact_scan_max,
-                self.skipper,
+                self.bounds,
                 spoken=self.spoken,
                 on_step=on_step,
             )
@@ -127,7 +140,7 @@ class Snapshot:
             query,
             weighed,
             self.exact_scan_max,
-            self.skipper,
+            self.bounds,
             corrected,
             [*required, *groups.values()],
             self.spoken,

@@ -146,7 +146,7 @@ class Search(Section, frozen=True, kw_only=True):
     weight_dense: Weight = 0.45
     weight_lexical: Weight = 0.55
     exact_scan_passages_max: Count = 10_000
-    cold: Literal["always", "calibrated", "never"] = "always"
+    cold: Literal["auto", "always", "calibrated", "never"] = "auto"
     cold_loss_budget: Share = 0.005
     cold_audit_share: Share = 0.01
     deadline_ms: Positive = 10_000

@@ -164,7 +164,9 @@ def cold_skipping(states: dict[str, ColdState]) -> list[Metric]:
     ]
     return [
         counter(
-            "nearline_cold_decisions", "Queries that might need the cold tier, since the live generation was loaded",
+            "nearline_cold_decisions",
+            "Queries that searched the hot tier first, to be observed or by the rule learned, "
+            "since the live generation was loaded",
             ["collection", "outcome"], outcomes,
         ),
         counter(

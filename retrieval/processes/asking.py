@@ -66,7 +66,7 @@ class InProcesses:
         collection.hits.count(answer.hits)
         settled = collection.log.newest_seq == answer.seq
         state = State(answer.generation, answer.seq, answer.content, settled)
-        return Answered(state, Found(answer.answer, answer.vanished, answer.grounds), "miss")
+        return Answered(state, Found(answer.answer, answer.vanished, answer.grounds, answer.spared), "miss")
 
 
 def ask_of(
@@ -86,6 +86,7 @@ def ask_of(
         counted=plan.counted,
         deadline=watch.deadline,
         vector=vector,
+        sparing=plan.query.sparing,
         work=replace(budget.work),
         taken=budget.taken,
         bytes_max=budget.bytes_max,

@@ -9,6 +9,7 @@ import msgspec
 
 from indexes.base import errors
 from indexes.base.errors import NearlineError, Unavailable
+from indexes.base.model import Spared, Sparing
 from indexes.base.work import WorkBudget
 from indexes.parts.learned import RankingSettings
 from retrieval.base.settings import Config
@@ -65,6 +66,7 @@ class Ask(Frame, frozen=True):
     synonyms_ms   when the collection's synonyms were set
     caller        the access key, the tenant, and the groups of the caller
     vector        that of the text, float32, if it is known
+    sparing       how it may spare the cold tier
     work, taken   what the searches of the request may still do, and how many bytes of hits they have
     param         what the caller asked too much of if the hits are too large
     """
@@ -81,6 +83,7 @@ class Ask(Frame, frozen=True):
     counted: bool
     deadline: float | None
     vector: bytes | None
+    sparing: Sparing | None
     work: WorkBudget
     taken: int
     bytes_max: int
@@ -105,7 +108,8 @@ class Alive(Frame, frozen=True):
 
 class Answer(Frame, frozen=True):
     """The answer to `Ask`, and the state that was searched. `hits` are the passages to count, `vector` that of the text
-    if it was embedded here, and `spans` the stages on the monotonic clock."""
+    if it was embedded here, `spans` the stages on the monotonic clock, and `spared` what the cold policy learns from
+    it."""
 
     id: int
     answer: CachedAnswer
@@ -120,6 +124,7 @@ class Answer(Frame, frozen=True):
     work: WorkBudget
     taken: int
     hits: list[int]
+    spared: Spared | None
 
 
 class Failure(Frame, frozen=True):

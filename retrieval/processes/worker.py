@@ -400,8 +400,8 @@ class SearchWorker:
             embeds=replica.settings.embeds,
             strained=ask.strained,
         )
-        if not ask.counted:
-            plan = replace(plan, counted=False, query=replace(plan.query, counted=False))
+        query = replace(plan.query, counted=plan.query.counted and ask.counted, sparing=ask.sparing)
+        plan = replace(plan, counted=ask.counted, query=query)
         vector = None if ask.vector is None else np.frombuffer(ask.vector, np.float32)
         self._spending.arrive(key)
         return Search(ask, plan, found, watch, vector)
@@ -452,6 +452,7 @@ class SearchWorker:
             work=budget.work,
             taken=budget.taken,
             hits=search.found.hits.take(),
+            spared=answer.spared,
         )
 
     def _search(

@@ -280,8 +280,15 @@ class Pipeline:
     ) -> SearchAnswer:
         """Answer from the cache, or by searching."""
         snapshot = snapshot_with(collection, plan.request.min_seq)
+        plan = replace(plan, query=snapshot.spare(plan.query))
 
         async def search() -> Answered:
+            answered = await search_now()
+            if (spared := answered.found.spared) is not None and snapshot.skipper is not None:
+                snapshot.skipper.learn(spared)
+            return answered
+
+        async def search_now() -> Answered:
             if self._elsewhere is not None and place is None:
                 answered = await self._elsewhere.search(collection, plan, watch, budget)
                 if answered is not None:
@@ -346,6 +353,7 @@ class Pipeline:
         try:
             async with self._in_time(plan, watch):
                 snapshot = snapshot_with(collection, request.min_seq)
+                plan = replace(plan, query=snapshot.spare(plan.query))
                 async with self._turn(plan):
                     shard = LocalShard(collection, snapshot, watch)
                     embedded = await self._embed(shard, plan, watch, vectors)

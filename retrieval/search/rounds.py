@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from indexes.base.model import StoredPassage
+from indexes.base.model import Spared, StoredPassage
 from indexes.base.work import OnStep, do_nothing
 from indexes.collection.view import CollectionView
 from retrieval.admission.ceiling import BudgetShare
@@ -30,6 +30,7 @@ class Rounds:
     phrases_whole     no hit is missing because the work budget for phrases was used up
     copies_whole      the same for that of copies
     highlights_whole  all hits have their highlights
+    spared            what the cold policy learns from the first round
     """
 
     budget: BudgetShare
@@ -46,6 +47,7 @@ class Rounds:
     groups: list[Group] = field(default_factory=list)
     decided: Positions | None = None
     collections: Sequence[str] = ()
+    spared: Spared | None = None
 
     def leaves_out(self, embedded: EmbeddedQuery, passage: StoredPassage) -> bool:
         """Whether a candidate is not a hit, which is remembered for later rounds."""

@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from indexes.base.model import Ranking, Tier
+from indexes.base.model import Ranking, Spared, Tier
 from indexes.base.work import WorkBudget
 from retrieval.search.boosting import arrange, values_queries
 from retrieval.search.diversity import diversify
@@ -51,12 +51,13 @@ class CachedAnswer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An answer; whether candidates were missing from the log; and the grounds on which it may outlive writes, empty if
-    it may not."""
+    """An answer; whether candidates were missing from the log; the grounds on which it may outlive writes, empty if it
+    may not; and what the cold policy learns from it."""
 
     answer: CachedAnswer
     vanished: bool = False
     grounds: bytes = b""
+    spared: Spared | None = None
 
 
 async def run_stages(
@@ -81,6 +82,8 @@ async def run_stages(
             grounds=request.cache,
         )
     )
+    if embedded.query.counted:
+        rounds.spared = found.candidates.spared
     ranked = fused = watch.time_stage("fuse", lambda: fuse(embedded, found.candidates))
     reranked = None
     if embedded.plan.rerank is not None and reranker is not None:
@@ -114,7 +117,7 @@ async def run_stages(
         over_budget=over_budget(rounds, found),
         query_cut=embedded.query_cut or UNSET,
     )
-    return Found(answer, vanished, grounds)
+    return Found(answer, vanished, grounds, rounds.spared)
 
 
 def over_budget(rounds: Rounds, searched: Searched) -> list[OverBudget] | UnsetType:

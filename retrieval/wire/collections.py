@@ -167,7 +167,8 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     mapped_bytes: Annotated[int, Doc("Mapped index files, which the system may evict from memory")]
     moves: Annotated[Moves | None, Doc("Passages the last rebuild moved between tiers")]
     cold: Annotated[
-        ColdState | None, Doc("How often queries needed the cold tier; null before the first rebuild")
+        ColdState | None,
+        Doc("How queries that searched the hot tier first fared; null before the first rebuild"),
     ]
     owed_bytes: Annotated[int, Doc("Bytes deleted or overwritten but not erased yet")]
     owed_since_ms: Annotated[int | None, Doc("Unix time in milliseconds when the oldest of them was deleted")]

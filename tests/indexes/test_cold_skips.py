@@ -12,11 +12,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from indexes.base.model import TIERS, ColdPolicy, Ranking
+from indexes.base.model import TIERS, ColdPolicy, Floats, Ranking, Spared, Sparing
 from indexes.dense import cold_skips
-from indexes.dense.cold_skips import NOTES, SHARE_QUERIES, ColdSkipper, Decision, ListBounds, Rule, upper_mean
+from indexes.dense.cold_skips import (
+    NOTES,
+    SHARE_QUERIES,
+    ColdSkipper,
+    ListBounds,
+    Rule,
+    Verdict,
+    judge,
+    upper_mean,
+)
 
 K = 10
 DIMENSIONS, LISTS = 32, 16
@@ -63,23 +73,46 @@ def bounds() -> ListBounds:
     return ListBounds(np.array([unit(rng) for _ in range(LISTS)]), np.full(LISTS, -1, np.float32))
 
 
-def play(watch: ColdSkipper, load: Load, queries: int) -> tuple[float, float]:
-    """Mean loss over these queries, and the share of them that skipped the cold tier."""
+BOUNDS = bounds()
+
+
+def decide(watch: ColdSkipper, query: Floats, scores: Floats, *, counted: bool = True) -> Verdict:
+    """What a query does that found hot passages with these scores. The lists alone find all."""
+    sparing = watch.sparing(counted=counted)
+    return Verdict(search=True) if sparing is None else judge(sparing, BOUNDS, query, ranked(scores), K)
+
+
+def ask(
+    watch: ColdSkipper, query: Floats, scores: Floats, loss: float, times: tuple[float, float] = (1.0, 10.0)
+) -> tuple[Verdict, bool]:
+    """Decide, and tell what was seen of the loss. Also returns whether the query was observed."""
+    verdict = decide(watch, query, scores)
+    spared = verdict.spared
+    observed = spared is not None and spared.by.observed and spared.outcome != "proven"
+    if spared is not None:
+        first_s, lists_s = times
+        watch.learn(replace(spared, loss=loss, first_s=first_s, lists_s=lists_s) if observed else spared)
+    return verdict, observed
+
+
+def play(
+    watch: ColdSkipper, load: Load, queries: int, times: tuple[float, float] = (1.0, 10.0)
+) -> tuple[float, float]:
+    """Mean loss over these queries, and the share of them that skipped the cold tier. `times`: the seconds that the
+    search of the hot tier and that of the lists take."""
     lost, skipped = 0.0, 0
     for _ in range(queries):
         query, scores, loss = load.draw()
-        decision = watch.decide(query, ranked(scores), K)
-        if not decision.search:
+        verdict, _ = ask(watch, query, scores, loss, times)
+        if not verdict.search:
             skipped += 1
             lost += loss
-        if decision.note:
-            watch.learn(decision, loss)
     return lost / queries, skipped / queries
 
 
 def test_always_searches_while_it_learns() -> None:
     """Nothing is skipped before enough queries were noted."""
-    watch = ColdSkipper(POLICY, bounds())
+    watch = ColdSkipper(POLICY)
     assert play(watch, Load(easy=0.9), NOTES - 1) == (0.0, 0.0)
     assert watch.state().state == "learning"
 
@@ -87,7 +120,7 @@ def test_always_searches_while_it_learns() -> None:
 @pytest.mark.parametrize("easy", [0.6, 0.9])
 def test_skips_within_the_budget(easy: float) -> None:
     """Once calibrated, most easy queries skip, and the recall lost on average stays within the budget."""
-    watch = ColdSkipper(POLICY, bounds())
+    watch = ColdSkipper(POLICY)
     load = Load(easy)
     play(watch, load, NOTES)
     loss, skipped = play(watch, load, 10_000)
@@ -99,7 +132,7 @@ def test_skips_within_the_budget(easy: float) -> None:
 def test_hidden_losses_are_counted() -> None:
     """Where some queries look easy and are not, fewer skip, and the loss stays within the budget."""
     for seed in range(5):
-        watch = ColdSkipper(POLICY, bounds(), seed=seed)
+        watch = ColdSkipper(POLICY, seed=seed)
         load = Load(easy=0.9, hard_loss=0.2, hidden=0.1, seed=seed)
         play(watch, load, NOTES)
         loss, _ = play(watch, load, 8000)
@@ -108,7 +141,7 @@ def test_hidden_losses_are_counted() -> None:
 
 def test_a_load_without_hot_queries_skips_next_to_nothing() -> None:
     """Where the hot tier never suffices, hardly any query skips the cold one, at a loss within the budget."""
-    watch = ColdSkipper(POLICY, bounds())
+    watch = ColdSkipper(POLICY)
     loss, skipped = play(watch, Load(easy=0.0), 2 * NOTES)
     assert loss <= POLICY.budget
     assert skipped <= 0.01
@@ -118,7 +151,7 @@ def test_the_audit_stops_skipping() -> None:
     """When queries that look easy begin to lose, skipping soon stops and learning starts over."""
     stopped = []
     for seed in range(5):
-        watch = ColdSkipper(POLICY, bounds(), seed=seed)
+        watch = ColdSkipper(POLICY, seed=seed)
         play(watch, Load(easy=0.9, seed=seed), NOTES + 1000)
         assert watch.state().state == "skipping"
         shifted = Load(easy=0.9, hidden=0.3, seed=seed + 100)
@@ -134,7 +167,7 @@ def test_the_audit_stops_skipping() -> None:
 def test_skipping_more_counts_as_losing_more() -> None:
     """A load that comes to skip three times as many queries, each losing what few enough could afford, is stopped."""
     for seed in range(3):
-        watch = ColdSkipper(POLICY, bounds(), seed=seed)
+        watch = ColdSkipper(POLICY, seed=seed)
         # A skip may lose .016 where three queries in ten skip, and .005 where nearly all do.
         play(watch, Load(easy=0.3, hidden=0.01, seed=seed), NOTES + 1000)
         assert watch.state().state == "skipping"
@@ -145,15 +178,15 @@ def test_skipping_more_counts_as_losing_more() -> None:
 
 def test_a_threshold_that_no_longer_fits_is_replaced() -> None:
     """A load of which nothing is skipped loses nothing, and soon gets a threshold of its own."""
-    watch = ColdSkipper(POLICY, bounds())
+    watch = ColdSkipper(POLICY)
     play(watch, Load(easy=0.8), NOTES + 100)
     assert watch.state().state == "skipping"
     rng = np.random.default_rng(4)
 
-    def strange() -> Decision:
+    def strange() -> Verdict:
         """Lower scores than any query had before."""
         scores = np.sort(0.2 + 0.01 * rng.random(K))[::-1].astype(np.float32)
-        return watch.decide(unit(rng), ranked(scores), K)
+        return ask(watch, unit(rng), scores, 0.0)[0]
 
     asked = 0
     while watch.state().state == "skipping":
@@ -162,15 +195,14 @@ def test_a_threshold_that_no_longer_fits_is_replaced() -> None:
     assert asked <= 4 * SHARE_QUERIES
     assert watch.state().stops == 1
     for _ in range(NOTES + 1):
-        if (decision := strange()).note:
-            watch.learn(decision, 0.0)
+        strange()
     assert watch.state().state == "skipping"
     assert sum(not strange().search for _ in range(100)) > 50
 
 
 def test_the_audit_does_not_cry_wolf() -> None:
     """Skipping goes on for as long as the load stays the same."""
-    watch = ColdSkipper(POLICY, bounds(), seed=3)
+    watch = ColdSkipper(POLICY, seed=3)
     load = Load(easy=0.8, hard_loss=0.3, hidden=0.005, seed=4)
     play(watch, load, NOTES)
     play(watch, load, 30_000)
@@ -181,37 +213,69 @@ def test_the_audit_does_not_cry_wolf() -> None:
 def test_never() -> None:
     """A policy never to search says so of each query, and notes nothing."""
     query, scores, _ = Load(1.0).draw()
-    watch = ColdSkipper(ColdPolicy("never"), None)
-    never = watch.decide(query, ranked(scores), K)
-    assert (never.search, never.note, never.reason) == (False, False, "cold policy is never")
+    watch = ColdSkipper(ColdPolicy("never"))
+    assert decide(watch, query, scores) == Verdict(search=False, reason="cold policy is never")
     assert watch.state().state == "never"
 
 
 def test_what_only_measures_teaches_nothing() -> None:
-    """A query that does not count is decided like the others, but never counted, noted or audited."""
-    watch = ColdSkipper(ColdPolicy("calibrated", budget=0.005, audit=1.0), bounds())
+    """A query that does not count searches the lists alone while others are learned from, then skips as others do, and
+    is never observed."""
+    watch = ColdSkipper(ColdPolicy("calibrated", budget=0.005, audit=1.0))
     load = Load(1.0)
     query, scores, _ = load.draw()
-    for _ in range(100):
-        assert watch.decide(query, ranked(scores), K, counted=False).search
-    assert watch.state().queries == 0
+    assert all(decide(watch, query, scores, counted=False) == Verdict(search=True) for _ in range(100))
     play(watch, load, NOTES + 500)
+    verdicts = [decide(watch, *load.draw()[:2], counted=False) for _ in range(200)]
+    assert sum(not one.search for one in verdicts) > 100
+    assert not any(one.spared.by.observed for one in verdicts if one.spared is not None)
+
+
+@pytest.fixture
+def auto(monkeypatch: pytest.MonkeyPatch) -> ColdSkipper:
+    """The policy `auto`, which here knows after 1,000 queries observed."""
+    monkeypatch.setattr(cold_skips, "NOTES", 1000)
+    return ColdSkipper(ColdPolicy("auto", budget=0.02, audit=0.05))
+
+
+def test_auto_observes_few_until_it_knows(auto: ColdSkipper) -> None:
+    """One query in ten searches both ways while it learns; then those skip that may."""
+    observed = sum(auto.sparing() is not None for _ in range(10_000))
+    assert observed == pytest.approx(1000, rel=0.15)
+    load = Load(0.9)
+    assert play(auto, load, 5000) == (0.0, 0.0)
+    play(auto, load, 6000)
+    assert auto.state().state == "skipping"
+    loss, skipped = play(auto, load, 2000)
+    assert loss <= 0.02
+    assert skipped >= 0.8
+
+
+def test_auto_skips_nothing_where_that_takes_longer(auto: ColdSkipper) -> None:
+    """Nine queries in ten may skip, but searching the hot tier takes as long as searching the lists."""
+    assert play(auto, Load(0.9), 12_000, times=(0.9, 1.0)) == (0.0, 0.0)
+    assert auto.state().state == "learning"
+
+
+def test_what_another_rule_decided_teaches_nothing() -> None:
+    """Nor does what was searched in another generation."""
+    watch, load = ColdSkipper(POLICY, 7), Load(0.9)
+    play(watch, load, NOTES)
     before = watch.state()
-    decisions = [
-        watch.decide(query, ranked(scores), K, counted=False)
-        for query, scores, _ in [load.draw() for _ in range(200)]
-    ]
-    assert sum(not one.search for one in decisions) > 100
-    assert not any(one.note for one in decisions)
+    assert before.state == "skipping"
+    watch.learn(Spared(Sparing(7, observed=True), "searched", 0.5, 1.0))
+    rule = watch.sparing()
+    assert rule is not None
+    watch.learn(Spared(replace(rule, generation=6), "skipped", 0.9, 1.0))
     assert watch.state() == before
 
 
 def test_too_few_hits_are_never_enough() -> None:
     """A query for which the other tiers hold fewer than k passages always needs the cold one."""
-    watch = ColdSkipper(POLICY, bounds())
+    watch = ColdSkipper(POLICY)
     play(watch, Load(1.0), NOTES)
     query, scores, _ = Load(1.0).draw()
-    assert watch.decide(query, ranked(scores[: K - 1]), K).search
+    assert decide(watch, query, scores[: K - 1]).search
 
 
 def test_proof_needs_no_learning() -> None:
@@ -222,7 +286,7 @@ def test_proof_needs_no_learning() -> None:
     members = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in members]
     lowest = np.array([(each @ centre).min() for each, centre in zip(members, centres, strict=True)])
     known = ListBounds(centres, lowest.astype(np.float32))
-    watch = ColdSkipper(POLICY, known)
+    watch = ColdSkipper(POLICY)
     best = 0.0
     for _ in range(200):
         query = unit(rng)
@@ -232,35 +296,35 @@ def test_proof_needs_no_learning() -> None:
         best = max(float((each @ query).max()) for each in members)
         assert known.best_possible(known.similarities(query)) >= best - 1e-6
     scores = np.full(K, 0.999, np.float32)
-    decision = watch.decide(query, ranked(scores), K)
-    assert not decision.search
-    assert "proven" in str(decision.reason)
-    assert watch.decide(query, ranked(np.full(K, best - 0.01, np.float32)), K).search
+    sparing = watch.sparing()
+    assert sparing is not None
+    verdict = judge(sparing, known, query, ranked(scores), K)
+    assert not verdict.search
+    assert "proven" in str(verdict.reason)
+    assert judge(sparing, known, query, ranked(np.full(K, best - 0.01, np.float32)), K).search
+    assert verdict.spared is not None
+    watch.learn(verdict.spared)
     assert watch.state().proven == 1
 
 
 def test_threads_may_share_a_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts stay exact when several threads decide and learn, wherever one interrupts another."""
     monkeypatch.setattr(cold_skips, "NOTES", 500)
-    watch = ColdSkipper(ColdPolicy("calibrated", budget=0.05, audit=0.5), bounds())
+    watch = ColdSkipper(ColdPolicy("calibrated", budget=0.05, audit=0.5))
 
-    def ask(seed: int) -> list[Decision]:
-        load, decisions = Load(easy=1.0, seed=seed), []
+    def play_traced(seed: int) -> list[tuple[Verdict, bool]]:
+        load = Load(easy=1.0, seed=seed)
         sys.settrace(interrupted(random.Random(seed)))
-        for _ in range(300):
-            query, scores, loss = load.draw()
-            decisions.append(watch.decide(query, ranked(scores), K))
-            if decisions[-1].note:
-                watch.learn(decisions[-1], loss)
-        return decisions
+        return [ask(watch, *load.draw()) for _ in range(300)]
 
     with ThreadPoolExecutor(4) as pool:
-        decisions = [one for each in pool.map(ask, range(4)) for one in each]
-    skips = [one for one in decisions if not one.search]
+        verdicts = [one for each in pool.map(play_traced, range(4)) for one in each]
+    skips = [observed for verdict, observed in verdicts if not verdict.search]
     state = watch.state()
     assert (state.state, state.stops) == ("skipping", 0)
-    assert (state.queries, state.skipped) == (len(decisions), len(skips))
-    assert state.audits == sum(one.note for one in skips)
+    assert len(verdicts) - 4 <= state.queries <= len(verdicts)
+    assert state.skipped == len(skips)
+    assert state.audits == sum(skips)
 
 
 def interrupted(rng: random.Random) -> Callable[[FrameType, str, object], Any]:

@@ -1,17 +1,20 @@
-"""A search that may leave the cold tier out: what it returns, and what whoever decides is asked and told."""
+"""A search that may spare the cold tier: what it returns, and what it tells."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import cast
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from indexes.base.model import TIERS, ColdPolicy, DenseResult, Floats, Ids, Ranking
+from indexes.base.model import TIERS, ColdPolicy, DenseResult, Floats, Ids, IndexOptions, Spared, Sparing
+from indexes.collection.collection import Collection
 from indexes.dense.cold import ColdIndex, ColdSettings
-from indexes.dense.cold_skips import ColdSkipper, Decision
+from indexes.dense.cold_skips import NEAR_WEIGHT, NEVER, mean_of_best
 from indexes.filters.grammar import Comparison, Filter
 from indexes.parts.generation import Generation
 from indexes.parts.prepared import NO_COLD_MATCH
@@ -27,17 +30,29 @@ COLD = TIERS.index("cold")
 ALL = Comparison("eq", "tags", "all")
 EVEN = Comparison("eq", "even", True)
 NEWEST = Comparison("gte", "number", 800)  # none of them cold
-SEARCH, NOTED = Decision(True), Decision(True, note=True)
-SKIP, AUDITED = Decision(False, "not worth it"), Decision(False, "not worth it", note=True)
+SEARCH, NOTED = Sparing(1), Sparing(1, observed=True)
+NEVER_COLD = Sparing(1, never=True)
+SKIP, AUDITED = Sparing(1, threshold=-9), Sparing(1, threshold=-9, observed=True)
 
 
 @pytest.fixture(scope="module")
-def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snapshot]:
-    """All three tiers, searched so thoroughly that nothing is missed."""
-    collection = make_collection(tmp_path_factory.mktemp("sparing") / "c", hot_capacity=200)
-    fill(collection, WORLD, range(900))
-    collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
-    fill(collection, WORLD, range(900, 950))
+def world_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A collection with all three tiers."""
+    return write_world(tmp_path_factory.mktemp("sparing") / "c", hot=200)
+
+
+def write_world(folder: Path, *, hot: int) -> Path:
+    with closing(make_collection(folder, hot_capacity=hot)) as collection:
+        fill(collection, WORLD, range(900))
+        collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
+        fill(collection, WORLD, range(900, 950))
+    return folder
+
+
+@pytest.fixture
+def snapshot(world_folder: Path) -> Iterator[Snapshot]:
+    """It is searched so thoroughly that nothing is missed."""
+    collection = Collection(world_folder, IndexOptions(cold=ColdPolicy("calibrated")))
     snapshot = collection.snapshot
     assert snapshot.counts() == {"delta": 50, "hot": 200, "cold": 700}
     for visible in snapshot.parts:
@@ -47,36 +62,15 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snapshot]:
     collection.close()
 
 
-class Script:
-    """In the place of a ColdSkipper: decides as it was told to, and keeps what it was asked and taught."""
-
-    def __init__(self, decision: Decision) -> None:
-        self.policy = ColdPolicy("calibrated")
-        self.decision = decision
-        self.asked: list[tuple[Floats, int, bool]] = []
-        self.learnt: list[tuple[Decision, float]] = []
-
-    def decide(self, query: Floats, warm: Ranking, k: int, *, counted: bool = True) -> Decision:
-        self.asked.append((warm.scores, k, counted))
-        return self.decision
-
-    def learn(self, decision: Decision, loss: float) -> None:
-        self.learnt.append((decision, loss))
-
-
 def dense_scores(snapshot: Snapshot, vector: Floats, ids: Ids) -> Floats:
     return snapshot.prepare(Query(K, DEPTH, vector=vector)).scores(ids)[0]
 
 
 def search(
-    snapshot: Snapshot, vector: Floats, condition: Filter | None = None, *, counted: bool = True
+    snapshot: Snapshot, vector: Floats, sparing: Sparing | None, condition: Filter | None = None
 ) -> DenseResult:
-    query = Query(K, DEPTH, vector=vector, condition=condition, counted=counted)
+    query = Query(K, DEPTH, vector=vector, condition=condition, sparing=sparing)
     return snapshot.prepare(query).dense()
-
-
-def watched(snapshot: Snapshot, by: Script | ColdSkipper) -> Snapshot:
-    return replace(snapshot, skipper=cast(ColdSkipper, by))
 
 
 def best(snapshot: Snapshot, query: Floats, condition: Filter = ALL, *, cold: bool) -> list[int]:
@@ -107,93 +101,89 @@ def told(result: DenseResult) -> tuple[list[int], tuple[str, ...], str | None]:
 # --- what is returned -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("decision", [SEARCH, NOTED], ids=["search", "noted"])
-def test_a_search_returns_the_best_of_all_tiers(snapshot: Snapshot, decision: Decision) -> None:
-    """The same as a search that asks nobody, whether it is noted or not."""
+@pytest.mark.parametrize("sparing", [SEARCH, NOTED], ids=["search", "noted"])
+def test_a_search_returns_the_best_of_all_tiers(snapshot: Snapshot, sparing: Sparing) -> None:
+    """The same as a search that spares nothing, whether it is observed or not."""
     for query in QUERIES:
-        found = told(search(watched(snapshot, Script(decision)), query))
+        found = told(search(snapshot, query, sparing))
         assert found == (best(snapshot, query, cold=True), ("delta", "hot", "cold"), None)
         assert found == told(snapshot.dense(query, DEPTH))
 
 
-@pytest.mark.parametrize("decision", [SKIP, AUDITED], ids=["skip", "audited"])
-def test_a_skip_returns_the_best_of_the_others(snapshot: Snapshot, decision: Decision) -> None:
-    """Whoever asks sees the reason, and cannot tell whether the skip was audited."""
+@pytest.mark.parametrize("sparing", [SKIP, AUDITED], ids=["skip", "audited"])
+def test_a_skip_returns_the_best_of_the_others(snapshot: Snapshot, sparing: Sparing) -> None:
+    """It says why, and not whether it was audited."""
     for query in QUERIES:
-        found = told(search(watched(snapshot, Script(decision)), query))
-        assert found == (best(snapshot, query, cold=False), ("delta", "hot"), "not worth it")
+        ids, tiers, reason = told(search(snapshot, query, sparing))
+        assert (ids, tiers) == (best(snapshot, query, cold=False), ("delta", "hot"))
+        assert str(reason).startswith("calibrated: margin ")
 
 
 def test_a_skip_leaves_the_cold_tier_alone(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is not audited never looks into it."""
     forbid_cold(monkeypatch)
     for query in QUERIES:
-        assert len(search(watched(snapshot, Script(SKIP)), query).ranking) == DEPTH
+        assert len(search(snapshot, query, SKIP).ranking) == DEPTH
 
 
-# --- what is asked and taught ---------------------------------------------------------------------------------
+# --- what is told ---------------------------------------------------------------------------------------------
 
 
-def test_the_decision_is_made_by_the_other_tiers(snapshot: Snapshot) -> None:
-    """It is given the scores of the best that are not cold, best first, and the number of hits that matter."""
-    script = Script(SEARCH)
+def test_the_margin_is_that_of_the_other_tiers(snapshot: Snapshot) -> None:
+    """It is the k-th of their scores, less half the mean of the nearest centroids'."""
+    assert snapshot.bounds is not None
     for query in QUERIES:
-        search(watched(snapshot, script), query)
-        scores, k, _ = script.asked[-1]
         warm = np.array(best(snapshot, query, cold=False))
+        kth = dense_scores(snapshot, query, warm)[K - 1]
+        near = NEAR_WEIGHT * mean_of_best(snapshot.bounds.similarities(query))
         # The graph holds float32; scored one by one they are read as float16.
-        np.testing.assert_allclose(scores, dense_scores(snapshot, query, warm), atol=5e-4)
-        assert k == K
+        assert spared_by(snapshot, query, SEARCH).margin == pytest.approx(kth - near, abs=5e-4)
 
 
-@pytest.mark.parametrize("counted", [True, False])
-def test_who_decides_knows_what_counts(snapshot: Snapshot, counted: bool) -> None:
-    """Whether the query is one of the load is passed on; it is unless said otherwise."""
-    script = Script(SEARCH)
-    search(watched(snapshot, script), QUERIES[0], counted=counted)
-    search(watched(snapshot, script), QUERIES[0])
-    assert [given for _, _, given in script.asked] == [counted, True]
-
-
-@pytest.mark.parametrize("decision", [NOTED, AUDITED], ids=["noted", "audited"])
-def test_the_loss_is_the_cold_share_of_the_nearest(snapshot: Snapshot, decision: Decision) -> None:
-    """Of the K that matter, however many more are asked for; and it is told of the very decision."""
-    script = Script(decision)
-    for query in QUERIES:
-        search(watched(snapshot, script), query)
-    assert [loss for _, loss in script.learnt] == pytest.approx(losses(snapshot))
+@pytest.mark.parametrize(
+    ("sparing", "outcome"), [(NOTED, "searched"), (AUDITED, "skipped")], ids=["noted", "audited"]
+)
+def test_the_loss_is_the_cold_share_of_the_nearest(
+    snapshot: Snapshot, sparing: Sparing, outcome: str
+) -> None:
+    """Of the K that matter, however many more are asked for; and both searches took some time."""
+    told = [spared_by(snapshot, query, sparing) for query in QUERIES]
+    assert [one.loss for one in told] == pytest.approx(losses(snapshot))
     assert len(set(losses(snapshot))) > 2
-    assert all(learnt is decision for learnt, _ in script.learnt)
+    assert all(one.by == sparing and one.outcome == outcome for one in told)
+    assert all(one.first_s > 0 and one.lists_s > 0 for one in told)
 
 
-@pytest.mark.parametrize("decision", [SEARCH, SKIP], ids=["search", "skip"])
-def test_what_is_not_noted_teaches_nothing(snapshot: Snapshot, decision: Decision) -> None:
-    """Searched or skipped, nothing is learnt unless the decision asked for it."""
-    script = Script(decision)
-    search(watched(snapshot, script), QUERIES[0])
-    assert len(script.asked) == 1
-    assert script.learnt == []
+@pytest.mark.parametrize("sparing", [SEARCH, SKIP], ids=["search", "skip"])
+def test_what_is_not_observed_tells_no_loss(snapshot: Snapshot, sparing: Sparing) -> None:
+    """Searched or skipped, what that loses is unknown."""
+    assert spared_by(snapshot, QUERIES[0], sparing).loss is None
 
 
-# --- who is asked ---------------------------------------------------------------------------------------------
+def spared_by(snapshot: Snapshot, query: Floats, sparing: Sparing) -> Spared:
+    spared = search(snapshot, query, sparing).spared
+    assert spared is not None
+    return spared
 
 
-def test_a_filtered_search_asks_nobody(snapshot: Snapshot) -> None:
-    """It always looks into the cold tier, whatever would have been decided."""
-    script = Script(AUDITED)
+# --- who spares nothing ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sparing", "condition"),
+    [(AUDITED, EVEN), (None, None), (Sparing(2, threshold=-9), None)],
+    ids=["filtered", "not told to", "told of another generation"],
+)
+def test_the_cold_tier_is_searched(
+    snapshot: Snapshot, sparing: Sparing | None, condition: Filter | None
+) -> None:
+    """A search with a filter always looks into the cold tier, and so does one whose threshold is that of other
+    lists."""
     for query in QUERIES:
-        found = told(search(watched(snapshot, script), query, EVEN))
-        assert found == (best(snapshot, query, EVEN, cold=True), ("delta", "hot", "cold"), None)
-    assert not script.asked
-    assert not script.learnt
-
-
-def test_measuring_one_searcher_asks_nobody(snapshot: Snapshot) -> None:
-    """`Snapshot.dense` searches all tiers whatever the policy."""
-    script = Script(SKIP)
-    found = told(watched(snapshot, script).dense(QUERIES[0], DEPTH))
-    assert found == (best(snapshot, QUERIES[0], cold=True), ("delta", "hot", "cold"), None)
-    assert script.asked == []
+        found = search(snapshot, query, sparing, condition)
+        expected = best(snapshot, query, condition or ALL, cold=True)
+        assert told(found) == (expected, ("delta", "hot", "cold"), None)
+        assert found.spared is None
 
 
 @pytest.mark.parametrize("condition", [None, EVEN], ids=["plain", "filtered"])
@@ -202,15 +192,42 @@ def test_never_holds_for_filters_too(
 ) -> None:
     """A policy never to search the cold tier leaves it out with a filter and without."""
     forbid_cold(monkeypatch)
-    never = watched(snapshot, ColdSkipper(ColdPolicy("never"), None))
     for query in QUERIES:
         expected = best(snapshot, query, condition or ALL, cold=False)
-        found = told(search(never, query, condition))
-        assert found == (expected, ("delta", "hot"), "cold policy is never")
+        found = told(search(snapshot, query, NEVER_COLD, condition))
+        assert found == (expected, ("delta", "hot"), NEVER)
 
 
 def test_where_nothing_cold_matches_there_is_nothing_to_skip(snapshot: Snapshot) -> None:
     """The reason given is the filter, not the policy."""
-    never = watched(snapshot, ColdSkipper(ColdPolicy("never"), None))
-    found = told(search(never, QUERIES[0], NEWEST))
+    found = told(search(snapshot, QUERIES[0], NEVER_COLD, NEWEST))
     assert found == (best(snapshot, QUERIES[0], NEWEST, cold=True), ("delta", "hot"), NO_COLD_MATCH)
+
+
+# --- who is told to -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "sparing"),
+    [("always", None), ("calibrated", NOTED), ("never", NEVER_COLD), ("auto", None)],
+)
+def test_policies(world_folder: Path, mode: Any, sparing: Sparing | None) -> None:
+    """The first query is told what the policy says. `auto` says nothing where the graph is larger than the lists."""
+    with closing(Collection(world_folder, IndexOptions(cold=ColdPolicy(mode)))) as collection:
+        query = Query(K, DEPTH, vector=QUERIES[0])
+        assert collection.snapshot.spare(query) == replace(query, sparing=sparing)
+
+
+def test_auto_where_the_graph_is_smaller_than_the_lists(tmp_path: Path) -> None:
+    """It observes queries, and the graph is read from its file when the first one walks it."""
+    policy = ColdPolicy("auto", observed=1.0)
+    with closing(Collection(write_world(tmp_path / "c", hot=10), IndexOptions(cold=policy))) as collection:
+        snapshot = collection.snapshot
+        [generation] = [one.part for one in snapshot.parts if isinstance(one.part, Generation)]
+        query = snapshot.spare(Query(K, DEPTH, vector=QUERIES[0]))
+        assert query.sparing == NOTED
+        assert generation.tier_bytes()["hot"] == 0
+        found = snapshot.prepare(query).dense()
+        assert found.spared is not None
+        assert found.spared.loss is not None
+        assert generation.tier_bytes()["hot"] > 0

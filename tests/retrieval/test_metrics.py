@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from indexes.base.model import ColdPolicy, IndexOptions, Ranking
+from indexes.base.model import ColdPolicy, IndexOptions, Spared
 from indexes.dense.cold_skips import NOTES, ColdSkipper
 from indexes.directory.catalog import Catalog
 from indexes.rebuild.builder import Rebuild
@@ -19,8 +20,6 @@ from retrieval.observe.collectors import caches, collections
 from retrieval.observe.metrics import Metrics
 from tests.support.http import Http
 from tests.support.vectors import World, fill, settings
-
-K = 10
 
 
 @pytest.fixture
@@ -40,12 +39,11 @@ def ask(watch: ColdSkipper, loss: float, until: Callable[[], bool]) -> int:
     rng = np.random.default_rng(3)
     queries = 0
     while not until():
-        query = rng.normal(size=32).astype(np.float32)
-        scores = np.sort(rng.uniform(0.1, 0.3, K))[::-1].astype(np.float32)
-        warm = Ranking(np.arange(K), scores, np.zeros(K, np.int8))
-        decision = watch.decide(query / np.linalg.norm(query), warm, K)
-        if decision.note:
-            watch.learn(decision, loss)
+        sparing = watch.sparing()
+        assert sparing is not None
+        margin = float(rng.uniform(0.1, 0.3))
+        outcome: Any = "skipped" if margin > sparing.threshold else "searched"
+        watch.learn(Spared(sparing, outcome, margin, loss if sparing.observed else None))
         queries += 1
     return queries
 

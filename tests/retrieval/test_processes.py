@@ -61,7 +61,7 @@ while data := connection.recv(65536):
                 reply = Failure(order.id, "InvalidInput", "bad", "query")
             case Ask(request=b"fine"):
                 answer = CachedAnswer([], [], None, None, None, None, None)
-                reply = Answer(order.id, answer, False, b"", 0, 1, b"", [], 0.0, None, order.work, 0, [])
+                reply = Answer(order.id, answer, False, b"", 0, 1, b"", [], 0.0, None, order.work, 0, [], None)
         if reply is not None:
             connection.sendall(encode_frame(reply))
 """
@@ -70,7 +70,7 @@ UP_S = 30.0
 
 def ask(what: bytes) -> Ask:
     return Ask(
-        0, "c", what, 0, 0, None, None, ("", "", None), False, True, None, None, WorkBudget(), 0, 100, "k"
+        0, "c", what, 0, 0, None, None, ("", "", None), False, True, None, None, None, WorkBudget(), 0, 100, "k"
     )  # fmt: skip
 
 
@@ -329,7 +329,7 @@ def test_no_answer_is_ahead_of_the_service(tmp_path: Path) -> None:
         async def answer(self, collection: Collection, asked: Ask) -> Answer:
             answer = CachedAnswer([], [], None, None, None, None, None)
             return Answer(
-                0, answer, False, b"", 0, asked.seq + 1, b"", [], 0.0, None, asked.work, 0, []
+                0, answer, False, b"", 0, asked.seq + 1, b"", [], 0.0, None, asked.work, 0, [], None
             )  # fmt: skip
 
     async def story() -> None:

@@ -332,3 +332,27 @@ def test_by_default_there_are_as_many_as_serve(tmp_path: Path, model_folder: Pat
         figures = json.loads(shown.stdout)
         assert figures["search_processes"] == wanted
         assert (figures["search_memory_bytes"] > 0) == (wanted > 0)
+
+
+def test_what_sparing_the_cold_tier_loses_is_learned_by_the_service(tmp_path: Path) -> None:
+    """Whichever process a search is answered by, it counts once, and the tier's rule is one for all of them."""
+    environ = {**PROCESSES, "NEARLINE_SEARCH_COLD": "calibrated"}
+    draw = random.Random(4)
+
+    def vector() -> list[float]:
+        return [draw.gauss(0, 1) for _ in range(16)]
+
+    with serving(tmp_path / "data", environ) as server:
+        http = Http(server.url)
+        name = http.new_collection(dimensions=16, hot_capacity=50)
+        http.write(name, *({"id": f"d{n}", "text": f"text {n}", "vector": vector()} for n in range(400)))
+        assert http.reindex(name)["status"] == "succeeded"
+        use_processes(http, name)
+        before = http.ok("GET", f"/v1/collections/{name}")["cold"]["queries"]
+        answered = metric(http, "_answers_total")
+        for _ in range(30):
+            http.search(name, vector=vector())
+        cold = http.ok("GET", f"/v1/collections/{name}")["cold"]
+        assert metric(http, "_answers_total") >= answered + 25
+        assert (cold["state"], cold["queries"]) == ("learning", before + 30)
+        assert http.metric("nearline_cold_decisions_total", collection=name, outcome="searched") >= 30
