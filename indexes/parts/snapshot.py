@@ -102,8 +102,9 @@ class Snapshot:
         """Prepare a query. The methods of the result raise InvalidInput for a filter on a key or kind of value that no
         passage has. `on_step` is called between steps, both here and in the result. `work` is what is left of the
         request's budget; None: a full one."""
-        sparing = query.sparing
-        if sparing is not None and not sparing.never and sparing.generation != self.generation:
+        if self.skipper is not None and self.skipper.policy.mode == "never":
+            query = self.spare(query)
+        elif query.sparing is not None and query.sparing.generation != self.generation:
             query = msgspec.structs.replace(query, sparing=None)  # its threshold is that of other lists
         if query.text is None:
             return Prepared(

@@ -214,8 +214,10 @@ def test_where_nothing_cold_matches_there_is_nothing_to_skip(snapshot: Snapshot)
 def test_policies(world_folder: Path, mode: Any, sparing: Sparing | None) -> None:
     """The first query is told what the policy says. `auto` says nothing where the graph is larger than the lists."""
     with closing(Collection(world_folder, IndexOptions(cold=ColdPolicy(mode)))) as collection:
-        query = Query(K, DEPTH, vector=QUERIES[0])
-        assert collection.snapshot.spare(query) == replace(query, sparing=sparing)
+        snapshot, query = collection.snapshot, Query(K, DEPTH, vector=QUERIES[0])
+        assert snapshot.spare(query) == replace(query, sparing=sparing)
+        # A search of several collections is told nothing.
+        assert ("cold" in snapshot.prepare(query).dense().tiers) == (mode != "never")
 
 
 def test_auto_where_the_graph_is_smaller_than_the_lists(tmp_path: Path) -> None:
