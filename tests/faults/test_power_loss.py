@@ -38,9 +38,10 @@ def run(folder: Path, **options: object) -> tuple[list[Line], Path]:
 
 @pytest.fixture(scope="module")
 def tour_steps(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """Writes, syncs and renames of an undisturbed tour."""
+    """Writes, syncs and renames of an undisturbed tour, less a tenth: their number varies with how writes share
+    syncs."""
     lines, _ = run(tmp_path_factory.mktemp("undisturbed"), story="tour", count=True)
-    return lines[-1].steps
+    return lines[-1].steps * 9 // 10
 
 
 def lose(folder: Path, seed: int, tour_steps: int) -> None:
