@@ -133,6 +133,8 @@ def optimize(
         generation.cold, truth.queries, min(max(floor, target) - PREDICTED_BELOW, shown_from)
     )
     trials: list[SettingsTrial] = []
+    for query in truth.queries:  # untimed: pages of memory-mapped files
+        generation.cold.nearest(query, DEPTH, None, generation.cold.size, ladder[-1])
     for at, setting in enumerate(ladder):
         progress("cold", at, len(ladder))
         trials.append(try_lists(generation, graph, setting, truth))
@@ -149,12 +151,14 @@ def cold_ladder(shard: ColdIndex, queries: Floats, least: float) -> list[ColdSet
     probes = sorted({max(1, share * forecast.lists // 64) for share in PROBED_64THS})
     grid = [ColdSettings(*one[:2], reach=one[2]) for one in product(probes, RESCORED, REACHES)]
     ladder: list[ColdSettings] = []
-    found = least - STEP
+    dearest, found = grid[-1], least - STEP
+    most = forecast.recall(dearest)
     for setting in sorted(grid, key=forecast.cost_ns):
+        if found > most - STEP:
+            break
         if (predicted := forecast.recall(setting)) >= found + STEP:
             ladder.append(setting)
             found = predicted
-    dearest = grid[-1]
     return [*ladder, *([dearest] if dearest not in ladder else [])]
 
 
@@ -195,8 +199,6 @@ def found_in(results: Sequence[Found], best: Sequence[Floats]) -> Counts:
 
 def time_searches(search: Callable[[Floats, int], Found], queries: Floats) -> tuple[list[Found], float]:
     """Results of searches for K, and microseconds per search."""
-    for query in queries:
-        search(query, DEPTH)  # untimed warm-up: pages in memory-mapped files
     took, results = 0, []
     for depth, query in product((K, DEPTH), queries):
         begun = time.thread_time_ns()
