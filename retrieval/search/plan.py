@@ -335,8 +335,9 @@ def mode_of(request: SearchRequest, text: str, config: Config, *, embeds: bool) 
     usual: Mode = "lexical" if bare and not compares else config.search.mode
     mode = request.mode or (usual if text else "dense")
     if bare and mode != "lexical" and (text or not compares):
+        what = f"mode {mode}" if request.mode else "a search by examples"
         raise InvalidInput(
-            f"mode {mode} compares vectors, and the collection has no model to make one of the query: send a vector"
+            f"{what} compares vectors, and the collection has no model to make one of the query: send a vector"
             f"{', or no query,' if compares else ''} or search with mode lexical",
             param="vector",
         )

@@ -82,7 +82,9 @@ def fuse(embedded: EmbeddedQuery, candidates: Candidates) -> Fused:
             )
         order = order_by_score(candidates.ids, lift_named(candidates, fused, 1.0), levels)
     else:
-        fused = (candidates.dense if embedded.plan.mode == "dense" else candidates.lexical).astype(np.float64)
+        # float16 rounds the length of a vector.
+        scores = np.clip(candidates.dense, -1, 1) if embedded.plan.mode == "dense" else candidates.lexical
+        fused = scores.astype(np.float64)
         order = np.arange(len(candidates))
         if candidates.names is not None:
             score_max = candidates.lexical_bound

@@ -91,9 +91,17 @@ def test_by_vector_by_words_and_both(http: Http, maps: str) -> None:
     assert "d7" not in http.found(maps, like=["d7"], k=5)
     reply = http.call("POST", f"/v1/collections/{maps}/search", {"like": ["d7"], "query": "harbor"})
     assert (reply.status, reply.body["error"]["param"]) == (422, "vector")
+    assert reply.body["error"]["message"].startswith("a search by examples compares vectors")
     assert http.found(maps, like=["d7"], query="harbor", vector=wanted.tolist(), k=5)
     filtered = http.found(maps, vector=wanted.tolist(), k=40, filter={"type": "lt", "key": "n", "value": 10})
     assert filtered == [one for one in nearest(wanted, 40) if int(one[1:]) < 10]
+
+
+def test_no_score_is_above_one(http: Http, maps: str) -> None:
+    """Whatever rounding does to the length of a stored vector."""
+    equal = [http.search(maps, vector=one.tolist(), k=1)["hits"][0] for one in VECTORS]
+    assert [hit["document_id"] for hit in equal] == [f"d{at}" for at in range(len(VECTORS))]
+    assert all(0.999 < hit["score"] <= 1 for hit in equal)
 
 
 @pytest.mark.parametrize("mode", ["dense", "hybrid"])
