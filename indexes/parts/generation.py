@@ -128,16 +128,19 @@ class Generation:
         if not count:
             return NOTHING
         if bits is None or count > min(scan_max, hot // 2):
-            found = search_graph(self.hot_graph(), query, depth, bits)
+            graph = self.hot_graph()
+            found = None if graph is None else search_graph(graph, query, depth, bits)
             if found is not None:
                 return found
         return self.vectors.nearest(query, depth, within(range(hot)) if bits is None else among(bits))
 
-    def hot_graph(self) -> HotGraph:
-        """The graph of the hot tier, read from its file when it is first needed: most generations need none."""
+    def hot_graph(self) -> HotGraph | None:
+        """The graph of the hot tier, read from its file when it is first needed: most generations need none. None if
+        the file is gone, because newer generations have taken the place of this one."""
+        path = self.folder / "hot.hnsw"
         with self._loading:
-            if self._graph is None:
-                self._graph = HotGraph.load(self.folder / "hot.hnsw", self.manifest.dimensions, ef=self._ef)
+            if self._graph is None and path.exists():
+                self._graph = HotGraph.load(path, self.manifest.dimensions, ef=self._ef)
             return self._graph
 
     def spare_cold(self, policy: ColdPolicy) -> None:

@@ -233,3 +233,16 @@ def test_auto_where_the_graph_is_smaller_than_the_lists(tmp_path: Path) -> None:
         assert found.spared is not None
         assert found.spared.loss is not None
         assert generation.tier_bytes()["hot"] > 0
+
+
+def test_a_generation_that_was_removed_is_searched_to_the_end(tmp_path: Path) -> None:
+    """The graph, which no query had walked before, is gone; its passages are scanned instead."""
+    policy = ColdPolicy("auto", observed=1.0)
+    folder = write_world(tmp_path / "c", hot=10)
+    with closing(Collection(folder, IndexOptions(cold=policy))) as collection:
+        snapshot = collection.snapshot
+        expected = best(snapshot, QUERIES[0], cold=True)[:K]
+        next(folder.glob("generations/*/hot.hnsw")).unlink()
+        found = snapshot.prepare(snapshot.spare(Query(K, DEPTH, vector=QUERIES[0]))).dense()
+        assert found.spared is not None
+        assert np.isin(found.ranking.ids[:K], expected).mean() > 0.8
