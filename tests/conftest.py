@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from indexes.base import failures
-from jobs.models.export.exporting import Options, export_model
+from jobs.models.export.exporting import ExportOptions, export_model
 from jobs.serving.process import ServerProcess, serving
 from tests.support.encoders import write_reranker
 from tests.support.http import Http
@@ -105,7 +105,7 @@ def rerank_environ(tmp_path_factory: pytest.TempPathFactory, model_folder: Path)
     (folder / model_folder.name).symlink_to(model_folder.resolve())
     source = write_reranker(folder / ".source")
     export_model(
-        str(source), folder / "tiny", name="tiny", progress=lambda _: None, options=Options(only="fp32")
+        str(source), folder / "tiny", name="tiny", progress=lambda _: None, options=ExportOptions(only="fp32")
     )
     return {"NEARLINE_MODELS_FOLDER": str(folder), "NEARLINE_RERANK_MODEL": "tiny"}
 

@@ -96,3 +96,16 @@ def test_a_module_says_what_it_is_for(module: str) -> None:
     """In its docstring."""
     source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text()
     assert ast.get_docstring(ast.parse(source))
+
+
+def test_one_class_name_has_one_meaning() -> None:
+    """No two modules define a class of one name, but for the clients: their types mirror the service's, and each
+    framework calls a store or a retriever the same."""
+    places: dict[str, list[str]] = {}
+    for module in MODULES:
+        if not module.startswith("retrieval.clients."):
+            tree = ast.parse((ROOT / module.replace(".", "/")).with_suffix(".py").read_text())
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -39,7 +39,7 @@ from indexes.base.residency import Files
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import KINDS, Column, FilterPart, Name
 from indexes.filters.grammar import Kind
-from indexes.filters.values import Instants, Numbers, Positions, Texts, Values, narrow, rank_values
+from indexes.filters.values import Instants, Numbers, Positions, TextBlock, Values, narrow, rank_values
 
 WIDE = 64
 LISTED_MAX = 512  # rows: up to here, building a bitmap is as fast as reading one
@@ -107,7 +107,7 @@ class SealedFilters(FilterPart):
         for kind, key, count in self._directory.columns:
             values: Values
             if kind == "string":
-                values = Texts(block, offsets[first : first + count + 1])  # type: ignore[arg-type]
+                values = TextBlock(block, offsets[first : first + count + 1])  # type: ignore[arg-type]
             else:
                 at = first - strings
                 values = Numbers(numbers[at : at + count], residues[at : at + count])  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ class SealedFilters(FilterPart):
     def of(size: int, columns: Iterable[ColumnData]) -> SealedFilters:
         """Lay out columns, each with at least one row."""
         ordered = sorted(columns, key=lambda column: (KINDS.index(column.kind), column.key))
-        texts = Texts.joined(one.values for one in ordered)
+        texts = TextBlock.joined(one.values for one in ordered)
         numbers = Numbers.joined(one.values for one in ordered)
         firsts = ends_of(np.array([len(one.values) for one in ordered], np.int64))
         wide = [one.wide + first for one, first in zip(ordered, firsts)]
@@ -190,7 +190,7 @@ class SealedFilters(FilterPart):
                 for part, offsets, targets in parts
                 if (column := part._columns.get(name))
             ]
-            of_kind = Texts if name[0] == "string" else Numbers
+            of_kind = TextBlock if name[0] == "string" else Numbers
             values = of_kind.joined(column.values for column, _, _ in held)
             firsts, rank_of = rank_values(values)
             ranks, rows, at = [], [], 0
@@ -278,12 +278,12 @@ class _SealedColumn(Column):
     def instants(self) -> Instants:
         """Parsed on first use: a million dates take two seconds."""
         if self._instants is None:
-            assert isinstance(self.values, Texts)
+            assert isinstance(self.values, TextBlock)
             self._instants = self.values.instants()
         return self._instants
 
     def ordered_years(self, ordering: str, bound: str) -> NDArray[np.bool_]:
-        assert isinstance(self.values, Texts)
+        assert isinstance(self.values, TextBlock)
         low, high = self.values.slice_of(ordering, bound)
         flags = np.zeros(len(self.values), bool)
         flags[low:high] = self.values.begin_with_years(low, high)

@@ -25,7 +25,7 @@ from indexes.filters.columns import ColumnData, RowNumbers, SealedFilters
 from indexes.filters.dates import YEAR, instant_of
 from indexes.filters.filter_part import Column, FilterPart, Name
 from indexes.filters.grammar import ORDERINGS, Kind, canonical, kind_of
-from indexes.filters.values import Instants, Numbers, Positions, Texts, Values, rank_values
+from indexes.filters.values import Instants, Numbers, Positions, TextBlock, Values, rank_values
 
 REMEMBERED_MAX = 65_536  # distinct values a builder holds as Python objects: about 10 MB
 KEPT_FROM = 4096  # values in all: preparing a column of fewer takes a few microseconds
@@ -185,7 +185,7 @@ class _GrowingColumn(Column):
     def counted(self, flags: NDArray[np.bool_]) -> tuple[Values, Positions]:
         counts = np.bincount(self._codes[flags[self.rows]])
         found, values = np.flatnonzero(counts), self._values
-        kind: type[Texts | Numbers] = Texts if isinstance(values[0], str) else Numbers
+        kind: type[TextBlock | Numbers] = TextBlock if isinstance(values[0], str) else Numbers
         return kind.of([values[at] for at in found.tolist()]), counts[found]
 
     def held_by(self, rows: Rows) -> tuple[Rows, Positions]:
@@ -239,7 +239,7 @@ class _GrowingColumn(Column):
 
     def sealed(self, name: Name, size: int) -> ColumnData:
         distinct = list(self._pairs.codes)
-        values = Texts.of(distinct) if name[0] == "string" else Numbers.of(distinct)
+        values = TextBlock.of(distinct) if name[0] == "string" else Numbers.of(distinct)
         firsts, ranks = rank_values(values)
         return ColumnData(name, values, firsts, ranks[self._codes], self.rows, size)
 

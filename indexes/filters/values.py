@@ -24,7 +24,7 @@ CHUNK_MASKS = np.array([((1 << 8 * n) - 1) << (64 - 8 * n) for n in range(CHUNK 
 COPY_BYTES = 1 << 20  # of texts copied at a time; the index of each byte takes eight
 
 
-class Texts:
+class TextBlock:
     """Texts in UTF-8 in one block: the text at i is block[offsets[i]:offsets[i + 1]].
 
     UTF-8 sorts by bytes as strings sort by code points, so the order is that of Python's strings.
@@ -37,9 +37,9 @@ class Texts:
         self._bytes, self._bounds = memoryview(block.data), memoryview(offsets.data)
 
     @staticmethod
-    def of(values: Iterable[Scalar]) -> Texts:
-        texts = list(map(Texts.comparable, values))
-        return Texts(
+    def of(values: Iterable[Scalar]) -> TextBlock:
+        texts = list(map(TextBlock.comparable, values))
+        return TextBlock(
             np.frombuffer(b"".join(texts), np.uint8),
             narrow(ends_of(np.array(list(map(len, texts)), np.int64))),
         )
@@ -70,7 +70,7 @@ class Texts:
             return low, bisect.bisect_right(self, wanted, low, key=lambda text: text[: len(wanted)])
         return _slice(comparison, low, low + (low < len(self) and self[low] == wanted), len(self))
 
-    def take(self, positions: Positions) -> Texts:
+    def take(self, positions: Positions) -> TextBlock:
         """The texts at these positions, in this order."""
         starts = self.offsets[:-1][positions].astype(np.int64)
         lengths = self.lengths()[positions]
@@ -79,7 +79,7 @@ class Texts:
         cuts = np.searchsorted(offsets, np.arange(0, max(len(block), 1), COPY_BYTES))
         for begin, end in zip(cuts, [*cuts[1:], len(positions)], strict=True):
             block[offsets[begin] : offsets[end]] = self.block[ranges(starts[begin:end], lengths[begin:end])]
-        return Texts(block, narrow(offsets))
+        return TextBlock(block, narrow(offsets))
 
     def order(self) -> tuple[Positions, NDArray[np.bool_]]:
         """Positions by ascending text, and for each in this order, whether its text differs from the previous one.
@@ -110,12 +110,12 @@ class Texts:
         return order, heads == np.arange(count)
 
     @staticmethod
-    def joined(columns: Iterable[Values]) -> Texts:
+    def joined(columns: Iterable[Values]) -> TextBlock:
         """The texts of all columns of texts, concatenated."""
-        parts = [column for column in columns if isinstance(column, Texts)]
+        parts = [column for column in columns if isinstance(column, TextBlock)]
         blocks = [part.block[int(part.offsets[0]) : int(part.offsets[-1])] for part in parts]
         lengths = [part.lengths() for part in parts]
-        return Texts(
+        return TextBlock(
             np.concatenate([np.empty(0, np.uint8), *blocks]),
             narrow(ends_of(np.concatenate([np.empty(0, np.int64), *lengths]))),
         )
@@ -213,7 +213,7 @@ class Numbers:
         )
 
 
-Values = Texts | Numbers
+Values = TextBlock | Numbers
 
 
 def rank_values(values: Values) -> tuple[Positions, Positions]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.base.durable import disk_errors
-from indexes.lexical.scratch import Column
+from indexes.lexical.scratch import IntegerFile
 
 TERMS_AT_ONCE = 1 << 16  # a 64-bit key packs term, row and frequency, which leaves 16 bits for the term
 
@@ -40,10 +40,10 @@ class Runs:
         self._capacity = capacity
         self._runs: list[_Run] = []
         with disk_errors(folder):
-            self._terms = Column(folder, np.uint32)
-            self._counts = Column(folder, np.uint32)
-            self._rows = Column(folder, np.uint32)
-            self._frequencies = Column(folder, np.uint16)
+            self._terms = IntegerFile(folder, np.uint32)
+            self._counts = IntegerFile(folder, np.uint32)
+            self._rows = IntegerFile(folder, np.uint32)
+            self._frequencies = IntegerFile(folder, np.uint16)
 
     def append(
         self,

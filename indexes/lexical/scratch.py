@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from indexes.base.errors import StorageError
 
 
-class Column:
+class IntegerFile:
     """Integers in an unnamed temporary file: append-only, random reads, deleted on close or process exit.
 
     Unbuffered, so a full disk raises OSError at the write that fails.

@@ -33,7 +33,7 @@ from indexes.base.work import OnStep
 from indexes.log.applying import Applied, apply
 from indexes.log.content import ContentHash
 from indexes.log.mark import FILE as MARK
-from indexes.log.mark import Known, Mark, MarkFile, cycle_after, cycle_of, first_cycle
+from indexes.log.mark import Mark, MarkFile, UnopenedLog, cycle_after, cycle_of, first_cycle
 from indexes.log.owed import OWED, Owed
 from indexes.log.reader import FORMAT, LogReader
 from indexes.log.rewriting import Copy, remove_copies
@@ -68,7 +68,7 @@ class Log(LogReader):
     """A log open for reading and writing. `Log.create` makes one, `Log(path)` opens one; `close` it."""
 
     def __init__(self, path: Path, clock: Callable[[], int] = now_ms) -> None:
-        known = Known.read(path)
+        known = UnopenedLog.read(path)
         require_whole_wal(path)
         self._connection: apsw.Connection | None = None  # opened when needed, see `rest`
         self._release = failures.hold()

@@ -118,7 +118,7 @@ def cycle_of(db: apsw.Connection) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class UnopenedLog:
     """What the files of a log say before SQLite joins them: `cycle` and `seq` (None if unreadable) of log.db alone."""
 
     name: str
@@ -128,7 +128,7 @@ class Known:
     mark: Mark | None
 
     @staticmethod
-    def read(path: Path) -> Known:
+    def read(path: Path) -> UnopenedLog:
         """Raises Damaged if log.db is missing or is not a database; SQLite would delete the WAL of an empty one."""
         name = f"{path.parent.name}/{path.name}"
         mark = read_mark(path)
@@ -143,7 +143,7 @@ class Known:
             raise Damaged(f"{name} is damaged: it does not begin like a database")
         (cycle,) = struct.unpack_from(">i", header, USER_VERSION_AT)
         without_wal = wal_bytes(path) < HEADER.size + FRAME_HEADER + SMALLEST_PAGE
-        return Known(name, cycle, None if without_wal else seq_alone(path), without_wal, mark)
+        return UnopenedLog(name, cycle, None if without_wal else seq_alone(path), without_wal, mark)
 
     def lacking(self, uid: str, seq: int, cycle: int) -> str | None:
         """Why the log, as read with its WAL, cannot be all that was acknowledged; None if nothing says so."""

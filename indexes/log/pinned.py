@@ -19,7 +19,7 @@ import numpy as np
 
 from indexes.base.errors import Damaged
 from indexes.base.model import Ids, Progress, Settings
-from indexes.log.mark import NEWEST_SEQ, Known, cycle_of
+from indexes.log.mark import NEWEST_SEQ, UnopenedLog, cycle_of
 from indexes.log.reader import require_format
 from indexes.log.sqlite import connect, connect_frozen, sqlite_errors
 from indexes.log.wal import require_whole_wal
@@ -78,7 +78,7 @@ def begin_whole(path: Path) -> apsw.Connection:
     lacking = None
     for look in range(LOOKS):
         time.sleep(PAUSE_S if look else 0)
-        known = Known.read(path)
+        known = UnopenedLog.read(path)
         require_whole_wal(path)
         db = begin(path)
         try:

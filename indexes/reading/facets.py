@@ -24,7 +24,7 @@ from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import FilterPart
 from indexes.filters.grammar import Filter, Kind, Unchecked, kind_of
 from indexes.filters.satisfiable import require_key, require_values
-from indexes.filters.values import Numbers, Positions, Texts, Values, rank_values
+from indexes.filters.values import Numbers, Positions, TextBlock, Values, rank_values
 from indexes.parts.part import Part
 from indexes.parts.prepared import select
 from indexes.parts.snapshot import Snapshot
@@ -160,7 +160,7 @@ def _most_frequent(
     distinct = 0
     for kind, columns in found.items():
         on_step()
-        values = (Texts if kind == "string" else Numbers).joined(values for values, _ in columns)
+        values = (TextBlock if kind == "string" else Numbers).joined(values for values, _ in columns)
         firsts, ranks = rank_values(values)
         sums = np.bincount(ranks, np.concatenate([counts for _, counts in columns])).astype(np.int64)
         distinct += int(np.count_nonzero(sums))

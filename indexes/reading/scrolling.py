@@ -59,7 +59,7 @@ class ScrolledDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ScrolledPage:
     """Documents in the order they were written, and the position after which the next page starts; None: the end."""
 
     documents: list[ScrolledDocument]
@@ -85,7 +85,7 @@ def page(
     vectors: bool = False,
     bytes_max: int = PAGE_BYTES_MAX,
     on_step: OnStep = do_nothing,
-) -> Page:
+) -> ScrolledPage:
     """At most `limit` documents after a position (0: from the start); fewer if they exceed `bytes_max`.
 
     Without `text`, their texts are empty. Reads only the documents it returns and the filter's bitmaps. `on_step` is
@@ -103,7 +103,7 @@ def page(
         passage_bytes = NUMBER_JSON_BYTES * collection.settings.dimensions if vectors else 0
         taken, more = take(rows, limit, passage_bytes, bytes_max)
         documents = with_passages(db, taken, vectors)
-    return Page(documents, documents[-1].position if more else None)
+    return ScrolledPage(documents, documents[-1].position if more else None)
 
 
 def document(collection: Collection, document_id: str, *, vectors: bool = False) -> ScrolledDocument:

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from indexes.base.errors import InvalidInput, NearlineError
-from jobs.benchmark.report import Found, Row, Say, percentiles
+from jobs.benchmark.report import BenchResults, Row, Say, percentiles
 from jobs.benchmark.service import K, fill_service
 from jobs.benchmark.texts import Material
 from jobs.benchmark.turns import family_cpu_s
@@ -79,7 +79,7 @@ ARMS = [
 
 
 @dataclass
-class Turn:
+class ArmTurn:
     """One arm in one round."""
 
     wall_s: float
@@ -102,7 +102,7 @@ class Turn:
 def run(
     material: Material, scratch: Path, say: Say, *, clients: int, requests: int, alone: int, hit_rate: float,
     rounds: int, redis_server: str | None,
-) -> Found:  # fmt: skip
+) -> BenchResults:  # fmt: skip
     """Run `clients` closed-loop clients for `requests` questions, then one client alone for `alone` of each kind."""
     asked = draw_questions(
         material.queries, DRAWN * len(material.queries), zipf=ZIPF, reworded=REWORDED, seed=0
@@ -116,7 +116,7 @@ def run(
     binary = redis_server or shutil.which("redis-server")
     arms = [arm for arm in ARMS if binary or not arm.redis]
     load = CacheLoad(material, scratch, binary or "", asked[:begin], asked[begin:end], clients, alone)
-    turns: dict[str, list[Turn]] = {arm.name: [] for arm in arms}
+    turns: dict[str, list[ArmTurn]] = {arm.name: [] for arm in arms}
     for number in range(rounds):
         first = number % len(arms)
         for arm in arms[first:] + arms[:first]:
@@ -130,7 +130,7 @@ def run(
     ]
     if not binary:
         notes.append("Redis is left out: there is no redis-server on PATH, and --redis-server names none.")
-    return Found(tables(turns, clients), [*notes, *NOTES])
+    return BenchResults(tables(turns, clients), [*notes, *NOTES])
 
 
 def draw_questions(
@@ -183,7 +183,7 @@ class CacheLoad:
     clients: int
     alone: int
 
-    async def turn(self, arm: Arm) -> Turn:
+    async def turn(self, arm: Arm) -> ArmTurn:
         data, environ, known = self.scratch / "turn", dict(arm.environ), set[str]()
         with ExitStack() as stack:
             shutil.copytree(self.scratch / "filled", data)
@@ -205,7 +205,7 @@ class CacheLoad:
             ) as visit:
                 return await self._visited(visit, server.pid, arm)
 
-    async def _visited(self, visit: Visit, pid: int, arm: Arm) -> Turn:
+    async def _visited(self, visit: Visit, pid: int, arm: Arm) -> ArmTurn:
         alone: Took = {}
         if arm.restarts:
             alone = await visit.ask(sorted({*self.warm[: self.alone]}), 1)
@@ -227,7 +227,7 @@ class CacheLoad:
             for texts, k in ((known, K), (fresh, K), (fresh, K + 1)):
                 for outcome, times in (await visit.ask(texts, 1, k)).items():
                     alone.setdefault(outcome, []).extend(times)
-        return Turn(wall_s, took, alone, row)
+        return ArmTurn(wall_s, took, alone, row)
 
 
 @contextlib.contextmanager
@@ -253,7 +253,7 @@ def redis(binary: str, folder: Path) -> Iterator[str]:
         process.wait()
 
 
-def tables(turns: dict[str, list[Turn]], clients: int) -> dict[str, list[Row]]:
+def tables(turns: dict[str, list[ArmTurn]], clients: int) -> dict[str, list[Row]]:
     crowd = {name: [turn.took for turn in own] for name, own in turns.items()}
     alone = {name: [turn.alone for turn in own] for name, own in turns.items()}
     return {
@@ -263,7 +263,7 @@ def tables(turns: dict[str, list[Turn]], clients: int) -> dict[str, list[Row]]:
     }
 
 
-def compare_arm(name: str, turns: dict[str, list[Turn]]) -> Row:
+def compare_arm(name: str, turns: dict[str, list[ArmTurn]]) -> Row:
     """The row of one arm, compared with caches off and with the same arm without writes."""
     own, off, quiet = turns[name], turns[OFF], turns.get(name.partition(",")[0], turns[name])
     share = [a.hit_rate / b.hit_rate for a, b in zip(own, quiet) if b.hit_rate]

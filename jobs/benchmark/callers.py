@@ -39,7 +39,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SpanOutcome:
     """The outcomes of the requests due in a span of `seconds`; arrays by request, all times in seconds."""
 
     seconds: float
@@ -50,15 +50,15 @@ class Outcome:
     retry_after: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, asked: list[Timing], seconds: float) -> Outcome:
+    def of(cls, asked: list[Timing], seconds: float) -> SpanOutcome:
         due, lag, took, status, retry_after = np.array(asked, np.float64).reshape(-1, 5).T
         return cls(seconds, due, lag, took, status.astype(np.int64), retry_after.astype(bool))
 
-    def between(self, begin: float, end: float) -> Outcome:
+    def between(self, begin: float, end: float) -> SpanOutcome:
         """Only the requests that were due in a part of the span."""
         part = (self.due >= begin) & (self.due < end)
         of = (self.lag[part], self.took[part], self.status[part], self.retry_after[part])
-        return Outcome(end - begin, self.due[part] - begin, *of)
+        return SpanOutcome(end - begin, self.due[part] - begin, *of)
 
     @property
     def statuses(self) -> Counter[int]:
@@ -102,7 +102,7 @@ class Callers:
         self._clock, self._sleep = clock, sleep
         self._idle: list[tuple[StreamReader, StreamWriter]] = []
 
-    async def closed(self, callers: int, seconds: float) -> Outcome:
+    async def closed(self, callers: int, seconds: float) -> SpanOutcome:
         """Run a closed loop: each caller asks again once it has its answer. With enough callers this finds the peak."""
         begun = self._clock()
         asked: list[Timing] = []
@@ -112,9 +112,9 @@ class Callers:
                 asked.append(await self._asked(now, begun))
 
         await asyncio.gather(*(ask() for _ in range(callers)))
-        return Outcome.of(asked, seconds)
+        return SpanOutcome.of(asked, seconds)
 
-    async def open(self, due: Numbers, seconds: float) -> Outcome:
+    async def open(self, due: Numbers, seconds: float) -> SpanOutcome:
         """Send a request at each time in `due`, ascending. Returns when all are answered."""
         begun = self._clock()
         tasks = []
@@ -122,7 +122,7 @@ class Callers:
             # Sleep even when late, so that answers are read between two requests.
             await self._sleep(max(0.0, begun + at - self._clock()))
             tasks.append(asyncio.create_task(self._asked(at, begun)))
-        return Outcome.of(await asyncio.gather(*tasks), seconds)
+        return SpanOutcome.of(await asyncio.gather(*tasks), seconds)
 
     async def _asked(self, due: float, begun: float) -> Timing:
         lag = self._clock() - begun - due

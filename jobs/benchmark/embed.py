@@ -17,7 +17,7 @@ import numpy as np
 
 from indexes.base.model import Floats
 from jobs.benchmark.peers import SentenceTransformers, packaged_weights
-from jobs.benchmark.report import Found, Row, Say
+from jobs.benchmark.report import BenchResults, Row, Say
 from jobs.benchmark.service import BareEmbedding, OverHttp
 from jobs.benchmark.texts import Material, batches, model_folder
 from jobs.benchmark.turns import Engine, figures, rotate, start, turns
@@ -26,8 +26,8 @@ from jobs.models.export.graph import Graph
 from jobs.models.export.recipes import FP32
 from jobs.models.export.running import save, vectors
 from jobs.models.export.shapes import shape
-from jobs.models.export.texts import Texts
-from jobs.models.export.weights import Weights
+from jobs.models.export.texts import TokenizedTexts
+from jobs.models.export.weights import ModelWeights
 from jobs.serving.process import serving
 from retrieval.base.config import load_config
 from retrieval.embedding.embedders import Embedders
@@ -42,7 +42,7 @@ TORCH = "sentence-transformers"
 NOTE = f"Bulk: {BULK_TEXTS} texts at once. Ours is int8; the peers are fp32 and take all cores for a run."
 
 
-class Batcher(Engine):
+class BatcherEngine(Engine):
     """The service's encoder and batcher in this process, without HTTP."""
 
     def open(self) -> None:
@@ -81,8 +81,8 @@ class PlainFp32(Engine):
 
         folder = packaged_weights()
         made = shape(folder)
-        save(build(Graph(Weights(folder), FP32.precision), made), self._path)
-        self._texts = Texts(folder, made)
+        save(build(Graph(ModelWeights(folder), FP32.precision), made), self._path)
+        self._texts = TokenizedTexts(folder, made)
         self._session = onnxruntime.InferenceSession(str(self._path), providers=["CPUExecutionProvider"])
 
     def ask(self, query: str | list[str]) -> Floats:
@@ -93,7 +93,7 @@ class PlainFp32(Engine):
         return found
 
 
-def run(material: Material, scratch: Path, say: Say, *, queries: int) -> Found:
+def run(material: Material, scratch: Path, say: Say, *, queries: int) -> BenchResults:
     asked = turns(material.queries[:queries])
     bulks = [[material.texts[row] for row in rows] for rows in batches(len(material.texts), BULK_TEXTS)]
     encoder = Encoder(load_model(model_folder()), threads=1)
@@ -101,7 +101,7 @@ def run(material: Material, scratch: Path, say: Say, *, queries: int) -> Found:
     with ExitStack() as stack:
         server = stack.enter_context(serving(scratch / "data"))
         makers: dict[str, Any] = {
-            "nearline, batcher": Batcher,
+            "nearline, batcher": BatcherEngine,
             "nearline, over HTTP": partial(Service, server.url, server.pid),
             "bare graph": BareEmbedding,
             TORCH: SentenceTransformers,
@@ -122,4 +122,4 @@ def run(material: Material, scratch: Path, say: Say, *, queries: int) -> Found:
                 )
                 row["cosine to fp32"] = round(float((mine * theirs).sum(axis=1).mean()), 4)
             rows.append(row | workers[name].call("memory"))
-    return Found({"Embedding": rows}, [*notes, NOTE])
+    return BenchResults({"Embedding": rows}, [*notes, NOTE])

@@ -22,7 +22,7 @@ from indexes.dense.mixtures import mixtures_of
 from indexes.parts.query import Query
 from indexes.rebuild.builder import Rebuild
 from jobs.benchmark import peers as others
-from jobs.benchmark.report import Found, Row, Say
+from jobs.benchmark.report import BenchResults, Row, Say
 from jobs.benchmark.texts import Material, batches, best_scores, overlap, recall
 from jobs.benchmark.turns import Engine, Worker, figures, rate, ratio, rotate, start, turns
 from retrieval.embedding.encoder import available_threads
@@ -91,7 +91,7 @@ def rebuild(folder: Path, hot: int) -> None:
 
 def dense(
     material: Material, scratch: Path, say: Say, *, depth: Sequence[int], queries: int, peers: bool
-) -> Found:
+) -> BenchResults:
     """Compare all cold, a tenth hot and all hot with peers at their cheapest setting that reaches the target recall."""
     count = len(material.texts)
     say(f"writing {count:,} passages ...")
@@ -118,7 +118,7 @@ def dense(
                 for row, found in compare(workers, [(vector, k) for vector in vectors])
             ]
     notes.append(f"ef of a peer: the smallest to reach recall {TARGET}, or else {others.EFS[-1]}.")
-    return Found(tables, [*notes, others.NOTE])
+    return BenchResults(tables, [*notes, others.NOTE])
 
 
 def choose(workers: dict[str, Worker], material: Material, vectors: Floats, k: int) -> dict[str, int]:
@@ -149,7 +149,7 @@ def compare(workers: dict[str, Worker], queries: Sequence[Any]) -> Iterator[tupl
 def bm25(
     material: Material, scratch: Path, say: Say, *, sizes: Sequence[int], depth: Sequence[int], queries: int,
     peers: bool,
-) -> Found:  # fmt: skip
+) -> BenchResults:  # fmt: skip
     """Compare BM25 with the peers' on prefixes of the material, with all sizes in the same turns."""
     makers: dict[str, Any] = {}
     for size in sizes:
@@ -176,7 +176,7 @@ def bm25(
     notes.append(
         "recall: share of our rows; others of equal score count as misses. tantivy has its own k1 and b."
     )
-    return Found(tables, [*notes, others.NOTE])
+    return BenchResults(tables, [*notes, others.NOTE])
 
 
 class Policy(Nearline):
@@ -199,7 +199,9 @@ class Policy(Nearline):
         return skips
 
 
-def cold(material: Material, scratch: Path, say: Say, *, zipf: float, learn: int, queries: int) -> Found:
+def cold(
+    material: Material, scratch: Path, say: Say, *, zipf: float, learn: int, queries: int
+) -> BenchResults:
     """Measure `queries` queries after a warm-up of `learn`, then again with popular and unpopular topics swapped."""
     hot = int(HOT * len(material.texts))
     topics = topics_of(np.array(material.vectors))
@@ -232,7 +234,7 @@ def cold(material: Material, scratch: Path, say: Say, *, zipf: float, learn: int
         f"loss: share of the {K} best of `always` that are missing, mean of all queries. Budget: {BUDGET}. "
         "auto: as in the service, but it learns from all queries instead of one in ten."
     )
-    return Found(tables, notes)
+    return BenchResults(tables, notes)
 
 
 def count_hits(folder: Path, queries: Floats) -> None:

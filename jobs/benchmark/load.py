@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from indexes.base.errors import InvalidInput
-from jobs.benchmark.callers import Callers, Outcome, arrivals, health_s, quantile
-from jobs.benchmark.report import Found, Line, Plot, Row, Say
+from jobs.benchmark.callers import Callers, SpanOutcome, arrivals, health_s, quantile
+from jobs.benchmark.report import BenchResults, Line, Plot, Row, Say
 from jobs.benchmark.service import fill_service, search_request, write_request
 from jobs.benchmark.texts import Material
 from jobs.benchmark.turns import family_cpu_s, memory
@@ -49,7 +49,7 @@ NOTES = [
 def run(
     material: Material, scratch: Path, say: Say, *, factor: Sequence[float], rate: Sequence[float], seconds: float,
     flood: float, flood_s: float, writes: float,
-) -> Found:  # fmt: skip
+) -> BenchResults:  # fmt: skip
     """Offer `factor` times the peak and `rate` a second for `seconds` each, then `flood` times the peak for `flood_s`,
     with `writes` documents a second throughout."""
     loads = os.getloadavg()
@@ -57,7 +57,9 @@ def run(
     with fill_service(material, scratch / "nearline", say, hot=hot, environ=MANY_ADDRESSES) as server:
         tables = asyncio.run(Load(server, material, writes, say).run(factor, rate, seconds, flood, flood_s))
     notes = [f"Load average of the machine before: {loads[0]:.2f}. Hot: {hot:,} passages.", *NOTES]
-    return Found(tables, notes, plot(tables["Offered load"], max(row["in time/s"] for row in tables["Peak"])))
+    return BenchResults(
+        tables, notes, plot(tables["Offered load"], max(row["in time/s"] for row in tables["Peak"]))
+    )
 
 
 class Load:
@@ -126,7 +128,7 @@ class Load:
             "p99 ms": round(quantile(found.took[found.status == 200], 0.99) * 1000, 1),
         }
 
-    async def _offer(self, parts: Sequence[tuple[float, float]]) -> tuple[Outcome, Row]:
+    async def _offer(self, parts: Sequence[tuple[float, float]]) -> tuple[SpanOutcome, Row]:
         """Offer each (rate, seconds) in turn. Returns the outcome of all, and a row about the first."""
         rate, seconds = parts[0]
         self._say(f"{rate:.0f} searches a second for {seconds:g} s ...")
@@ -153,7 +155,7 @@ def new_documents(texts: Sequence[str]) -> Iterator[bytes]:
         yield write_request(f"new-{number}", f"{text} {number}")
 
 
-def figures(found: Outcome, deadline_s: float = DEADLINE_MS / 1000) -> Row:
+def figures(found: SpanOutcome, deadline_s: float = DEADLINE_MS / 1000) -> Row:
     admitted, refused = found.admitted_s(deadline_s) * 1000, found.refused(deadline_s)
     late = found.late(deadline_s)
     return {
@@ -187,7 +189,7 @@ async def watch_service(server: ServerProcess, seconds: float) -> Row:
     }
 
 
-def recovery(before: Outcome, after: Outcome) -> Row:
+def recovery(before: SpanOutcome, after: SpanOutcome) -> Row:
     """How long after the flood the service is as fast as before it; None if that is not seen."""
     usual = float(np.median([took for _, took in windows(before)]))
     # If refusals are usual (inf), every window counts as slow.
@@ -204,7 +206,7 @@ def recovery(before: Outcome, after: Outcome) -> Row:
     }
 
 
-def windows(found: Outcome) -> list[tuple[float, float]]:
+def windows(found: SpanOutcome) -> list[tuple[float, float]]:
     """Start and p99 of each window in which requests were due; requests without an answer are infinitely slow."""
     took = np.where(found.status == 200, found.took, np.inf)
     window = (found.due // WINDOW_S).astype(int)

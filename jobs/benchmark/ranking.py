@@ -22,7 +22,7 @@ from ir_measures import R
 from numpy.typing import NDArray
 
 from indexes.base.errors import InvalidInput
-from jobs.benchmark.report import Found, Row, Say
+from jobs.benchmark.report import BenchResults, Row, Say
 from jobs.benchmark.texts import model_folder, model_settings
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.rankings import NDCG, SEARCHES, judged_queries, score_queries
@@ -74,7 +74,7 @@ class JudgedPart:
 
 def run(
     data: Path, out: Path, say: Say, *, sets: Sequence[str], queries: int, together: bool, against: str | None
-) -> Found:
+) -> BenchResults:
     """Measure the packaged model, and `against`, another one. `together`: all languages of a set in one collection."""
     names = sets or sorted(path.parent.name for path in data.glob(f"*/{QRELS}"))
     parts = [part for name in names for part in read_parts(data / name, queries, together)]
@@ -98,7 +98,7 @@ def run(
     if against:
         less = [{search: one[search] - other[search] for search in one} for one, other in zip(*found)]
         tables[" less ".join(models)] = scores(parts, less, Difference)
-    return Found(tables, notes)
+    return BenchResults(tables, notes)
 
 
 def read_parts(folder: Path, queries: int, together: bool) -> list[JudgedPart]:

@@ -32,7 +32,7 @@ class Plot(NamedTuple):
     panels: dict[str, dict[str, Line]]
 
 
-class Found(NamedTuple):
+class BenchResults(NamedTuple):
     """A benchmark's results: tables by title, notes, and a plot."""
 
     tables: dict[str, list[Row]]
@@ -40,7 +40,7 @@ class Found(NamedTuple):
     plot: Plot | None = None
 
 
-class Report(msgspec.Struct, frozen=True):
+class BenchReport(msgspec.Struct, frozen=True):
     """Everything that a benchmark writes. `tables` maps titles to rows, which may lack columns."""
 
     bench: str
@@ -68,11 +68,11 @@ class Report(msgspec.Struct, frozen=True):
         return path
 
 
-def report(bench: str, settings: dict[str, Any], found: Found) -> Report:
+def report(bench: str, settings: dict[str, Any], found: BenchResults) -> BenchReport:
     """A report that describes this machine and the installed versions."""
     settings = {"commit": Path(__file__).parents[2], **settings}
     settings = {name: commit(one) if isinstance(one, Path) else one for name, one in settings.items()}
-    return Report(bench, machine(), versions(), settings, found.tables, found.notes)
+    return BenchReport(bench, machine(), versions(), settings, found.tables, found.notes)
 
 
 def draw(plot: Plot, path: Path) -> None:

@@ -22,7 +22,7 @@ from indexes.base.model import Floats
 from jobs.benchmark import peers as others
 from jobs.benchmark.callers import post
 from jobs.benchmark.peers import SentenceTransformers, VectorIndex, fuse
-from jobs.benchmark.report import Found, Row, Say
+from jobs.benchmark.report import BenchResults, Row, Say
 from jobs.benchmark.texts import Material, batches, best_scores, model_folder, model_settings, overlap, recall
 from jobs.benchmark.turns import TURN, Engine, Worker, figures, rotate, start
 from jobs.serving.process import ServerProcess, serving
@@ -69,7 +69,7 @@ class OverHttp(Engine):
         return msgspec.json.decode(content)
 
 
-class Search(OverHttp):
+class SearchEngine(OverHttp):
     """A query is a text, or the fields of a search request."""
 
     def __init__(self, url: str, pid: int, mode: str) -> None:
@@ -94,7 +94,7 @@ class BareEmbedding(Engine):
 
 def run(
     material: Material, scratch: Path, say: Say, *, queries: int, peers: bool, against: Path | None
-) -> Found:
+) -> BenchResults:
     """Compare the service with its peers, and with `against`, another checkout. A tenth of the passages is hot."""
     checkouts = {"nearline": None} | ({"against": against} if against else {})
     hot = len(material.texts) // 10
@@ -105,7 +105,7 @@ def run(
                 fill_service(material, scratch / name, say, hot=hot, checkout=checkout)
             )
             for mode in MODES:
-                makers[f"{name} {mode}"] = partial(Search, server.url, server.pid, mode)
+                makers[f"{name} {mode}"] = partial(SearchEngine, server.url, server.pid, mode)
         makers[BARE] = BareEmbedding
         if peers:
             folder = material.folder
@@ -122,7 +122,7 @@ def run(
         others.NOTE,
         "Recall of hybrid answers: against exact dense and BM25 rankings, fused by rank. A tenth of the texts is hot.",
     ]
-    return Found(tables, notes)
+    return BenchResults(tables, notes)
 
 
 def one_client(

@@ -28,7 +28,7 @@ from jobs.commands.options import (
     stages,
 )
 from jobs.evaluation import textfile
-from jobs.evaluation.measure import Options, evaluate
+from jobs.evaluation.measure import EvaluationOptions, evaluate
 from jobs.evaluation.private import open_service
 from jobs.evaluation.report import Report
 from jobs.evaluation.sections import show
@@ -119,7 +119,7 @@ def command(
     wanted = parse_floors(floors, recall_floor, ndcg_floor)
     check_together(click.get_current_context(), wanted)
     with stages(hidden=as_json) as on_progress:
-        options = Options(**what, offline=data is not None)
+        options = EvaluationOptions(**what, offline=data is not None)
         report = asyncio.run(run_evaluation(url, data, config, options, on_progress))
     earlier = load_history(history, report) if history else []
     report.floors = wanted
@@ -176,7 +176,7 @@ def check_together(context: click.Context, floors: dict[str, float]) -> None:
 
 
 async def run_evaluation(
-    url: str, data: Path | None, config: Path | None, options: Options, progress: Progress
+    url: str, data: Path | None, config: Path | None, options: EvaluationOptions, progress: Progress
 ) -> Report:
     """Evaluate, and return the report. Over a data directory, queries come from the collection's own log, if any."""
     async with open_service(url, data, config) as address, AsyncClient(address) as client:

@@ -10,10 +10,10 @@ from rich.table import Table
 
 from indexes.base.errors import InvalidInput
 from jobs.commands.options import JSON, console, errors, print_json
-from jobs.models.export.exporting import Options, export_model
+from jobs.models.export.exporting import ExportOptions, export_model
 from jobs.models.export.recipes import RECIPES, SMALL
 from jobs.models.export.sources import DEFAULT_NAME
-from retrieval.embedding.models import Manifest
+from retrieval.embedding.models import ModelManifest
 
 LANGUAGES_SHOWN = 5
 
@@ -77,7 +77,7 @@ def command(
         folder,
         name=name,
         progress=lambda text: errors.print(f"{text} ..."),
-        options=Options(only=only, **overrides),
+        options=ExportOptions(only=only, **overrides),
     )
     if as_json:
         print_json(
@@ -108,7 +108,7 @@ def _list_languages(languages: list[str]) -> str:
     )
 
 
-def _make_table(manifest: Manifest) -> Table:
+def _make_table(manifest: ModelManifest) -> Table:
     """Return a table with one row per candidate: single-threaded times, cosines to fp32, and cosines of texts embedded
     alone to the same texts in a batch."""
     table = Table(box=None, pad_edge=False)

@@ -50,7 +50,7 @@ def command(
         return
     if host not in ("127.0.0.1", "::1", "localhost"):
         from jobs.serving.service import require_private
-        from retrieval.base.settings import Server
+        from retrieval.base.settings import ServerSection
 
-        require_private(Server(host=host, insecure=insecure), keys=False)
+        require_private(ServerSection(host=host, insecure=insecure), keys=False)
     serve_http(server, host, port, names)

@@ -15,7 +15,7 @@ from jobs.commands.options import PATH
 from jobs.serving.log_lines import set_up_logging
 from jobs.serving.service import run
 from retrieval.base.config import ignored_variables, load_config
-from retrieval.base.settings import Log
+from retrieval.base.settings import LogSection
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def command(data: Path, host: str | None, port: int | None, insecure: bool, conf
         f"NEARLINE_SERVER_{name}": str(value) for name, value in given.items() if value is not None
     }
     # Errors in the settings must be logged before the settings are loaded.
-    log = Log(format="json") if environ.get("NEARLINE_LOG_FORMAT") == "json" else Log()
+    log = LogSection(format="json") if environ.get("NEARLINE_LOG_FORMAT") == "json" else LogSection()
     set_up_logging(log)
     try:
         settings = load_config(config, environ)

@@ -15,8 +15,8 @@ from indexes.base.errors import InvalidInput
 from indexes.base.model import Progress
 from jobs.commands.options import URL, NumberRange, errors, stages
 from jobs.models.export import sources
-from jobs.models.reranker.mining import Example, mine
-from jobs.models.reranker.training import Options, train
+from jobs.models.reranker.mining import TrainingExample, mine
+from jobs.models.reranker.training import TrainingOptions, train
 from jobs.sources.judgments import lines_of
 from nearline import AsyncClient
 
@@ -94,8 +94,8 @@ def command(
             )
         replace_unsynced(out / MADE_FROM, msgspec.json.encode(made_from))
         replace_unsynced(kept, b"".join(msgspec.json.encode(one) + b"\n" for one in found))
-    examples = [msgspec.json.decode(line, type=Example) for _, line in lines_of(kept)]
-    options = Options(minutes=minutes, epochs=epochs, tokens_max=tokens_max, seed=seed, bf16=bf16)
+    examples = [msgspec.json.decode(line, type=TrainingExample) for _, line in lines_of(kept)]
+    options = TrainingOptions(minutes=minutes, epochs=epochs, tokens_max=tokens_max, seed=seed, bf16=bf16)
 
     def say(text: str) -> None:
         errors.print(text, highlight=False)
@@ -142,7 +142,7 @@ def sha256(path: Path) -> str:
 
 async def mine_all(
     url: str, judged: tuple[tuple[str, Path, Path], ...], held_out: frozenset[str], progress: Progress
-) -> list[Example]:
+) -> list[TrainingExample]:
     async with AsyncClient(url) as client:
         return [
             example

@@ -28,7 +28,7 @@ LOGGED_FILTERS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class EvaluationOptions:
     """What to measure, and at what `rate` in queries a second. `offline` as in the report."""
 
     collection: str
@@ -44,7 +44,7 @@ class Options:
     offline: bool = False
 
 
-async def evaluate(client: AsyncClient, options: Options, progress: Progress) -> Report:
+async def evaluate(client: AsyncClient, options: EvaluationOptions, progress: Progress) -> Report:
     """Measure, and return the report without floors and history.
 
     Raises ServiceError, and InvalidInput for a file that cannot be used.
@@ -97,7 +97,7 @@ async def evaluate(client: AsyncClient, options: Options, progress: Progress) ->
     return report
 
 
-def given_queries(options: Options) -> sources.Queries | None:
+def given_queries(options: EvaluationOptions) -> sources.Queries | None:
     if options.queries is not None:
         return sources.from_file(options.queries, options.sample, options.seed)
     if options.query_log is not None:

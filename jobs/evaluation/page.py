@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from indexes.base.model import TIERS
 from jobs.evaluation.report import METHOD, Report
-from jobs.evaluation.sections import PERCENTILES, Section, sections
+from jobs.evaluation.sections import PERCENTILES, ReportSection, sections
 from jobs.evaluation.verdict import floor_of
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -55,7 +55,7 @@ def items(lines: Iterable[str]) -> str:
     return "".join(f"<li>{escape(line)}</li>" for line in lines)
 
 
-def table(section: Section) -> str:
+def table(section: ReportSection) -> str:
     head = "".join(f"<th>{escape(one)}</th>" for one in section.header)
     body = "".join(f"<tr>{''.join(f'<td>{escape(one)}</td>' for one in row)}</tr>" for row in section.rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -20,7 +20,7 @@ TIE = 3e-5  # cold vectors are stored as float16, which moves a score by about a
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbor:
+class TrueNeighbor:
     """A true neighbor: its document, its tier, and whether the search returned it or one that ties with it."""
 
     document: str
@@ -28,7 +28,7 @@ class Neighbor:
     found: bool
 
 
-Outcome = list[Neighbor]  # of one query; empty if nothing matches
+Outcome = list[TrueNeighbor]  # of one query; empty if nothing matches
 
 
 async def outcomes(
@@ -65,7 +65,7 @@ def compare(truth: Sequence[JSON], answer: Sequence[JSON]) -> Outcome:
         found = (hit["document_id"], hit["passage"]) in returned
         if not found and spare and hit["scores"]["dense"] <= worst + TIE:
             found, spare = True, spare - 1
-        outcome.append(Neighbor(hit["document_id"], hit["tier"], found))
+        outcome.append(TrueNeighbor(hit["document_id"], hit["tier"], found))
     return outcome
 
 

@@ -16,7 +16,7 @@ PERCENTILES = ("p50", "p95", "p99")
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReportSection:
     """A table with a line above and notes below. `title` is also the name of its plot."""
 
     title: str
@@ -26,7 +26,7 @@ class Section:
     notes: list[str] = field(default_factory=list)
 
 
-def sections(report: Report, earlier: Sequence[Report]) -> list[Section]:
+def sections(report: Report, earlier: Sequence[Report]) -> list[ReportSection]:
     """The sections that have content; changes are relative to the last of the earlier reports."""
     found = [recall(report, earlier[-1] if earlier else None)]
     if report.rankings:
@@ -55,7 +55,7 @@ def show(console: Console, report: Report, earlier: Sequence[Report]) -> None:
         console.print(line, style="red", markup=False)
 
 
-def recall(report: Report, before: Report | None) -> Section:
+def recall(report: Report, before: Report | None) -> ReportSection:
     rows = []
     for one in report.cohorts:
         old = before.cohort(one.name) if before else None
@@ -72,7 +72,7 @@ def recall(report: Report, before: Report | None) -> Section:
         )
     notes = [f"{one.name}: {one.detail}" for one in report.cohorts if one.detail]
     notes += [f"not measured: {name}: {reason}" for name, reason in report.not_measured.items()]
-    return Section(
+    return ReportSection(
         "Recall",
         "How many of the true nearest passages dense search returns, by where they are and who asks.",
         ("cohort", f"recall@{report.k}", "95 percent", "passes", "neighbors", "queries", "change"),
@@ -81,7 +81,7 @@ def recall(report: Report, before: Report | None) -> Section:
     )
 
 
-def ranking(report: Report) -> Section:
+def ranking(report: Report) -> ReportSection:
     labels = list(next(iter(report.rankings.values())))
     rows = [(name, *(str(scores[label]) for label in labels)) for name, scores in report.rankings.items()]
     notes = [
@@ -91,10 +91,10 @@ def ranking(report: Report) -> Section:
     if report.judged_missing:
         notes.append(f"{report.judged_missing} of {report.judged} judged documents are not in the collection")
     words = "How well each kind of search ranks documents, by relevance judgments."
-    return Section("Ranking", words, ("search", *labels), rows, notes)
+    return ReportSection("Ranking", words, ("search", *labels), rows, notes)
 
 
-def relevance(measured: Reliability) -> Section:
+def relevance(measured: Reliability) -> ReportSection:
     rows = [
         (f"{one.since:.1f}", str(one.hits), f"{one.relevance:.3f}", f"{one.relevant:.3f}")
         for one in measured.bins
@@ -106,12 +106,12 @@ def relevance(measured: Reliability) -> Section:
         f"strong evidence though what is relevant was dropped: {measured.false}",
     ]
     words = "Whether hits are as often relevant as they say: hybrid search, each question with and without its answer."
-    return Section(
+    return ReportSection(
         "Relevance", words, ("from", "hits", "mean relevance", "relevant by judgments"), rows, notes
     )
 
 
-def latency(report: Report) -> Section:
+def latency(report: Report) -> ReportSection:
     """Every stage of unfiltered dense search, and only totals of the others; the JSON has all stages."""
     rows = [
         (kind, stage, *(f"{times[name]:.2f}" for name in PERCENTILES))
@@ -125,10 +125,10 @@ def latency(report: Report) -> Section:
     )
     share = report.cold_skipped / max(report.queries, 1)
     note = f"{report.cold_skipped} of {report.queries} dense searches skipped the cold tier ({share:.1%})"
-    return Section("Latency", words, ("search", "stage", *PERCENTILES), rows, [note])
+    return ReportSection("Latency", words, ("search", "stage", *PERCENTILES), rows, [note])
 
 
-def history(reports: Sequence[Report]) -> Section:
+def history(reports: Sequence[Report]) -> ReportSection:
     """A row for each report, newest first; tiers that none of them measured are left out."""
     tiers = [name for name in TIERS if any(one.cohort(name) for one in reports)]
     rows = []
@@ -146,4 +146,4 @@ def history(reports: Sequence[Report]) -> Section:
             )
         )
     header = ("time", "queries", f"recall@{reports[-1].k}", *tiers, "hybrid nDCG@10", "p95 ms")
-    return Section("History", f"The last {len(reports)} reports, this one included.", header, rows)
+    return ReportSection("History", f"The last {len(reports)} reports, this one included.", header, rows)

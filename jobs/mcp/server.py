@@ -59,16 +59,16 @@ class Document(BaseModel):
     metadata: JSON
 
 
-class Citation(BaseModel):
+class ContextCitation(BaseModel):
     number: int
     id: str
     title: str
     url: str
 
 
-class Context(BaseModel):
+class ContextResult(BaseModel):
     context: str
-    citations: list[Citation]
+    citations: list[ContextCitation]
 
 
 class Tools:
@@ -126,7 +126,7 @@ class Tools:
         name = self._check_known(collection)
         found = await self._ask(lambda client: client.context(name, query=query, token_budget=token_budget))
         citations = [
-            Citation(
+            ContextCitation(
                 number=one["number"],
                 id=self._id_of(name, one["document_id"]),
                 title=one["title"] or one["document_id"],
@@ -134,7 +134,7 @@ class Tools:
             )
             for one in found["citations"]
         ]
-        built = Context(context=found["context"], citations=citations)
+        built = ContextResult(context=found["context"], citations=citations)
         shown = TextContent(type="text", text=built.context or "Nothing was found.")
         return CallToolResult(content=[shown], structured_content=built.model_dump())
 
@@ -228,7 +228,9 @@ class OneCollection:
     async def search(self, query: Query) -> Results:
         return await self._tools.search(query)
 
-    async def context(self, query: Query, token_budget: Tokens = 2000) -> Annotated[CallToolResult, Context]:
+    async def context(
+        self, query: Query, token_budget: Tokens = 2000
+    ) -> Annotated[CallToolResult, ContextResult]:
         return await self._tools.context(query, self._collection, token_budget)
 
 
@@ -250,7 +252,7 @@ class SeveralCollections:
         query: Query,
         collection: Annotated[str, Field(description="One of the collections")],
         token_budget: Tokens = 2000,
-    ) -> Annotated[CallToolResult, Context]:
+    ) -> Annotated[CallToolResult, ContextResult]:
         return await self._tools.context(query, collection, token_budget)
 
 

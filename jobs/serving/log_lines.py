@@ -11,13 +11,13 @@ from typing import Any
 
 from aiohttp.http_exceptions import HttpProcessingError
 
-from retrieval.base.settings import Log
+from retrieval.base.settings import LogSection
 from retrieval.observe.request_log import REQUEST_ID
 
 logger = logging.getLogger(__name__)
 
 
-def set_up_logging(settings: Log, process: str = "") -> None:
+def set_up_logging(settings: LogSection, process: str = "") -> None:
     """Install the log format for this process, including warnings and uncaught exceptions. Lines bear the name of a
     process that has one."""
     handler = logging.StreamHandler()

@@ -38,7 +38,7 @@ from jobs.serving.watchdog import start_watchdog
 from jobs.sources.extraction import extract
 from retrieval.access.auth import Keys
 from retrieval.base.config import Config, take_over
-from retrieval.base.settings import Server
+from retrieval.base.settings import ServerSection
 from retrieval.handlers.browsers import is_address
 from retrieval.handlers.state import CEILING, CONFIG, FAILED, READY, RELOADED, STOPPING
 from retrieval.handlers.system import starting_server
@@ -77,7 +77,7 @@ def run(config: Config, data: Path, reread: Callable[[], Config]) -> None:
         sys.exit(1)
 
 
-def require_private(server: Server, *, keys: bool) -> None:
+def require_private(server: ServerSection, *, keys: bool) -> None:
     """Raises InvalidInput for an address reachable from other machines without access keys."""
     host = server.host
     private = ipaddress.ip_address(host).is_loopback if is_address(host) else host == "localhost"
@@ -277,7 +277,7 @@ def leave_within(seconds: float) -> None:
 
 
 async def listen(
-    accept: Callable[[], Connection], settings: Server, tls: ssl.SSLContext | None
+    accept: Callable[[], Connection], settings: ServerSection, tls: ssl.SSLContext | None
 ) -> asyncio.Server:
     """Accept connections; aiohttp's sites cannot use our protocol class. Raises Conflict for a port in use."""
     try:

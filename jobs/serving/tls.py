@@ -7,13 +7,13 @@ import stat
 from pathlib import Path
 
 from indexes.base.errors import InvalidInput, message_of
-from retrieval.base.settings import Server
+from retrieval.base.settings import ServerSection
 
 
 class Tls:
     """The service's certificate: the listener's `context`, which gives each connection the newest pair."""
 
-    def __init__(self, settings: Server) -> None:
+    def __init__(self, settings: ServerSection) -> None:
         """Raises like `tls_context`."""
         self._settings = settings
         self._newest = self.context = tls_context(settings)
@@ -30,12 +30,12 @@ class Tls:
         self._newest = tls_context(self._settings)
 
 
-def tls_of(settings: Server) -> Tls | None:
+def tls_of(settings: ServerSection) -> Tls | None:
     """The service's certificate, or None if none is set. Raises like `tls_context`."""
     return Tls(settings) if settings.tls_certificate or settings.tls_key else None
 
 
-def tls_context(settings: Server) -> ssl.SSLContext:
+def tls_context(settings: ServerSection) -> ssl.SSLContext:
     """A context with the certificate and key in the files.
 
     Raises InvalidInput naming the setting for a file that cannot be read, or a key that is not the certificate's.

@@ -26,7 +26,7 @@ from typing import Literal, get_args
 from indexes.base.errors import Overloaded
 from retrieval.admission.shares import Shares
 from retrieval.admission.workload import Task, Workload
-from retrieval.base.settings import Admission
+from retrieval.base.settings import AdmissionSection
 from retrieval.embedding.bounds import overloaded
 from retrieval.wire.vectors import mentions_vectors
 
@@ -45,7 +45,7 @@ UNTIMED: frozenset[Load] = frozenset({"change", "answer", "watch"})
 class Gates:
     """One gate for each class. Use from one event loop."""
 
-    def __init__(self, settings: Admission, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: AdmissionSection, clock: Callable[[], float] = time.monotonic) -> None:
         self.text_pace: Callable[[], float] = lambda: 0.0  # bytes embedded per second; 0 while unknown
         requests_max: dict[Load, int] = {
             "search": settings.searches_max,
@@ -99,7 +99,7 @@ class Gates:
             entry.expect(0)
         return entry
 
-    def reload(self, settings: Admission) -> None:
+    def reload(self, settings: AdmissionSection) -> None:
         """Apply these settings from now on, to the requests in progress too."""
         fresh = Gates(settings)
         self.bodies.bound_as(fresh.bodies)

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 from retrieval.admission.gates import CROWDED_S
-from retrieval.base.settings import Admission
+from retrieval.base.settings import AdmissionSection
 from retrieval.embedding.bounds import overloaded
 
 
@@ -44,7 +44,7 @@ class Turns:
     def __init__(
         self,
         places: int,
-        settings: Callable[[], Admission],
+        settings: Callable[[], AdmissionSection],
         crowded: Callable[[str], bool],
         clock: Callable[[], float] | None = None,
     ) -> None:

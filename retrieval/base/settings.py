@@ -29,7 +29,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One table of the file. Only a reload changes it, key by key (`config.take_over`), so any thread may read it."""
 
 
-class Server(Section, frozen=True, kw_only=True):
+class ServerSection(Section, frozen=True, kw_only=True):
     host: Name = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8080
     body_bytes_max: Positive = 33_554_432
@@ -49,18 +49,18 @@ class Server(Section, frozen=True, kw_only=True):
     tls_key: str = ""
 
 
-class Auth(Section, frozen=True, kw_only=True):
+class AuthSection(Section, frozen=True, kw_only=True):
     groups_secret: Annotated[
         str, Meta(pattern=r"^$|^.{32,}$", description="32 characters or more, or nothing")
     ] = ""
 
 
-class Privacy(Section, frozen=True, kw_only=True):
+class PrivacySection(Section, frozen=True, kw_only=True):
     vector_noise: Annotated[float, Meta(ge=0, le=10)] = 0.0
     secret: Annotated[str, Meta(pattern=r"^$|^.{16,}$", description="16 characters or more, or nothing")] = ""
 
 
-class Admission(Section, frozen=True, kw_only=True):
+class AdmissionSection(Section, frozen=True, kw_only=True):
     searches_max: Positive = 64
     writes_max: Positive = 32
     changes_max: Positive = 64
@@ -75,7 +75,7 @@ class Admission(Section, frozen=True, kw_only=True):
     wait_s_max: Duration = 30.0
 
 
-class Models(Section, frozen=True, kw_only=True):
+class ModelsSection(Section, frozen=True, kw_only=True):
     folder: Name = "models"
     default: Name = "all-MiniLM-L6-v2"
     aliases: dict[Name, Name] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Models(Section, frozen=True, kw_only=True):
     run_threads: Positive = 1
 
 
-class Embedding(Section, frozen=True, kw_only=True):
+class EmbeddingSection(Section, frozen=True, kw_only=True):
     query_run_ms: Duration = 5.0
     bulk_run_ms: Duration = 10.0
     batch_texts_max: Positive = 64
@@ -93,12 +93,12 @@ class Embedding(Section, frozen=True, kw_only=True):
     query_cache_bytes: Count = 33_554_432
 
 
-class Passages(Section, frozen=True, kw_only=True):
+class PassagesSection(Section, frozen=True, kw_only=True):
     tokens_max: Annotated[int, Meta(ge=8)] = 200
     overlap_tokens: Count = 32
 
 
-class Limits(Section, frozen=True, kw_only=True):
+class LimitsSection(Section, frozen=True, kw_only=True):
     documents_per_request_max: Positive = 1000
     document_bytes_max: Positive = 16_777_216
     metadata_bytes_max: Positive = 16_384
@@ -119,7 +119,7 @@ class Limits(Section, frozen=True, kw_only=True):
     answer_bytes_max: Positive = 33_554_432
 
 
-class Index(Section, frozen=True, kw_only=True):
+class IndexSection(Section, frozen=True, kw_only=True):
     hot_capacity: Count = 10_000
     delta_passages_max: Positive = 4096
     segments_max: Count = 8
@@ -135,7 +135,7 @@ class Index(Section, frozen=True, kw_only=True):
     resident_bytes: Count = 0
 
 
-class Search(Section, frozen=True, kw_only=True):
+class SearchSection(Section, frozen=True, kw_only=True):
     k: Positive = 10
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
     candidates: Positive = 100
@@ -153,19 +153,19 @@ class Search(Section, frozen=True, kw_only=True):
     threads: Positive = 2
 
 
-class Rerank(Section, frozen=True, kw_only=True):
+class RerankSection(Section, frozen=True, kw_only=True):
     model: str = ""
     candidates: Positive = 20
     budget_ms: Duration = 200.0
     weight: Annotated[float, Meta(ge=0, le=1)] = 0.3
 
 
-class Context(Section, frozen=True, kw_only=True):
+class ContextSection(Section, frozen=True, kw_only=True):
     excerpt_tokens: Count = 32
     min_similarity: Annotated[float, Meta(ge=-1, le=1)] | Literal["model"] = "model"
 
 
-class Assess(Section, frozen=True, kw_only=True):
+class AssessSection(Section, frozen=True, kw_only=True):
     outcome_key: Name = "outcome"
     bad: list[str | int | float | bool] = field(
         default_factory=lambda: ["failed", "failure", "rollback", "rolled_back", "incident", "outage"]
@@ -179,7 +179,7 @@ class Assess(Section, frozen=True, kw_only=True):
     stop_from: Share = 0.5
 
 
-class Llm(Section, frozen=True, kw_only=True):
+class LlmSection(Section, frozen=True, kw_only=True):
     base_url: Annotated[
         str,
         Meta(pattern=r"^$|^https?://[^?#]+$", description="an address that begins with http, or nothing"),
@@ -192,14 +192,14 @@ class Llm(Section, frozen=True, kw_only=True):
     reply_bytes_max: Positive = 8_388_608
 
 
-class Cache(Section, frozen=True, kw_only=True):
+class CacheSection(Section, frozen=True, kw_only=True):
     results_bytes_max: Count = 67_108_864
     ttl_s: Duration = 3600.0
     warm_searches: Count = 200
     reworded: bool = False
 
 
-class Redis(Section, frozen=True, kw_only=True):
+class RedisSection(Section, frozen=True, kw_only=True):
     url: Annotated[
         str,
         Meta(
@@ -213,7 +213,7 @@ class Redis(Section, frozen=True, kw_only=True):
     prefix: Name = "nearline"
 
 
-class QueryLog(Section, frozen=True, kw_only=True):
+class QueryLogSection(Section, frozen=True, kw_only=True):
     enabled: bool = False
     queries_per_day_max: Positive = 500
     days: Positive = 7
@@ -221,51 +221,51 @@ class QueryLog(Section, frozen=True, kw_only=True):
     write_every_s: Duration = 60.0
 
 
-class Feedback(Section, frozen=True, kw_only=True):
+class FeedbackSection(Section, frozen=True, kw_only=True):
     days: Count = 90
     file_bytes_max: Positive = 4_194_304
 
 
-class Files(Section, frozen=True, kw_only=True):
+class FilesSection(Section, frozen=True, kw_only=True):
     bytes_max: Positive = 1_073_741_824
     days: Positive = 30
 
 
-class Log(Section, frozen=True, kw_only=True):
+class LogSection(Section, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
     queries: bool = False
     slow_ms: Annotated[float, Meta(ge=0)] = 1000.0
 
 
-class Tracing(Section, frozen=True, kw_only=True):
+class TracingSection(Section, frozen=True, kw_only=True):
     enabled: bool = False
 
 
 class Config(Section, frozen=True, kw_only=True):
     """All settings. `Config()` holds the defaults."""
 
-    server: Server = field(default_factory=Server)
-    auth: Auth = field(default_factory=Auth)
-    privacy: Privacy = field(default_factory=Privacy)
-    admission: Admission = field(default_factory=Admission)
-    models: Models = field(default_factory=Models)
-    embedding: Embedding = field(default_factory=Embedding)
-    passages: Passages = field(default_factory=Passages)
-    limits: Limits = field(default_factory=Limits)
-    index: Index = field(default_factory=Index)
-    search: Search = field(default_factory=Search)
-    rerank: Rerank = field(default_factory=Rerank)
-    context: Context = field(default_factory=Context)
-    assess: Assess = field(default_factory=Assess)
-    llm: Llm = field(default_factory=Llm)
-    cache: Cache = field(default_factory=Cache)
-    redis: Redis = field(default_factory=Redis)
-    query_log: QueryLog = field(default_factory=QueryLog)
-    feedback: Feedback = field(default_factory=Feedback)
-    files: Files = field(default_factory=Files)
-    log: Log = field(default_factory=Log)
-    tracing: Tracing = field(default_factory=Tracing)
+    server: ServerSection = field(default_factory=ServerSection)
+    auth: AuthSection = field(default_factory=AuthSection)
+    privacy: PrivacySection = field(default_factory=PrivacySection)
+    admission: AdmissionSection = field(default_factory=AdmissionSection)
+    models: ModelsSection = field(default_factory=ModelsSection)
+    embedding: EmbeddingSection = field(default_factory=EmbeddingSection)
+    passages: PassagesSection = field(default_factory=PassagesSection)
+    limits: LimitsSection = field(default_factory=LimitsSection)
+    index: IndexSection = field(default_factory=IndexSection)
+    search: SearchSection = field(default_factory=SearchSection)
+    rerank: RerankSection = field(default_factory=RerankSection)
+    context: ContextSection = field(default_factory=ContextSection)
+    assess: AssessSection = field(default_factory=AssessSection)
+    llm: LlmSection = field(default_factory=LlmSection)
+    cache: CacheSection = field(default_factory=CacheSection)
+    redis: RedisSection = field(default_factory=RedisSection)
+    query_log: QueryLogSection = field(default_factory=QueryLogSection)
+    feedback: FeedbackSection = field(default_factory=FeedbackSection)
+    files: FilesSection = field(default_factory=FilesSection)
+    log: LogSection = field(default_factory=LogSection)
+    tracing: TracingSection = field(default_factory=TracingSection)
 
 
 # What a reload cannot change, because it was used to build something when the service started. All other keys are read

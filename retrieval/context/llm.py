@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 from msgspec import UNSET, UnsetType, field
 
-from retrieval.base.settings import Llm
+from retrieval.base.settings import LlmSection
 from retrieval.wire.errors import LanguageModelFailed, LanguageModelTimeout
 from retrieval.wire.message import Message
 
@@ -29,7 +29,7 @@ EVENT_STREAM = "text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ModelPiece:
     """The next characters of an answer. `finish` comes with the last piece: why the answer ended (`stop`, `length`,
     ...)."""
 
@@ -56,7 +56,7 @@ class _Chunk(msgspec.Struct):
 class LanguageModel:
     """The configured model. Use it from one event loop; `close` it."""
 
-    def __init__(self, settings: Llm) -> None:
+    def __init__(self, settings: LlmSection) -> None:
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
 
@@ -72,7 +72,7 @@ class LanguageModel:
         if self._session is not None:
             await self._session.close()
 
-    async def answer(self, messages: list[Message]) -> AsyncGenerator[Piece, None]:
+    async def answer(self, messages: list[Message]) -> AsyncGenerator[ModelPiece, None]:
         """Yield the answer as it arrives; the last piece has `finish`. Closing the generator ends the request.
         Raises LanguageModelFailed and LanguageModelTimeout."""
         settings = self._settings
@@ -107,7 +107,7 @@ class LanguageModel:
             connected = not isinstance(error, aiohttp.ClientConnectorError)
             raise failure("broke off" if connected else "cannot be reached") from None
 
-    async def _pieces(self, content: aiohttp.StreamReader) -> AsyncIterator[Piece]:
+    async def _pieces(self, content: aiohttp.StreamReader) -> AsyncIterator[ModelPiece]:
         finish, said = None, False
         async for event in events(content, self._settings.reply_bytes_max):
             if event == b"[DONE]":
@@ -122,7 +122,7 @@ class LanguageModel:
                 finish = choice.finish_reason or finish
                 if choice.delta.content:
                     said = said or not choice.delta.content.isspace()
-                    yield Piece(choice.delta.content)
+                    yield ModelPiece(choice.delta.content)
         else:
             if finish is None:
                 raise failure("broke off before the end of its answer")
@@ -130,7 +130,7 @@ class LanguageModel:
             raise failure(
                 "sent no answer" + (": its tokens ended before one began" if finish == "length" else "")
             )
-        yield Piece("", finish or "stop")
+        yield ModelPiece("", finish or "stop")
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

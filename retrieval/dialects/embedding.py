@@ -19,7 +19,7 @@ from retrieval.base.settings import Whole
 from retrieval.dialects.models import known_names, model_of
 from retrieval.embedding.embedders import Embedder
 from retrieval.embedding.models import Kind
-from retrieval.embedding.results import Embedded, Long, shorten
+from retrieval.embedding.results import EmbeddedTexts, Long, shorten
 from retrieval.handlers.error_shapes import ModelNotFound
 from retrieval.handlers.state import CONFIG, EMBEDDERS
 from retrieval.handlers.wire import timing_headers
@@ -50,7 +50,7 @@ UTF8_BYTES_MAX = 4  # of one character
 class EmbedResult:
     """What a dialect needs for its answer. Times in seconds."""
 
-    embedded: Embedded
+    embedded: EmbeddedTexts
     embed_s: float
     dimensions: int
     shorten: bool  # whether `vectors` normalizes to length 1

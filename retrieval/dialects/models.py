@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from retrieval.embedding.models import MANIFEST, Manifest
+from retrieval.embedding.models import MANIFEST, ModelManifest
 from retrieval.handlers.error_shapes import ModelNotFound
 from retrieval.handlers.state import CONFIG, EMBEDDERS
 
@@ -33,7 +33,7 @@ class NamedModel:
 
     name: str
     model: str
-    manifest: Manifest
+    manifest: ModelManifest
     exported: datetime
 
 

@@ -24,7 +24,7 @@ from retrieval.dialects.embedding import (
     open_model,
 )
 from retrieval.dialects.models import NamedModel, find_model, list_models
-from retrieval.embedding.models import Manifest
+from retrieval.embedding.models import ModelManifest
 from retrieval.handlers.state import CONFIG, ENTRY
 from retrieval.handlers.wire import answer, body, json_answer
 
@@ -200,7 +200,7 @@ def entry_of(listed: NamedModel) -> OllamaModel:
     )
 
 
-def details_of(manifest: Manifest) -> OllamaDetails:
+def details_of(manifest: ModelManifest) -> OllamaDetails:
     family = manifest.architecture or UNKNOWN
     return OllamaDetails(
         parent_model="",

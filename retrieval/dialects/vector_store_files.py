@@ -25,10 +25,10 @@ from indexes.base.model import Metadata, Scalar, Upsert
 from indexes.base.paths import leaves
 from indexes.collection.collection import Collection
 from indexes.reading import scrolling
-from indexes.reading.scrolling import Page, ScrolledDocument
+from indexes.reading.scrolling import ScrolledDocument, ScrolledPage
 from retrieval.access.auth import ACL, PRINCIPAL
 from retrieval.admission.gates import AdmittedRequest
-from retrieval.base.settings import Passages
+from retrieval.base.settings import PassagesSection
 from retrieval.dialects.files import ends, order_of
 from retrieval.dialects.vector_store_schemas import (
     Attributes,
@@ -69,7 +69,7 @@ async def attach_file(request: web.Request) -> web.Response:
 
 async def attach_upload(
     app: web.Application, collection: Collection, wanted: OpenAIAttachFile, entry: AdmittedRequest
-) -> Passages:
+) -> PassagesSection:
     """Write an uploaded file as a document, which is searchable on return, and return the passage settings used. Raises
     NotFound, InvalidInput, and Forbidden for a key that may not use uploads."""
     PRINCIPAL.get().require_unbound()
@@ -96,7 +96,7 @@ async def attach_upload(
     return passages
 
 
-def passages_of(wanted: OpenAIAttachFile, usual: Passages, tokens_max: int) -> Passages:
+def passages_of(wanted: OpenAIAttachFile, usual: PassagesSection, tokens_max: int) -> PassagesSection:
     """Return how to cut a file: as requested, within the model's `tokens_max`, else as usual. Raises InvalidInput."""
     chunking = wanted.chunking_strategy
     if not isinstance(chunking, OpenAIStaticChunking):
@@ -109,7 +109,7 @@ def passages_of(wanted: OpenAIAttachFile, usual: Passages, tokens_max: int) -> P
         )
     most = min(sizes.max_chunk_size_tokens, tokens_max)
     overlap = min(sizes.chunk_overlap_tokens, most // OVERLAP_SHARE)
-    return Passages(tokens_max=most, overlap_tokens=overlap)
+    return PassagesSection(tokens_max=most, overlap_tokens=overlap)
 
 
 async def require_uploads(app: web.Application, file_ids: Sequence[str], where: str) -> None:
@@ -139,7 +139,7 @@ async def list_files(request: web.Request) -> web.Response:
     bytes_max = request[HELD].page(request.app[CONFIG].limits.answer_bytes_max)
 
     def work() -> OpenAIStoreFileList:
-        page = Page([], None)
+        page = ScrolledPage([], None)
         if status == "completed":  # every file is
             position = 0 if after is None else position_of(collection, after)
             page = scrolling.page(collection, position, limit, condition=condition, bytes_max=bytes_max)

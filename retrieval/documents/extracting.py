@@ -30,7 +30,7 @@ class Extraction(Protocol):
 Extract = Callable[[bytes, str, int], Extraction | None]
 
 
-class Texts:
+class TextExtractor:
     """Extracts the text of files, a few at a time. Use it on one event loop."""
 
     def __init__(self, extract: Extract | None) -> None:

@@ -25,7 +25,7 @@ import msgspec
 from indexes.base.durable import disk_errors, publish, remove, sync_folder
 from indexes.base.errors import InvalidInput, NearlineError, NotFound, TooLarge
 from retrieval.access.auth import PRINCIPAL
-from retrieval.base.settings import Files as Settings
+from retrieval.base.settings import FilesSection as Settings
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from indexes.log.content import DIGEST_BYTES
 from indexes.log.reader import searchable_text
 from retrieval.admission.gates import AdmittedRequest
 from retrieval.base.cancellation import run_abandonable
-from retrieval.base.settings import Config, Passages
+from retrieval.base.settings import Config, PassagesSection
 from retrieval.documents.chunking import CHUNKING_VERSION, Span, split
 from retrieval.documents.metadata import apply_patch, check_limits, check_metadata, expires_ms_of, metadata_of
 from retrieval.documents.outline import has_literals
@@ -144,7 +144,7 @@ def text_bytes(document: NewDocument) -> int:
     return len(document.text.encode()) if document.vector is None else 0
 
 
-def digest_of(document: NewDocument, passages: Passages) -> bytes:
+def digest_of(document: NewDocument, passages: PassagesSection) -> bytes:
     """Return a digest that is equal for documents stored alike by one model. The order of metadata keys does not
     matter."""
     # Code, languages and literal blocks were added later, so documents without them keep their digests.

@@ -33,7 +33,7 @@ from retrieval.embedding.encoder import by_length
 from retrieval.embedding.lanes import Batch, EmbedJob, Lanes, TextTokenizer, guess_tokens, split_parts
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import (
-    Embedded,
+    EmbeddedTexts,
     Lane,
     Long,
     Observer,
@@ -147,7 +147,7 @@ class Batcher:
         deadline: float | None = None,
         caller: str = "",
         progress: Callable[[float], None] | None = None,
-    ) -> Embedded:
+    ) -> EmbeddedTexts:
         """Return the vectors of the texts, in order, with what was read of each.
 
         kind        whose prefix the texts get
@@ -163,7 +163,7 @@ class Batcher:
         for more windows than the queue can hold, and the error of a text that cannot be embedded, to this caller alone.
         """
         if not texts:
-            return Embedded(np.empty((0, self._encoder.dimensions), dtype=np.float32), [], [], [])
+            return EmbeddedTexts(np.empty((0, self._encoder.dimensions), dtype=np.float32), [], [], [])
         single = len(texts) == 1 and len(texts[0]) <= QUERY_CHARS_MAX and long != "windows"
         chosen: Lane = lane or ("query" if single else "bulk")
         if chosen == "query" and len(texts) > 1:
@@ -171,7 +171,7 @@ class Batcher:
 
         size, done = max(1, sum(len(text.encode()) for text in texts)), 0.0
 
-        async def embed_part(part: range) -> Embedded:
+        async def embed_part(part: range) -> EmbeddedTexts:
             some = [texts[at] for at in part]
             job = self._admit(chosen, some, kind, long, deadline, first=part.start)
             job.caller = caller
@@ -192,7 +192,7 @@ class Batcher:
                 return await self._large.embed(parts, guesses, embed_part, deadline, caller)
         return await embed_part(range(len(texts)))
 
-    async def _embed(self, job: EmbedJob, deadline: float | None) -> Embedded:
+    async def _embed(self, job: EmbedJob, deadline: float | None) -> EmbeddedTexts:
         try:
             await self._answer(job, deadline)
         except DeadlineExceeded:

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from indexes.base.errors import DeadlineExceeded, Overloaded
 from retrieval.embedding.costs import TextLoad
-from retrieval.embedding.results import Embedded, Lane
+from retrieval.embedding.results import EmbeddedTexts, Lane
 
 TOO_LATE = "the deadline passed before the text was embedded"
 SMALL_SHARE = 64  # a request of at most this part of the bulk queue may use its last quarter
@@ -72,10 +72,10 @@ class LargeRequests:
         self,
         parts: Sequence[range],
         tokens: Sequence[int],
-        embed_part: Callable[[range], Awaitable[Embedded]],
+        embed_part: Callable[[range], Awaitable[EmbeddedTexts]],
         deadline: float | None,
         caller: str = "",
-    ) -> Embedded:
+    ) -> EmbeddedTexts:
         """Embed all parts, one after another. `tokens` has the count of each text; `deadline` is in the loop's time.
 
         Raises Overloaded, DeadlineExceeded, and what `embed_part` raises.
@@ -91,7 +91,7 @@ class LargeRequests:
                 wait_s - self._wait_s_max,
             )
         size = load.tokens.bit_length() // 2
-        done: list[Embedded] = []
+        done: list[EmbeddedTexts] = []
         self._loads.append(load)
         try:
             async with self._turn(deadline, (caller, size)):
@@ -103,7 +103,7 @@ class LargeRequests:
                         load.add(tokens[at], -1)
         finally:
             self._loads = [other for other in self._loads if other is not load]
-        return Embedded.concatenate(done)
+        return EmbeddedTexts.concatenate(done)
 
     def _delay_s(self, load: TextLoad) -> float:
         """Estimate the delay by others: the request shares the encoder with each of them until one of the two is

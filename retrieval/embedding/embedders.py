@@ -35,13 +35,13 @@ from retrieval.embedding.models import (
     MANIFEST,
     SIMILARITY_FLOOR,
     Kind,
-    Manifest,
+    ModelManifest,
     find_models,
     load_model,
     read_manifest,
 )
 from retrieval.embedding.queries import QueryReader
-from retrieval.embedding.results import Embedded, Long, Observer
+from retrieval.embedding.results import EmbeddedTexts, Long, Observer
 
 WARM_UP_QUERIES = 3
 ATTEMPTS = 30  # while too many documents wait; each refusal asks for a wait of a second to a minute
@@ -153,7 +153,7 @@ class Embedder(QueryReader):
         *,
         long: Long = "cut",
         progress: Callable[[float], None] | None = None,
-    ) -> Embedded:
+    ) -> EmbeddedTexts:
         """Return vectors to clients that ask for vectors. A single short text overtakes bulk work. See
         `Batcher.embed`."""
         return await self.batcher.embed(texts, kind, long=long, caller=PRINCIPAL.get().key, progress=progress)
@@ -177,7 +177,7 @@ class Embedders:
         self._observer = observer
         self._folder = Path(config.models.folder)
         self._open: dict[str, Embedder] = {}
-        self._described: dict[str, Manifest] = {}  # models that collections name
+        self._described: dict[str, ModelManifest] = {}  # models that collections name
         self._opening: dict[str, asyncio.Task[Embedder]] = {}
         self._turn = asyncio.Lock()
         self._cutting = [ThreadPoolExecutor(1, thread_name_prefix="cut") for _ in range(2)]
@@ -221,12 +221,12 @@ class Embedders:
         """Models in use, by name."""
         return self._open
 
-    def manifest(self, name: str) -> Manifest:
+    def manifest(self, name: str) -> ModelManifest:
         """Return the manifest of an exported model without loading it. Raises NotFound or Damaged."""
         found = self._open.get(name)
         return found.manifest if found else read_manifest(self._folder / name)
 
-    def try_manifest(self, name: str) -> Manifest | None:
+    def try_manifest(self, name: str) -> ModelManifest | None:
         """Return the manifest, None if it cannot be read. Cached: only the first call reads the file of a model not in
         use."""
         if name not in self._described:

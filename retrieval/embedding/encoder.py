@@ -20,7 +20,7 @@ from retrieval.base.cgroups import cgroup_cores
 from retrieval.embedding.models import Kind, KnownAnswer, Model
 from retrieval.embedding.pairs import pairs, read_query
 from retrieval.embedding.sessions import OUTPUT, open_model
-from retrieval.embedding.tokens import Frame, TokenizerPool, Tokens, pad_id, read_enough, windows
+from retrieval.embedding.tokens import SpecialTokens, TokenizerPool, Tokens, pad_id, read_enough, windows
 
 BATCH_TOKENS_MAX = 1024  # per run in `encode`; more is not faster, and memory grows with it
 
@@ -43,7 +43,7 @@ class Encoder:
         self.tokenizers = TokenizerPool(model.tokenizer_path)
         with self.tokenizers.borrow() as tokenizer:
             self._pad = pad_id(tokenizer)
-            self._frame = Frame.of(tokenizer)
+            self._frame = SpecialTokens.of(tokenizer)
             self._room = {
                 kind: self.tokens_max - len(tokenizer.encode(prefix).ids)
                 for kind, prefix in self._prefixes.items()

@@ -24,7 +24,7 @@ import numpy as np
 
 from indexes.base.model import Floats
 from retrieval.embedding.models import Kind
-from retrieval.embedding.results import Embedded, Lane, Long, first_rows, join_windows, refuse_truncated
+from retrieval.embedding.results import EmbeddedTexts, Lane, Long, first_rows, join_windows, refuse_truncated
 from retrieval.embedding.rotation import Rotation
 from retrieval.embedding.tokens import Tokens
 
@@ -98,16 +98,16 @@ class EmbedJob:
         """Whether windows must be joined. That can take milliseconds, so not on the event loop."""
         return len(self.pieces) > len(self.texts)
 
-    def result(self) -> Embedded:
+    def result(self) -> EmbeddedTexts:
         """Return what the caller gets once the future is done. May be called from any thread."""
         assert self._vectors is not None
         lengths = [len(piece) for piece in self.pieces]
         if not self.in_windows:
             cut = [piece.truncated for piece in self.pieces]
-            return Embedded(self._vectors, lengths, cut, [1] * len(lengths), **self.times())
+            return EmbeddedTexts(self._vectors, lengths, cut, [1] * len(lengths), **self.times())
         tokens = np.add.reduceat(lengths, first_rows(self.windows)).tolist()
         whole = join_windows(self._vectors, lengths, self.windows, normalize=self.normalize)
-        return Embedded(whole, tokens, [False] * len(tokens), self.windows, **self.times())
+        return EmbeddedTexts(whole, tokens, [False] * len(tokens), self.windows, **self.times())
 
     def times(self) -> dict[str, float]:
         """Return the seconds of each stage, under the field names of Embedded."""

@@ -82,7 +82,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     alone_vs_batch_min: float
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class ModelManifest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything known about a model. Only what shapes vectors enters the fingerprint.
 
     The fields with defaults were added later, so older manifests lack them.
@@ -122,7 +122,7 @@ class Model:
     """A verified model folder. Only `load_model` makes one, so its bytes have been checked."""
 
     folder: Path
-    manifest: Manifest
+    manifest: ModelManifest
 
     def path_of(self, variant: Variant) -> Path:
         return self.folder / variant.file
@@ -153,7 +153,7 @@ def load_model(folder: Path) -> Model:
     return Model(folder, manifest)
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> ModelManifest:
     """Read only the manifest, of a version this code supports; the files it lists are not checked."""
     path = folder / MANIFEST
     if not path.is_file():
@@ -165,7 +165,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise InvalidInput(
                 f"{path} has format {version}; this version reads {FORMAT_VERSION}. Re-{REMEDY}"
             )
-        return msgspec.json.decode(content, type=Manifest)
+        return msgspec.json.decode(content, type=ModelManifest)
     except msgspec.DecodeError as error:
         raise Damaged(f"{path} is not a model manifest: {error}") from error
 
@@ -199,7 +199,7 @@ SAME_VECTORS = {
 }  # fmt: skip
 
 
-def fingerprint(manifest: Manifest) -> str:
+def fingerprint(manifest: ModelManifest) -> str:
     """Hash everything that shapes a vector. The same model exported on another day or machine keeps its fingerprint."""
     graph = manifest.files[MODEL].sha256
     parts = {

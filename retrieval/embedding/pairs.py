@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tokenizers import Encoding, Tokenizer
 
-from retrieval.embedding.tokens import CHARS_READ_MAX, Frame, Tokens, read_enough
+from retrieval.embedding.tokens import CHARS_READ_MAX, SpecialTokens, Tokens, read_enough
 
 QUERY_SHARE = 2  # a query takes at most half of the window, the passage the rest
 
@@ -23,7 +23,7 @@ def read_query(tokenizer: Tokenizer, query: str, tokens_max: int) -> Encoding:
 
 
 def pairs(
-    tokenizer: Tokenizer, frame: Frame, query: Encoding, texts: Sequence[str], tokens_max: int
+    tokenizer: Tokenizer, frame: SpecialTokens, query: Encoding, texts: Sequence[str], tokens_max: int
 ) -> list[Tokens]:
     """Return one Tokens per text, in order, with the tokenizer's own special tokens around both parts. Long texts are
     cut."""

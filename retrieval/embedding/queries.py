@@ -12,7 +12,7 @@ from indexes.base.model import Floats
 from retrieval.embedding.counting import TokenCounter
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.long_queries import pieces_of
-from retrieval.embedding.models import Manifest
+from retrieval.embedding.models import ModelManifest
 from retrieval.embedding.reading import has_letters, share_read
 from retrieval.embedding.results import join_windows
 
@@ -24,7 +24,7 @@ class QueryReader:
     """A loaded model, as a reader of queries. Safe from any thread."""
 
     encoder: Encoder
-    manifest: Manifest
+    manifest: ModelManifest
     counter: TokenCounter
 
     def vectors_of(self, texts: Sequence[str]) -> list[Floats]:

@@ -31,7 +31,7 @@ class TooLong(InvalidInput):
 
 
 @dataclass(frozen=True, slots=True)
-class Embedded:
+class EmbeddedTexts:
     """Vectors of some texts, in order, and what was read of each.
 
     vectors     float32 [texts, dimensions]
@@ -50,9 +50,9 @@ class Embedded:
     run_s: float = 0.0
 
     @staticmethod
-    def concatenate(parts: Sequence[Embedded]) -> Embedded:
+    def concatenate(parts: Sequence[EmbeddedTexts]) -> EmbeddedTexts:
         """Concatenate the parts of one request that ran one after another."""
-        return Embedded(
+        return EmbeddedTexts(
             np.concatenate([part.vectors for part in parts]),
             [tokens for part in parts for tokens in part.tokens],
             [cut for part in parts for cut in part.truncated],

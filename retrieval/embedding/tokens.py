@@ -59,20 +59,20 @@ class TokenizerPool:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class SpecialTokens:
     """The special tokens that the tokenizer puts before and after every text."""
 
     head: list[int]
     tail: list[int]
 
     @staticmethod
-    def of(tokenizer: Tokenizer) -> Frame:
+    def of(tokenizer: Tokenizer) -> SpecialTokens:
         bare = tokenizer.encode("a", add_special_tokens=False).ids
         framed = tokenizer.encode("a").ids
         for at in range(len(framed) - len(bare) + 1):
             if framed[at : at + len(bare)] == bare:
-                return Frame(framed[:at], framed[at + len(bare) :])
-        return Frame([], [])
+                return SpecialTokens(framed[:at], framed[at + len(bare) :])
+        return SpecialTokens([], [])
 
     def cut(self, ids: list[int], tokens_max: int, *, whole: bool = True) -> Tokens:
         """Cut a framed text to what the model reads, keeping the special tokens at its end. `whole`: the ids cover all
@@ -104,7 +104,9 @@ def read_enough(
     return found
 
 
-def windows(tokenizer: Tokenizer, frame: Frame, prefix: str, text: str, tokens_max: int) -> Iterator[Tokens]:
+def windows(
+    tokenizer: Tokenizer, frame: SpecialTokens, prefix: str, text: str, tokens_max: int
+) -> Iterator[Tokens]:
     """Split a text into pieces that the model can read, each with the prefix and the special tokens.
 
     Pieces do not overlap. Tokenizes lazily, as pieces are consumed.

@@ -22,7 +22,7 @@ from indexes.base.work import OnStep
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter
 from indexes.reading import scrolling
-from indexes.reading.scrolling import Page, ScrolledDocument, VectorPassage
+from indexes.reading.scrolling import ScrolledDocument, ScrolledPage, VectorPassage
 from retrieval.access.auth import PRINCIPAL
 from retrieval.access.privacy import VECTOR_EXPORT, VectorExport, require_vectors
 from retrieval.base.cancellation import run_abandonable
@@ -269,7 +269,7 @@ async def count(request: web.Request) -> web.Response:
     return answer(CountBody(counted.documents, counted.passages, counted.seq))
 
 
-def encode_page(page: Page, export: VectorExport, *, text: bool = True) -> list[msgspec.Raw]:
+def encode_page(page: ScrolledPage, export: VectorExport, *, text: bool = True) -> list[msgspec.Raw]:
     """Encode each document of a page separately: encoding the page in one step would block every other thread."""
     return [msgspec.Raw(msgspec.json.encode(document_body(one, export, text=text))) for one in page.documents]
 

@@ -19,7 +19,7 @@ from retrieval.base.cancellation import Stopping
 from retrieval.base.config import Config
 from retrieval.cache import SharedStore
 from retrieval.context.llm import LanguageModel
-from retrieval.documents.extracting import Texts
+from retrieval.documents.extracting import TextExtractor
 from retrieval.documents.uploads import Uploads
 from retrieval.embedding.embedders import Embedders
 from retrieval.observe.metrics import Metrics
@@ -55,7 +55,7 @@ QUERY_LOG = web.AppKey("QUERY_LOG", QueryLog)
 FREQUENT = web.AppKey("FREQUENT", Frequent)
 FEEDBACK = web.AppKey("FEEDBACK", Feedback)
 UPLOADS = web.AppKey("UPLOADS", Uploads)
-TEXTS = web.AppKey("TEXTS", Texts)  # texts of uploads
+TEXTS = web.AppKey("TEXTS", TextExtractor)  # texts of uploads
 # When collections were last used, until store_expiry has stored it.
 USED = web.AppKey("USED", dict[str, float])
 TASKS = web.AppKey("TASKS", Tasks)

@@ -25,7 +25,7 @@ from indexes.base.model import Metadata, Scalar
 from indexes.base.paths import value_at, values_at
 from indexes.filters.grammar import Kind, canonical, kind_of
 from indexes.rebuild.shares import wilson
-from retrieval.base.settings import Assess
+from retrieval.base.settings import AssessSection
 from retrieval.wire.assess import Assessment, AssessRequest, Outcome, PastEvent, RemedyOf
 from retrieval.wire.search import Fusion, Hit, SearchAnswer, SearchRequest
 
@@ -49,7 +49,7 @@ class Judge:
     bad_from: float | None
 
     @staticmethod
-    def of(wanted: Outcome | None, settings: Assess) -> Judge:
+    def of(wanted: Outcome | None, settings: AssessSection) -> Judge:
         wanted = wanted or Outcome()
         key = wanted.key or settings.outcome_key
         if wanted.bad is None and wanted.bad_from is None:
@@ -148,7 +148,7 @@ def assess(
     wanted: AssessRequest,
     judge: Judge,
     base_rate: float | None,
-    settings: Assess,
+    settings: AssessSection,
 ) -> Assessment:
     """Assess an action by the events found. `base_rate` is None if no event has an outcome. The caller sets
     `read_chars` and `cut`."""
@@ -187,7 +187,7 @@ def assess(
     )
 
 
-def recommendation_of(risk: float | None, settings: Assess) -> Literal["proceed", "review", "stop"]:
+def recommendation_of(risk: float | None, settings: AssessSection) -> Literal["proceed", "review", "stop"]:
     if risk is None:
         return "review"
     if risk >= settings.stop_from:

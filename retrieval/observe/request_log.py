@@ -18,7 +18,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
 from retrieval.access.auth import PRINCIPAL, TOKEN
-from retrieval.base.settings import Log
+from retrieval.base.settings import LogSection
 
 logger = logging.getLogger("nearline.requests")
 
@@ -27,7 +27,7 @@ PROBES = frozenset({"/healthz", "/readyz", "/health", "/metrics"})  # called eve
 GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 CLIENT_LEFT = 499  # never sent; nginx's code for this
 PATH_CHARS_MAX = 500
-LOG = web.RequestKey("LOG", Log)  # the log settings
+LOG = web.RequestKey("LOG", LogSection)  # the log settings
 QUERIES = web.RequestKey[list[str]]("QUERIES")  # its queries, if they are to be logged
 STAGE = re.compile(r"(\w+);dur=([\d.]+)")
 

@@ -18,7 +18,7 @@ from retrieval.admission.ceiling import AnswerBudget
 from retrieval.admission.turns import PATIENT, Flow, Turns
 from retrieval.base.settings import Config
 from retrieval.embedding.embedders import Embedders
-from retrieval.processes.frames import Answer, Ask
+from retrieval.processes.frames import AskSearch, SearchReply
 from retrieval.processes.pool import SearchProcesses
 from retrieval.search.answer_cache import Answered, State
 from retrieval.search.plan import Plan
@@ -71,9 +71,9 @@ class InProcesses:
 
 def ask_of(
     collection: Collection, plan: Plan, watch: Stopwatch, budget: AnswerBudget, vector: bytes | None
-) -> Ask:
+) -> AskSearch:
     caller, synonyms = PRINCIPAL.get(), collection.synonyms.current
-    return Ask(
+    return AskSearch(
         id=0,
         collection=collection.name,
         request=msgspec.json.encode(structs.replace(plan.request, query=plan.request.query or None)),
@@ -94,7 +94,7 @@ def ask_of(
     )
 
 
-def charge(answer: Answer, ask: Ask, watch: Stopwatch, budget: AnswerBudget) -> None:
+def charge(answer: SearchReply, ask: AskSearch, watch: Stopwatch, budget: AnswerBudget) -> None:
     """Charge what a search took elsewhere. Raises TooLarge, as `AnswerBudget.take` does."""
     watch.spans += answer.spans
     watch.cpu_s += answer.cpu_s

@@ -39,7 +39,7 @@ class Opened(msgspec.Struct, array_like=True, frozen=True):
     tuned_ms: int
 
 
-class Follow(Frame, frozen=True):
+class FollowCollection(Frame, frozen=True):
     """Open this collection, and load its live generation. Answered by `Following`."""
 
     collection: Opened
@@ -57,7 +57,7 @@ class Forget(Frame, frozen=True):
     name: str
 
 
-class Ask(Frame, frozen=True):
+class AskSearch(Frame, frozen=True):
     """A search. `deadline` is on the monotonic clock, which all processes of a machine share.
 
     request       JSON
@@ -106,7 +106,7 @@ class Alive(Frame, frozen=True):
     """A sign of life during long work."""
 
 
-class Answer(Frame, frozen=True):
+class SearchReply(Frame, frozen=True):
     """The answer to `Ask`, and the state that was searched. `hits` are the passages to count, `vector` that of the text
     if it was embedded here, `spans` the stages on the monotonic clock, and `spared` what the cold policy learns from
     it."""
@@ -127,7 +127,7 @@ class Answer(Frame, frozen=True):
     spared: Spared | None
 
 
-class Failure(Frame, frozen=True):
+class SearchFailure(Frame, frozen=True):
     """Why a search has no answer. `kind` is a class of `indexes.base.errors`; None if the process cannot answer, and
     another one may."""
 
@@ -138,9 +138,9 @@ class Failure(Frame, frozen=True):
     retry_after_s: float = 1.0
 
     @staticmethod
-    def of(number: int, error: NearlineError) -> Failure:
+    def of(number: int, error: NearlineError) -> SearchFailure:
         retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 1.0
-        return Failure(number, type(error).__name__, error.message, error.param, retry_after_s)
+        return SearchFailure(number, type(error).__name__, error.message, error.param, retry_after_s)
 
     @property
     def error(self) -> NearlineError | None:
@@ -170,8 +170,8 @@ class Forgotten(Frame, frozen=True):
     name: str
 
 
-Order = Configure | Follow | CatchUp | Forget | Ask | Leave
-Reply = Begun | Alive | Answer | Failure | Following | Reached | Forgotten
+Order = Configure | FollowCollection | CatchUp | Forget | AskSearch | Leave
+Reply = Begun | Alive | SearchReply | SearchFailure | Following | Reached | Forgotten
 
 ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

@@ -33,11 +33,11 @@ from indexes.parts.memory import cpu_s, memory_bytes
 from retrieval.base.settings import Config
 from retrieval.embedding.encoder import available_threads
 from retrieval.processes.frames import (
-    Answer,
-    Ask,
+    AskSearch,
     Configure,
-    Follow,
+    FollowCollection,
     Opened,
+    SearchReply,
 )
 from retrieval.processes.process import ProcessDied, SearchProcess
 from retrieval.wire.errors import SearchCrashed
@@ -124,7 +124,7 @@ class SearchProcesses:
         """Whether a process can answer a search of this collection now. The others are told to open it."""
         return self._choose(collection) is not None
 
-    async def answer(self, collection: Collection, ask: Ask) -> Answer | None:
+    async def answer(self, collection: Collection, ask: AskSearch) -> SearchReply | None:
         """Answer a search of a collection; None if no process can. `ask` gets its number here.
 
         Raises what the search raises, SearchCrashed for one that ends processes, and Unavailable if one has ended and
@@ -163,7 +163,7 @@ class SearchProcesses:
             await asyncio.sleep(LOOK_EVERY_S)
         return process
 
-    def _refuse(self, what: bytes, ask: Ask) -> None:
+    def _refuse(self, what: bytes, ask: AskSearch) -> None:
         now = time.monotonic()
         self._refused = {one: until for one, until in self._refused.items() if until > now}
         self._refused[what] = now + REFUSED_S
@@ -248,7 +248,7 @@ class SearchProcesses:
         """Have the processes load the generation and the segments that are on disk now."""
         for one in self._processes:
             if collection.name in one.followed and collection.name not in self._withheld:
-                one.send(Follow(opened(collection)))
+                one.send(FollowCollection(opened(collection)))
 
     async def _start_one(self) -> bool:
         """Start a process. Returns whether that succeeded."""

@@ -15,13 +15,11 @@ import msgspec
 from retrieval.processes.frames import (
     REPLIES,
     Alive,
-    Answer,
     Arriving,
-    Ask,
+    AskSearch,
     Begun,
     CatchUp,
-    Failure,
-    Follow,
+    FollowCollection,
     Following,
     Forget,
     Forgotten,
@@ -30,6 +28,8 @@ from retrieval.processes.frames import (
     Order,
     Reached,
     Reply,
+    SearchFailure,
+    SearchReply,
     encode_frame,
 )
 
@@ -71,7 +71,7 @@ class SearchProcess(asyncio.Protocol):
         self.followed: dict[str, Opened] = {}  # collections as it searches them
         self.reached: dict[str, int] = {}  # the last operation that it searches, by collection
         self.catching_up: dict[str, float] = {}  # when it was told to, by collection
-        self.waiting: dict[int, asyncio.Future[Answer]] = {}  # by the number of the search, oldest first
+        self.waiting: dict[int, asyncio.Future[SearchReply]] = {}  # by the number of the search, oldest first
         self._heard = 0.0  # when it last replied, or was asked while it had nothing to do
         self._hung = False
         self._begun: int | None = None  # the search that it works on, if that is not the oldest
@@ -126,7 +126,7 @@ class SearchProcess(asyncio.Protocol):
         pause_s = min(TOLD_AGAIN_S * 2 ** self._unable.get(wanted.name, 0), TOLD_AGAIN_S_MAX)
         if before is None or before[0] != wanted or now - before[1] > pause_s:
             self._told[wanted.name] = wanted, now
-            self.send(Follow(wanted))
+            self.send(FollowCollection(wanted))
 
     def catch_up(self, name: str) -> None:
         self.catching_up[name] = time.monotonic()
@@ -183,9 +183,9 @@ class SearchProcess(asyncio.Protocol):
         finally:
             self._forgotten.pop(name, None)
 
-    async def ask(self, ask: Ask) -> Answer:
+    async def ask(self, ask: AskSearch) -> SearchReply:
         """Return the answer. Raises ProcessDied, what the search raises, and LookupError if the process cannot."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[SearchReply] = asyncio.get_running_loop().create_future()
         if not (self.waiting or self._left):
             self._heard = time.monotonic()
         self.waiting[ask.id] = future
@@ -203,13 +203,13 @@ class SearchProcess(asyncio.Protocol):
                 pass
             case Begun():
                 self._begun = reply.id
-            case Answer() | Failure():
+            case SearchReply() | SearchFailure():
                 self._begun = None
                 self._left.discard(reply.id)
                 future = self.waiting.pop(reply.id, None)
                 if future is None or future.done():
                     return  # its caller has left
-                if isinstance(reply, Answer):
+                if isinstance(reply, SearchReply):
                     future.set_result(reply)
                 else:
                     future.set_exception(reply.error or LookupError(reply.message))

@@ -43,14 +43,12 @@ from retrieval.embedding.queries import QueryReader
 from retrieval.processes.frames import (
     ORDERS,
     Alive,
-    Answer,
     Arriving,
-    Ask,
+    AskSearch,
     Begun,
     CatchUp,
     Configure,
-    Failure,
-    Follow,
+    FollowCollection,
     Following,
     Forget,
     Forgotten,
@@ -59,6 +57,8 @@ from retrieval.processes.frames import (
     Order,
     Reached,
     Reply,
+    SearchFailure,
+    SearchReply,
     encode_frame,
 )
 from retrieval.processes.spending import Spending
@@ -95,7 +95,7 @@ class HitList:
 
 
 @dataclass(slots=True)
-class Followed:
+class FollowedCollection:
     """A collection that is searched here, and the model of its vectors, if there is one. `behind`: something was
     written since."""
 
@@ -107,13 +107,13 @@ class Followed:
 
 
 @dataclass(slots=True, eq=False)
-class Search:
+class PlannedSearch:
     """A search that waits or is under way. `vector` is that of its text, once it is known; `own` says that it was
     embedded here."""
 
-    ask: Ask
+    ask: AskSearch
     plan: Plan
-    found: Followed
+    found: FollowedCollection
     watch: Stopwatch
     vector: Floats | None
     own: bool = False
@@ -136,10 +136,10 @@ class SearchWorker:
         self._socket, self._on_configured = connection, on_configured
         self._arriving = Arriving(ORDERS)
         self._config, self._data = Config(), Path()
-        self._followed: dict[str, Followed] = {}
+        self._followed: dict[str, FollowedCollection] = {}
         self._readers: dict[str, QueryReader] = {}
-        self._waiting: deque[Ask] = deque()
-        self._planned: list[Search] = []
+        self._waiting: deque[AskSearch] = deque()
+        self._planned: list[PlannedSearch] = []
         self._spending = Spending()
         self._under_way: set[int] = set()  # searches that were not replied to yet
         self._left: set[int] = set()  # those whose callers have left
@@ -148,7 +148,7 @@ class SearchWorker:
         self._looked = self._caught_up = self._replied = 0.0
         self._being_opened: dict[str, bool] = {}  # by name, whether it was to be forgotten since
         self._opening: queue.SimpleQueue[Opened] = queue.SimpleQueue()
-        self._opened: queue.SimpleQueue[tuple[Opened, Followed | None]] = queue.SimpleQueue()
+        self._opened: queue.SimpleQueue[tuple[Opened, FollowedCollection | None]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe()
         self._poll = select.poll()  # a descriptor may be too large for select.select
         for one in (self._socket.fileno(), self._wake):
@@ -182,7 +182,7 @@ class SearchWorker:
         self._ended = not data
         for order in self._arriving.feed(data):
             match order:
-                case Ask():
+                case AskSearch():
                     self._under_way.add(order.id)
                     self._waiting.append(order)
                 case Leave(number) if number in self._under_way:
@@ -194,7 +194,7 @@ class SearchWorker:
 
     def _obey(self, order: Order) -> None:
         match order:
-            case Follow():
+            case FollowCollection():
                 self._follow(order.collection)
             case CatchUp():
                 if (found := self._followed.get(order.name)) is not None:
@@ -247,7 +247,7 @@ class SearchWorker:
         replica.look()
         self._send(Following(wanted.name, self._as_searched(found)))
 
-    def _as_searched(self, found: Followed) -> Opened:
+    def _as_searched(self, found: FollowedCollection) -> Opened:
         found.opened = replace(found.opened, generation=found.replica.generation)
         return found.opened
 
@@ -268,7 +268,7 @@ class SearchWorker:
             self._opened.put((wanted, found))
             os.write(self._waker, b"1")
 
-    def _open(self, wanted: Opened) -> Followed:
+    def _open(self, wanted: Opened) -> FollowedCollection:
         hits = HitList()
         replica = Replica(self._data / wanted.name, options_of(self._config), hits)
         try:
@@ -278,7 +278,7 @@ class SearchWorker:
             replica.close()
             raise
         opened = replace(wanted, generation=replica.generation)
-        return Followed(replica, opened, hits, reader)
+        return FollowedCollection(replica, opened, hits, reader)
 
     def _reader(self, name: str, fingerprint: str) -> QueryReader:
         if name not in self._readers:
@@ -320,7 +320,7 @@ class SearchWorker:
             if found.behind or found.replica.ready:
                 self._catch_up_with(found)
 
-    def _catch_up_with(self, found: Followed) -> bool:
+    def _catch_up_with(self, found: FollowedCollection) -> bool:
         """Bring a collection to the last commit. If that cannot be done, close it and return False: the service has it
         opened again."""
         try:
@@ -369,16 +369,16 @@ class SearchWorker:
         try:
             yield
         except Abandoned:
-            self._send(Failure(number, None, "its caller has left"))
+            self._send(SearchFailure(number, None, "its caller has left"))
         except (InvalidInput, DeadlineExceeded) as error:
-            self._send(Failure.of(number, error))
+            self._send(SearchFailure.of(number, error))
         except (NotFollowed, NearlineError) as error:
-            self._send(Failure(number, None, str(error)))
+            self._send(SearchFailure(number, None, str(error)))
         except Exception as error:
             logger.exception("a search failed")
-            self._send(Failure(number, None, repr(error)))
+            self._send(SearchFailure(number, None, repr(error)))
 
-    def _plan(self, ask: Ask) -> Search:
+    def _plan(self, ask: AskSearch) -> PlannedSearch:
         if ask.id in self._left:
             raise Abandoned
         found = self._followed.get(ask.collection)
@@ -404,9 +404,9 @@ class SearchWorker:
         plan = replace(plan, counted=ask.counted, query=query)
         vector = None if ask.vector is None else np.frombuffer(ask.vector, np.float32)
         self._spending.arrive(key)
-        return Search(ask, plan, found, watch, vector)
+        return PlannedSearch(ask, plan, found, watch, vector)
 
-    def _embed_planned(self, search: Search) -> None:
+    def _embed_planned(self, search: PlannedSearch) -> None:
         """Embed the text of a search, and with it those of the others that have the same model."""
         reader = search.found.reader
         lacking = [
@@ -421,7 +421,7 @@ class SearchWorker:
             one.vector, one.own = vector, True
             one.watch.spans.append((begun, time.perf_counter(), "embed"))
 
-    def _answer(self, search: Search) -> Answer:
+    def _answer(self, search: PlannedSearch) -> SearchReply:
         ask, watch, replica, begun = search.ask, search.watch, search.found.replica, time.thread_time()
         if self._followed.get(ask.collection) is not search.found:
             raise NotFollowed(ask.collection)  # it was closed since
@@ -438,7 +438,7 @@ class SearchWorker:
         if newer:  # the new versions of what vanished are there
             shard = LocalShard(replica, replica.snapshot, watch, budget.work)
             answer = self._search(shard, embedded, watch, share)
-        return Answer(
+        return SearchReply(
             id=ask.id,
             answer=answer.answer,
             vanished=answer.vanished,
@@ -477,7 +477,7 @@ class SearchWorker:
         return replica.synonyms.current
 
 
-def embedded_query(search: Search) -> EmbeddedQuery:
+def embedded_query(search: PlannedSearch) -> EmbeddedQuery:
     """Return the query with its vector, and with what fusion needs to know of the model."""
     plan, reader, snapshot = search.plan, search.found.reader, search.found.replica.snapshot
     if plan.mode == "lexical":

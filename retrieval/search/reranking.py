@@ -30,7 +30,7 @@ from indexes.base.work import OnStep, do_nothing
 from indexes.log.reader import searchable_text
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.encoder import Encoder
-from retrieval.embedding.models import Manifest, load_model
+from retrieval.embedding.models import ModelManifest, load_model
 from retrieval.embedding.results import TooLong
 from retrieval.search.plan import Plan
 from retrieval.search.ranking import Fused, round_scores
@@ -61,7 +61,7 @@ class Reranker:
         model = load_model(folder)
         if model.manifest.makes != "scores":
             raise InvalidInput(f"{folder.name} is an embedding model, not a reranker", param="rerank.model")
-        self.manifest: Manifest = model.manifest
+        self.manifest: ModelManifest = model.manifest
         self.encoder = Encoder(model, threads=threads)
         self._costs, self._learning = CostModel(), threading.Lock()
         for tokens in WARM_UP_TOKENS:

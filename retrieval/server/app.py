@@ -14,7 +14,7 @@ from retrieval.admission.ceiling import Ceiling
 from retrieval.admission.gates import Gates
 from retrieval.base.cancellation import Stopping
 from retrieval.base.config import Config
-from retrieval.documents.extracting import Extract, Texts
+from retrieval.documents.extracting import Extract, TextExtractor
 from retrieval.handlers.browsers import protective_headers
 from retrieval.handlers.state import (
     CEILING,
@@ -128,6 +128,6 @@ def put_state(
     app[READY] = {"ready": False}
     app[START] = Start()
     app[STOPPING] = Stopping()
-    app[TEXTS] = Texts(extract)
+    app[TEXTS] = TextExtractor(extract)
     app[USED] = {}
     app[PACES] = WeakValueDictionary()

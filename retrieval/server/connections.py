@@ -26,7 +26,7 @@ from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import LineTooLong
 
 from indexes.base.errors import NearlineError
-from retrieval.base.settings import Server
+from retrieval.base.settings import ServerSection
 from retrieval.handlers.browsers import protect
 from retrieval.handlers.error_shapes import response
 from retrieval.observe.request_log import RequestLog
@@ -53,7 +53,7 @@ REFUSAL: Final = (
 class Connections:
     """All open connections. Used on the event loop only."""
 
-    def __init__(self, settings: Server, door: Door, unsent_bytes_max: int = UNSENT_BYTES_MAX) -> None:
+    def __init__(self, settings: ServerSection, door: Door, unsent_bytes_max: int = UNSENT_BYTES_MAX) -> None:
         """`unsent_bytes_max` limits unread responses over all clients."""
         self.settings = settings
         self.door = door

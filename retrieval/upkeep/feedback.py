@@ -25,7 +25,7 @@ import msgspec
 from indexes.base.durable import remove
 from indexes.base.errors import NearlineError, TooLarge
 from indexes.collection.collection import Collection
-from retrieval.base.settings import Feedback as Settings
+from retrieval.base.settings import FeedbackSection as Settings
 from retrieval.upkeep.line_file import LineFile, encode
 
 logger = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ import msgspec
 from indexes.base.durable import remove, replace_unsynced
 from indexes.base.errors import NearlineError, StorageError
 from indexes.collection.collection import Collection
-from retrieval.base.settings import QueryLog as Settings
+from retrieval.base.settings import QueryLogSection as Settings
 from retrieval.upkeep.line_file import MODE, VERSION, Header, LineFile, encode, newest
 from retrieval.wire.search import Mode, SearchRequest
 

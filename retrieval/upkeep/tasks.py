@@ -43,14 +43,14 @@ AskedVectors = Callable[[Collection], Awaitable[tuple[str, Floats] | None]]
 Forget = Callable[[], Awaitable[object]]
 
 
-class Child(Protocol):
+class Cancellable(Protocol):
     """Work that a job waits for and a closing service cancels: a child process, or texts being embedded."""
 
     def cancel(self) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RebuildFailures:
     """How many rebuilds in a row have failed, and until when none starts automatically. `until_s` is monotonic."""
 
     job: JobBody
@@ -79,11 +79,11 @@ class Tasks:
         collection of this name open."""
         self._jobs: OrderedDict[str, JobBody] = OrderedDict()
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._children: dict[str, Child] = {}
+        self._children: dict[str, Cancellable] = {}
         self._building = asyncio.Lock()
         # Jobs wait for hours; on shared threads they would leave fewer for reads.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="job")
-        self._failures: dict[str, Failure] = {}
+        self._failures: dict[str, RebuildFailures] = {}
         self._folders = folders
         self._asked = asked
         self._released = released
@@ -248,7 +248,7 @@ class Tasks:
         attempts, pause_s = 1, FIRST_PAUSE_S
         if before:
             attempts, pause_s = before.attempts + 1, min(2 * before.pause_s, LONGEST_PAUSE_S)
-        self._failures[job.collection] = Failure(job, attempts, pause_s, time.monotonic() + pause_s)
+        self._failures[job.collection] = RebuildFailures(job, attempts, pause_s, time.monotonic() + pause_s)
 
     async def _rebuild(self, job: JobBody, collection: Collection, hot_capacity: int | None) -> None:
         try:

@@ -23,7 +23,7 @@ from jobs.cli import COMMANDS, cli
 from jobs.serving.service import CLOSING_S, require_private
 from retrieval.access.auth import Keys
 from retrieval.base.config import ignored_variables, load_config
-from retrieval.base.settings import Config, Server
+from retrieval.base.settings import Config, ServerSection
 from retrieval.server.routes import ROUTES
 
 ROOT = Path(__file__).parents[2]
@@ -167,7 +167,7 @@ def test_the_first_start_requires_keys(way: str, tmp_path: Path) -> None:
     assert key.scopes == ["metrics"]
     assert key.expires_ms is not None
     assert key.expires_ms - key.created_ms < 10_000
-    require_private(Config(server=Server(host="0.0.0.0")).server, keys=keys.required)
+    require_private(Config(server=ServerSection(host="0.0.0.0")).server, keys=keys.required)
 
 
 # --- Kubernetes ---------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from indexes.collection.collection import Collection
 from indexes.parts.generation import Generation
 from indexes.rebuild.builder import build
 from retrieval.base.index_options import options_of
-from retrieval.base.settings import Config, Index
+from retrieval.base.settings import Config, IndexSection
 from tests.support.vectors import World, fill, found_ids, make_collection
 
 WORLD = World(dimensions=128)
@@ -123,5 +123,5 @@ def test_collections_share_one_budget(folder: Path) -> None:
 @pytest.mark.parametrize(("setting", "expected"), [(0, 250), (1, 1), (300, 300), (5000, 1000)])
 def test_the_default_is_a_quarter_of_the_ceiling(setting: int, expected: int) -> None:
     """A service that may hold 1,000 bytes; what is set counts up to all of them."""
-    config = Config(index=Index(resident_bytes=setting))
+    config = Config(index=IndexSection(resident_bytes=setting))
     assert options_of(config, memory_bytes_max=1000).resident.bytes_max == expected

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from indexes.base.errors import InvalidInput
-from jobs.benchmark.caches import OFF, Turn, draw_questions, find_repeats, tables, window
+from jobs.benchmark.caches import OFF, ArmTurn, draw_questions, find_repeats, tables, window
 from jobs.benchmark.callers import post
 from jobs.benchmark.visit import CHECKED, NEAR, Visit, writes_of
 
@@ -56,9 +56,9 @@ def test_half_of_the_writes_are_new_and_a_tenth_deletes() -> None:
     assert {int(one) for one in ids if one.isdigit()} <= set(range(7))
 
 
-def turn(seconds: float, **took: list[float]) -> Turn:
+def turn(seconds: float, **took: list[float]) -> ArmTurn:
     named = {{"hit": f"hit, {NEAR}"}.get(name, name): times for name, times in took.items()}
-    return Turn(seconds, named, {"miss": [4.0]}, {"stale": 1.0, "written/s": 9.0})
+    return ArmTurn(seconds, named, {"miss": [4.0]}, {"stale": 1.0, "written/s": 9.0})
 
 
 def test_ways_of_running_are_compared_within_a_round() -> None:

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from jobs.benchmark.callers import Callers, Outcome, arrivals, post
+from jobs.benchmark.callers import Callers, SpanOutcome, arrivals, post
 from jobs.benchmark.load import figures, recovery, windows
 
 
-def outcome(*requests: tuple[float, float, int], retry_after: bool = True) -> Outcome:
+def outcome(*requests: tuple[float, float, int], retry_after: bool = True) -> SpanOutcome:
     """Of one second; each request by when it was due, how long it took, and its status."""
     due, took, status = (np.array(one) for one in zip(*requests))
-    return Outcome(1.0, due, np.zeros(len(due)), took, status, np.full(len(due), retry_after))
+    return SpanOutcome(1.0, due, np.zeros(len(due)), took, status, np.full(len(due), retry_after))
 
 
 def test_arrivals_are_a_poisson_process() -> None:
@@ -46,7 +46,7 @@ class Clock:
         self.now += seconds + next(self._oversleeps, 0)
 
 
-async def asked_of_a_stalled_server(due: Sequence[float], clock: Clock) -> Outcome:
+async def asked_of_a_stalled_server(due: Sequence[float], clock: Clock) -> SpanOutcome:
     """The server answers nothing until all requests have arrived."""
     arrived = itertools.count(1)
     everything = asyncio.Event()

@@ -19,7 +19,7 @@ from aiohttp import web
 from jobs.serving.process import ServerProcess, log_of, serving
 from retrieval.access.auth import Keys
 from retrieval.admission.gates import Gates
-from retrieval.base.settings import Admission, Server
+from retrieval.base.settings import AdmissionSection, ServerSection
 from retrieval.observe.metrics import Metrics
 from retrieval.server.connections import AcceptErrors, Connections
 from retrieval.server.door import Door
@@ -223,8 +223,10 @@ def closed(connection: socket.socket) -> bool:
     return received == b"" or received.startswith((b"HTTP/1.1 408", b"HTTP/1.1 429"))
 
 
-@pytest.mark.parametrize("settings", [Server(connections_max=1), Server(connections_per_address_max=1)])
-def test_where_everybody_waits_for_us_a_new_client_is_told(settings: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings", [ServerSection(connections_max=1), ServerSection(connections_per_address_max=1)]
+)
+def test_where_everybody_waits_for_us_a_new_client_is_told(settings: ServerSection, tmp_path: Path) -> None:
     """503 with Retry-After; the request under way is answered, and its place is free again."""
     started, release = asyncio.Event(), asyncio.Event()
 
@@ -246,7 +248,7 @@ def test_where_everybody_waits_for_us_a_new_client_is_told(settings: Server, tmp
             writer.close()
 
     async def story() -> list[bytes]:
-        connections = Connections(settings, Door(Gates(Admission()), Keys(tmp_path), Metrics(), {}))
+        connections = Connections(settings, Door(Gates(AdmissionSection()), Keys(tmp_path), Metrics(), {}))
         server = web.Server(handler)
         site = await asyncio.get_running_loop().create_server(
             lambda: connections.accept(server), "127.0.0.1", 0

@@ -23,7 +23,7 @@ from indexes.rebuild.shares import share_interval
 from jobs.commands.evaluate import command
 from jobs.evaluation import textfile
 from jobs.evaluation.queries import from_file, from_log
-from jobs.evaluation.recall import Neighbor, add_cohort, compare
+from jobs.evaluation.recall import TrueNeighbor, add_cohort, compare
 from jobs.evaluation.report import Bin, Cohort, CohortKind, Reliability, Report, Score
 from jobs.evaluation.sections import show
 from jobs.evaluation.survey import Survey
@@ -53,7 +53,7 @@ def test_ties_at_the_last_place_are_interchangeable() -> None:
 
 def test_a_cohort_counts_its_own_neighbors() -> None:
     """A query without a neighbor of the cohort says nothing about it; without any query there is no cohort."""
-    hit, miss = Neighbor("a", "cold", True), Neighbor("b", "cold", False)
+    hit, miss = TrueNeighbor("a", "cold", True), TrueNeighbor("b", "cold", False)
     report = make_report()
     add_cohort(report, "cold", "tier", [[], [hit, miss], [miss]], "")
     (one,) = report.cohorts

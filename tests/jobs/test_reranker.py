@@ -19,14 +19,14 @@ from jobs.cli import cli
 from jobs.commands import train_reranker
 from jobs.models.export import running, texts
 from jobs.models.export.architectures import build
-from jobs.models.export.exporting import Options, export_model, reference
+from jobs.models.export.exporting import ExportOptions, export_model, reference
 from jobs.models.export.graph import Graph
 from jobs.models.export.recipes import FP32, SCORE_FLOORS
 from jobs.models.export.shapes import shape
-from jobs.models.export.texts import Texts
-from jobs.models.export.weights import Weights
+from jobs.models.export.texts import TokenizedTexts
+from jobs.models.export.weights import ModelWeights
 from jobs.models.reranker import training
-from jobs.models.reranker.mining import Example, mine
+from jobs.models.reranker.mining import TrainingExample, mine
 from jobs.models.reranker.training import batches
 from jobs.serving.process import ServerProcess
 from nearline import AsyncClient
@@ -39,7 +39,7 @@ TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers")
 needs_torch = pytest.mark.skipif(not TORCH, reason="torch and transformers are not installed")
 
 EXAMPLES = [
-    Example(f"question {at}", f"answer {at}", [f"wrong {at} {other}" for other in range(1 + at % 7)])
+    TrainingExample(f"question {at}", f"answer {at}", [f"wrong {at} {other}" for other in range(1 + at % 7)])
     for at in range(200)
 ]
 
@@ -70,7 +70,7 @@ def judged(http: Http, tmp_path: Path) -> tuple[str, Path, Path]:
 
 
 def mined(http: Http, judged: tuple[str, Path, Path], held_out: frozenset[str] = frozenset()) -> Any:
-    async def found() -> list[Example]:
+    async def found() -> list[TrainingExample]:
         async with AsyncClient(http.url) as client:
             return [one async for one in mine(client, *judged, held_out=held_out, progress=quiet)]
 
@@ -104,16 +104,16 @@ def test_what_is_held_out_is_not_seen(http: Http, judged: tuple[str, Path, Path]
 
 def test_batches_repeat_and_go_on() -> None:
     """The same seed gives the same steps, another one others; from a later step on they are those of the whole run."""
-    options = training.Options(epochs=2, seed=3)
+    options = training.TrainingOptions(epochs=2, seed=3)
     whole = list(batches(EXAMPLES, options))
     assert len(whole) == 2 * (200 // options.examples)
     assert list(batches(EXAMPLES, options, 30)) == whole[30:]
-    assert next(batches(EXAMPLES, training.Options(seed=4))) != whole[0]
+    assert next(batches(EXAMPLES, training.TrainingOptions(seed=4))) != whole[0]
 
 
 def test_a_batch_holds_the_positive_first_and_as_many_negatives() -> None:
     """Every example comes once an epoch; one with few negatives repeats them."""
-    options = training.Options(epochs=1)
+    options = training.TrainingOptions(epochs=1)
     seen = []
     for batch in batches(EXAMPLES, options):
         for example, passages in batch:
@@ -127,14 +127,14 @@ def test_a_batch_holds_the_positive_first_and_as_many_negatives() -> None:
 def test_too_few_examples(tmp_path: Path) -> None:
     """Less than a step's worth is refused before anything is loaded."""
     with pytest.raises(InvalidInput, match="3 examples are too few"):
-        training.train(tmp_path, EXAMPLES[:3], tmp_path / "out", training.Options(), quiet)
+        training.train(tmp_path, EXAMPLES[:3], tmp_path / "out", training.TrainingOptions(), quiet)
 
 
 @pytest.mark.skipif(TORCH, reason="torch is installed")
 def test_without_torch(tmp_path: Path) -> None:
     """What is missing is named."""
     with pytest.raises(NotFound, match="pip install torch transformers"):
-        training.train(write_bert(tmp_path), EXAMPLES, tmp_path / "out", training.Options(), quiet)
+        training.train(write_bert(tmp_path), EXAMPLES, tmp_path / "out", training.TrainingOptions(), quiet)
 
 
 @needs_torch
@@ -150,21 +150,23 @@ def test_it_learns_goes_on_and_is_served(tmp_path: Path, monkeypatch: pytest.Mon
     (source / "config.json").write_text(json.dumps(config | {"vocab_size": VOCABULARY + 2}))
     (source / "model.safetensors").write_bytes((tmp_path / "pairs" / "model.safetensors").read_bytes())
     examples = [
-        Example(word, f"{word} {word}", [f"{other} {other}" for other in others])
+        TrainingExample(word, f"{word} {word}", [f"{other} {other}" for other in others])
         for word, *others in zip(*(islice(texts.SENTENCES[at:], 40) for at in range(5)), strict=True)
     ]
     out = tmp_path / "out"
     monkeypatch.setattr(training, "CHECKPOINT_EVERY_S", 0.0)
     said: list[str] = []
-    options = training.Options(epochs=2, rate=1e-3, examples=8)
-    monkeypatch.setattr(training.Run, "finish", quiet)
+    options = training.TrainingOptions(epochs=2, rate=1e-3, examples=8)
+    monkeypatch.setattr(training.TrainingRun, "finish", quiet)
     training.train(source, examples, out, options, said.append)
     monkeypatch.undo()
     assert (out / training.CHECKPOINT).is_file()
-    training.train(source, examples, out, training.Options(epochs=30, rate=1e-3, examples=8), said.append)
+    training.train(
+        source, examples, out, training.TrainingOptions(epochs=30, rate=1e-3, examples=8), said.append
+    )
     assert "going on from step 10" in said
     assert not (out / training.CHECKPOINT).exists()
-    export_model(str(out), tmp_path / "m", name="m", progress=quiet, options=Options(only="fp32"))
+    export_model(str(out), tmp_path / "m", name="m", progress=quiet, options=ExportOptions(only="fp32"))
     reranker = Reranker(tmp_path / "m", threads=1)
     first = [np.argmax(reranker.scores(one.query, [one.positive, *one.negatives])) == 0 for one in examples]
     assert np.mean(first) >= 0.8
@@ -214,13 +216,15 @@ def test_scores_that_are_kept(tmp_path: Path) -> None:
     not answer; less precise graphs are held against floors for scores, which random weights miss."""
     source = write_reranker(tmp_path / "source")
     manifest = export_model(
-        str(source), tmp_path / "m", name="m", progress=quiet, options=Options(only="fp32")
+        str(source), tmp_path / "m", name="m", progress=quiet, options=ExportOptions(only="fp32")
     )
     assert (manifest.makes, manifest.dimensions, manifest.normalise) == ("scores", 1, False)
     assert [answer.query for answer in manifest.known_answers] == texts.KNOWN_ANSWER_QUERIES
     assert len(Reranker(tmp_path / "m", threads=1).scores("a query", ["one", "two"])) == 2
     with pytest.raises(InvalidInput, match=f"below {SCORE_FLOORS['cosine_mean']}"):
-        export_model(str(source), tmp_path / "m", name="m", progress=quiet, options=Options(only="tokens"))
+        export_model(
+            str(source), tmp_path / "m", name="m", progress=quiet, options=ExportOptions(only="tokens")
+        )
 
 
 @pytest.mark.parametrize(
@@ -264,8 +268,8 @@ def test_same_scores(kind: str, tmp_path: Path) -> None:
     expected = reference(source, lines, found)
     assert expected is not None
     graph = tmp_path / "graph.onnx"
-    running.save(build(Graph(Weights(source), FP32.precision), found), graph)
-    material = Texts(source, found)
+    running.save(build(Graph(ModelWeights(source), FP32.precision), found), graph)
+    material = TokenizedTexts(source, found)
     for together in (1, 5):
         scores = running.vectors(running.session(graph), material.feeds(lines, together))
         assert scores == pytest.approx(expected, abs=1e-4)

@@ -24,7 +24,7 @@ import trustme
 from indexes.base.errors import InvalidInput
 from jobs.serving.service import READY_LINE
 from jobs.serving.tls import Tls, tls_context, tls_of
-from retrieval.base.settings import Server
+from retrieval.base.settings import ServerSection
 
 
 @dataclass
@@ -175,7 +175,7 @@ def test_a_pair_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytes
     are in error, and with the new one as soon as they fit."""
     old, new = trustme.CA(), trustme.CA()
     write(old, tmp_path)
-    tls = Tls(Server(tls_certificate=str(tmp_path / "c.pem"), tls_key=str(tmp_path / "k.pem")))
+    tls = Tls(ServerSection(tls_certificate=str(tmp_path / "c.pem"), tls_key=str(tmp_path / "k.pem")))
     handshake(tls, old)
     kept = (tmp_path / "k.pem").read_bytes()
     load, times = ssl.SSLContext.load_cert_chain, list[int]()
@@ -239,9 +239,9 @@ def test_files_that_are_no_pair(tmp_path: Path) -> None:
         (key, key, "tls_certificate"),
     ]:
         with pytest.raises(InvalidInput, match=named):
-            tls_context(Server(tls_certificate=certificate, tls_key=of_key))
+            tls_context(ServerSection(tls_certificate=certificate, tls_key=of_key))
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InvalidInput, match=r"tls_key.*not a regular file"):
-        tls_context(Server(tls_certificate=good, tls_key=str(tmp_path / "pipe")))
-    assert tls_of(Server()) is None
-    assert tls_context(Server(tls_certificate=good, tls_key=key)) is not None
+        tls_context(ServerSection(tls_certificate=good, tls_key=str(tmp_path / "pipe")))
+    assert tls_of(ServerSection()) is None
+    assert tls_context(ServerSection(tls_certificate=good, tls_key=key)) is not None

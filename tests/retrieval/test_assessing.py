@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Metadata
-from retrieval.base.settings import Assess, Config
+from retrieval.base.settings import AssessSection, Config
 from retrieval.insight.assessing import Judge, assess, text_of
 from retrieval.wire.assess import Assessment, AssessRequest, Outcome
 from retrieval.wire.decoding import decode
@@ -18,7 +18,7 @@ from retrieval.wire.search import Hit, Receipt, Scores, SearchAnswer, Timings
 from tests.support.http import Http
 
 RECEIPT = Receipt("c", 1, 1, ["hot"], None, None, None, "miss", "m")
-SETTINGS = Assess()
+SETTINGS = AssessSection()
 JUDGE = Judge.of(None, SETTINGS)
 DEPLOYS = [
     {
@@ -118,7 +118,7 @@ def test_the_request_replaces_what_is_bad() -> None:
     """A key alone keeps the configured values; values or a threshold take the place of both."""
     assert Judge.of(Outcome(key="end"), SETTINGS).bad == SETTINGS.bad
     assert Judge.of(Outcome(bad_from=3), SETTINGS) == Judge("outcome", [], 3)
-    assert Judge.of(Outcome(bad=["x"]), Assess(bad_from=3)) == Judge("outcome", ["x"], None)
+    assert Judge.of(Outcome(bad=["x"]), AssessSection(bad_from=3)) == Judge("outcome", ["x"], None)
 
 
 # --- the action -----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 from indexes.base.errors import InvalidInput
 from jobs.serving.service import require_private
 from retrieval.base.config import load_config
-from retrieval.base.settings import Server
+from retrieval.base.settings import ServerSection
 from retrieval.handlers.browsers import known_host
 from tests.support.http import Http, Reply
 
@@ -173,12 +173,12 @@ def test_files_beside_the_page_are_404(http: Http, name: str) -> None:
 def test_a_public_address_has_to_be_allowed(host: str) -> None:
     """One clear error names the setting and the flag; loopback addresses and services with keys need neither."""
     with pytest.raises(InvalidInput, match="--insecure") as caught:
-        require_private(Server(host=host), keys=False)
+        require_private(ServerSection(host=host), keys=False)
     assert caught.value.param == "server.host"
-    require_private(Server(host=host, insecure=True), keys=False)
-    require_private(Server(host=host), keys=True)
+    require_private(ServerSection(host=host, insecure=True), keys=False)
+    require_private(ServerSection(host=host), keys=True)
     for private in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
-        require_private(Server(host=private), keys=False)
+        require_private(ServerSection(host=private), keys=False)
 
 
 def test_serving_a_public_address_ends_before_anything_is_opened(tmp_path: Path) -> None:

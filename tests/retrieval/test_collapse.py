@@ -23,7 +23,7 @@ from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from indexes.rebuild.builder import Rebuild
 from retrieval.admission.ceiling import AnswerBudget
-from retrieval.base.settings import Config, Search
+from retrieval.base.settings import Config, SearchSection
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.results import Observer
@@ -113,7 +113,7 @@ def pipeline_of(config: Config) -> Pipeline:
 @pytest.fixture(scope="module")
 def pipelines() -> Iterator[dict[int, Pipeline]]:
     """Configurations differ in the depth of the first page: it holds every passage, or later pages go deeper."""
-    made = {depth: pipeline_of(Config(search=Search(candidates=depth))) for depth in (24, 400)}
+    made = {depth: pipeline_of(Config(search=SearchSection(candidates=depth))) for depth in (24, 400)}
     yield made
     for one in made.values():
         one.close()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexes.base.errors import InvalidInput, TooLarge
-from retrieval.base.settings import Config, Context
+from retrieval.base.settings import Config, ContextSection
 from retrieval.context.building import build_context, check_context
 from retrieval.context.encodings import PARTED_BY, WORD_BYTES_MAX, encoding
 from retrieval.context.framing import fence_for
@@ -219,7 +219,7 @@ def test_the_models_floor_of_similarity(setting: Any, model: float, left_out: in
         [SearchAnswer(hits, RECEIPT, Timings())],
         ContextRequest(query="q", token_budget=200),
         words,
-        Config(context=Context(min_similarity=setting)),
+        Config(context=ContextSection(min_similarity=setting)),
         similarity_floor=model,
     )
     assert built.irrelevant == left_out

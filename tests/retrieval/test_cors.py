@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from indexes.base.errors import InvalidInput
 from jobs.serving.process import ServerProcess, serving
 from retrieval.base.config import load_config
-from retrieval.base.settings import Config, Server
+from retrieval.base.settings import Config, ServerSection
 from retrieval.handlers.state import CONFIG
 from retrieval.server.middlewares import cross_origin, errors_as_json
 from retrieval.server.openapi import Route
@@ -127,7 +127,7 @@ def test_any_origin() -> None:
 
     async def ask() -> list[Reply]:
         app = web.Application(middlewares=[cross_origin, errors_as_json])
-        app[CONFIG] = Config(server=Server(cors_origins=["*"]))
+        app[CONFIG] = Config(server=ServerSection(cors_origins=["*"]))
         async with TestClient(TestServer(app)) as client:
             calls = [client.get("/", headers={"Origin": origin}) for origin in (ORIGIN, "null")]
             calls.append(client.options("/", headers={"Origin": "null", **ASKED}))

@@ -20,7 +20,7 @@ from indexes.base.model import Delete, Floats, NewPassage, Upsert
 from indexes.collection.collection import Collection
 from indexes.rebuild.builder import Rebuild
 from retrieval.admission.ceiling import AnswerBudget, BudgetShare
-from retrieval.base.settings import Config, Rerank
+from retrieval.base.settings import Config, RerankSection
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.models import SIMILARITY_FLOOR
@@ -230,7 +230,7 @@ class Reading:
 
 @pytest.fixture
 def reading() -> Iterator[tuple[Reading, Pipeline]]:
-    config = Config(rerank=Rerank(model="noted"))
+    config = Config(rerank=RerankSection(model="noted"))
     results = ResultCache(MemoryStore(0, time.monotonic), None, ttl_s=60, now=time.time)
     reader = Reading()
     made = Pipeline(Embedders(config, lambda name: Observer()), results, config, cast(Reranker, reader))

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from huggingface_hub import InferenceClient
 from tokenizers import Tokenizer
 
-from retrieval.base.settings import Config, Models
+from retrieval.base.settings import Config, ModelsSection
 from retrieval.dialects.tei import health
 from retrieval.dialects.token_ids import IDS_READ_MAX
 from retrieval.embedding.embedders import Embedders
@@ -196,7 +196,7 @@ def test_health_opens_nothing(model_folder: Path) -> None:
     async def probe() -> None:
         app = web.Application(middlewares=[errors_as_json])
         app[CONFIG] = Config(
-            models=Models(folder=str(model_folder.parent), default=model_folder.name, threads=1)
+            models=ModelsSection(folder=str(model_folder.parent), default=model_folder.name, threads=1)
         )
         app[READY] = {"ready": True}
         app[FOLDERS] = ()

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from indexes.base.errors import NotFound
-from retrieval.base.settings import Config, Models
+from retrieval.base.settings import Config, ModelsSection
 from retrieval.embedding.embedders import Embedders, runs_of
-from retrieval.embedding.results import Embedded, Observer
+from retrieval.embedding.results import EmbeddedTexts, Observer
 from tests.support.models import variation
 
 pytestmark = pytest.mark.model
@@ -31,7 +31,7 @@ def with_embedders(model: Path, story: Callable[[Embedders, list[str]], Awaitabl
 
     async def told() -> None:
         embedders = Embedders(
-            msgspec.structs.replace(Config(), models=Models(folder=str(model.parent))), observer
+            msgspec.structs.replace(Config(), models=ModelsSection(folder=str(model.parent))), observer
         )
         try:
             async with asyncio.timeout(60):
@@ -127,7 +127,7 @@ def test_languages(model_folder: Path, tmp_path: Path) -> None:
 )
 def test_cores_are_shared_out(threads: int, run_threads: int, shared: tuple[int, int]) -> None:
     """Runs side by side use no more cores than there are, and there is always one."""
-    models = Models(threads=threads, run_threads=run_threads)
+    models = ModelsSection(threads=threads, run_threads=run_threads)
     assert runs_of(msgspec.structs.replace(Config(), models=models)) == shared
 
 
@@ -138,7 +138,7 @@ def test_one_text_is_embedded_once_however_many_ask(model_folder: Path) -> None:
         embedder = await embedders.get(model_folder.name)
         embed, ran = embedder.batcher.embed, list[str]()
 
-        async def counted(texts: list[str], *arguments: Any, **named: Any) -> Embedded:
+        async def counted(texts: list[str], *arguments: Any, **named: Any) -> EmbeddedTexts:
             ran.extend(texts)
             return await embed(texts, *arguments, **named)
 

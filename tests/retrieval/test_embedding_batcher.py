@@ -17,7 +17,7 @@ from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.lanes import EmbedJob, fits
 from retrieval.embedding.models import Kind
-from retrieval.embedding.results import Embedded, Lane, Observer, TooLong
+from retrieval.embedding.results import EmbeddedTexts, Lane, Observer, TooLong
 from retrieval.embedding.tokens import Tokens
 
 POISON = 666
@@ -362,7 +362,7 @@ def test_the_last_of_the_bulk_queue_is_for_small_requests() -> None:
     with_batcher(scenario, queue_tokens_max=1280)
 
 
-async def order_of_ends(tasks: dict[str, asyncio.Task[Embedded]]) -> list[str]:
+async def order_of_ends(tasks: dict[str, asyncio.Task[EmbeddedTexts]]) -> list[str]:
     ended: list[str] = []
     for name, task in tasks.items():
         task.add_done_callback(lambda _, name=name: ended.append(name))  # type: ignore[misc]
@@ -674,8 +674,8 @@ def test_texts_that_must_not_be_cut_overtake_too() -> None:
         encoder.gate.set()
         await first
         left, refused, right = await asyncio.gather(*tasks, return_exceptions=True)
-        assert isinstance(left, Embedded)
-        assert isinstance(right, Embedded)
+        assert isinstance(left, EmbeddedTexts)
+        assert isinstance(right, EmbeddedTexts)
         assert isinstance(refused, TooLong)
         assert refused.message == "text 0 is longer than the 32 tokens the model reads"
 
@@ -702,7 +702,7 @@ def test_only_windows_are_joined_and_not_on_the_loop(monkeypatch: pytest.MonkeyP
     threads: list[threading.Thread] = []
     result = EmbedJob.result
 
-    def watched(job: EmbedJob) -> Embedded:
+    def watched(job: EmbedJob) -> EmbeddedTexts:
         threads.append(threading.current_thread())
         return result(job)
 

@@ -14,7 +14,7 @@ from retrieval.embedding.models import (
     MODEL,
     TOKENIZER,
     FileSeal,
-    Manifest,
+    ModelManifest,
     find_models,
     fingerprint,
     load_model,
@@ -22,8 +22,8 @@ from retrieval.embedding.models import (
 )
 
 
-def manifest(**changes: object) -> Manifest:
-    plain = Manifest(
+def manifest(**changes: object) -> ModelManifest:
+    plain = ModelManifest(
         format_version=1,
         name="tiny",
         fingerprint="",

@@ -25,7 +25,7 @@ from retrieval.embedding.models import (
     TOKENIZER,
     FileSeal,
     KnownAnswer,
-    Manifest,
+    ModelManifest,
     Variant,
     fingerprint,
     load_model,
@@ -74,7 +74,7 @@ def write_graph(path: Path, words: Floats) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def seal(folder: Path, **changes: Any) -> Manifest:
+def seal(folder: Path, **changes: Any) -> ModelManifest:
     """Give the manifest the seals and the fingerprint of the files as they are."""
     manifest = read_manifest(folder)
     files = {name: FileSeal(sha256(folder / name), (folder / name).stat().st_size) for name in manifest.files}
@@ -96,7 +96,7 @@ def folder(tmp_path: Path) -> Path:
         write_graph(folder / name, table())
     ids = [[WORDS.index(word) for word in text.split()] for text in KNOWN]
     means = [table()[row].mean(axis=0) for row in ids]
-    manifest = Manifest(
+    manifest = ModelManifest(
         format_version=FORMAT_VERSION,
         name="tiny",
         fingerprint="",

@@ -18,7 +18,7 @@ from indexes.base import durable
 from indexes.base.errors import StorageError, TooLarge
 from indexes.collection.collection import Collection
 from jobs.serving.process import ServerProcess, serving
-from retrieval.base.settings import Feedback as Settings
+from retrieval.base.settings import FeedbackSection as Settings
 from retrieval.handlers.feedback import chars_of
 from retrieval.upkeep.feedback import DAY_MS, FILE, Feedback, FeedbackEntry
 from tests.support.http import Http

@@ -21,7 +21,7 @@ import pytest
 
 from jobs.serving.process import ServerProcess, serving
 from retrieval.admission.gates import Gates
-from retrieval.base.settings import Config, Models
+from retrieval.base.settings import Config, ModelsSection
 from retrieval.documents import writing
 from retrieval.documents.writing import NewDocument
 from retrieval.embedding.embedders import Embedders
@@ -149,7 +149,7 @@ def test_large_writes_leave_the_threads_of_reads_alone(
         return cut(*arguments)
 
     monkeypatch.setattr(writing, "chunk", slow)
-    config = Config(models=Models(folder=str(model_folder.parent), default=model_folder.name))
+    config = Config(models=ModelsSection(folder=str(model_folder.parent), default=model_folder.name))
     document = NewDocument(id="a", text=SENTENCE * 100)
     entry = Gates(config.admission).enter("write", None, 0)
 

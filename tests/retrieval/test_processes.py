@@ -22,7 +22,7 @@ from retrieval.admission.ceiling import AnswerBudget
 from retrieval.base.settings import Config
 from retrieval.processes import pool, process
 from retrieval.processes.asking import InProcesses
-from retrieval.processes.frames import Answer, Ask, Failure, Following, Opened, encode_frame
+from retrieval.processes.frames import AskSearch, Following, Opened, SearchFailure, SearchReply, encode_frame
 from retrieval.processes.pool import SearchProcesses
 from retrieval.processes.process import SearchProcess
 from retrieval.processes.spending import Spending
@@ -44,32 +44,32 @@ while data := connection.recv(65536):
     for order in arriving.feed(data):
         reply = None
         match order:
-            case Follow():
+            case FollowCollection():
                 reply = Following(order.collection.name, order.collection)
             case Forget():
                 reply = Forgotten(order.name)
-            case Ask(request=b"kill"):
+            case AskSearch(request=b"kill"):
                 os._exit(1)
-            case Ask(request=b"kill as another"):
+            case AskSearch(request=b"kill as another"):
                 connection.sendall(encode_frame(Begun(order.id)))
                 os._exit(1)
-            case Ask(request=b"hang"):
+            case AskSearch(request=b"hang"):
                 time.sleep(1000)
-            case Ask(request=b"other"):
-                reply = Failure(order.id, None, "not here")
-            case Ask(request=b"bad"):
-                reply = Failure(order.id, "InvalidInput", "bad", "query")
-            case Ask(request=b"fine"):
+            case AskSearch(request=b"other"):
+                reply = SearchFailure(order.id, None, "not here")
+            case AskSearch(request=b"bad"):
+                reply = SearchFailure(order.id, "InvalidInput", "bad", "query")
+            case AskSearch(request=b"fine"):
                 answer = CachedAnswer([], [], None, None, None, None, None)
-                reply = Answer(order.id, answer, False, b"", 0, 1, b"", [], 0.0, None, order.work, 0, [], None)
+                reply = SearchReply(order.id, answer, False, b"", 0, 1, b"", [], 0.0, None, order.work, 0, [], None)
         if reply is not None:
             connection.sendall(encode_frame(reply))
 """
 UP_S = 30.0
 
 
-def ask(what: bytes) -> Ask:
-    return Ask(
+def ask(what: bytes) -> AskSearch:
+    return AskSearch(
         0, "c", what, 0, 0, None, None, ("", "", None), False, True, None, None, None, WorkBudget(), 0, 100, "k"
     )  # fmt: skip
 
@@ -184,11 +184,11 @@ def test_a_caller_that_leaves_is_told(tmp_path: Path) -> None:
 def test_every_error_travels() -> None:
     """Its class, its message, its field and when to try again."""
     error: Any = InvalidInput("no", param="k")
-    arrived = Failure.of(1, error).error
+    arrived = SearchFailure.of(1, error).error
     assert (type(arrived), str(arrived), arrived and arrived.param) == (InvalidInput, "no", "k")
-    assert encode_frame(Failure.of(1, error))[:4] == (len(encode_frame(Failure.of(1, error))) - 4).to_bytes(
-        4, "big"
-    )
+    assert encode_frame(SearchFailure.of(1, error))[:4] == (
+        len(encode_frame(SearchFailure.of(1, error))) - 4
+    ).to_bytes(4, "big")
 
 
 def test_the_search_that_was_begun_is_the_suspect(tmp_path: Path) -> None:
@@ -326,9 +326,9 @@ def test_no_answer_is_ahead_of_the_service(tmp_path: Path) -> None:
         def takes(self, collection: Collection) -> bool:
             return True
 
-        async def answer(self, collection: Collection, asked: Ask) -> Answer:
+        async def answer(self, collection: Collection, asked: AskSearch) -> SearchReply:
             answer = CachedAnswer([], [], None, None, None, None, None)
-            return Answer(
+            return SearchReply(
                 0, answer, False, b"", 0, asked.seq + 1, b"", [], 0.0, None, asked.work, 0, [], None
             )  # fmt: skip
 

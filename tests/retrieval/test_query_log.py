@@ -15,7 +15,7 @@ import pytest
 
 from indexes.collection.collection import Collection
 from jobs.serving.process import serving
-from retrieval.base.settings import QueryLog as Settings
+from retrieval.base.settings import QueryLogSection as Settings
 from retrieval.upkeep.line_file import Header, decode, read_lines
 from retrieval.upkeep.query_log import FILE, LoggedQuery, QueryLog
 from retrieval.upkeep.questions import QUESTIONS_MIN

@@ -10,7 +10,7 @@ import pytest
 
 from jobs.serving.process import serving
 from retrieval.base.settings import Config
-from retrieval.base.settings import Rerank as RerankSettings
+from retrieval.base.settings import RerankSection as RerankSettings
 from retrieval.context.joining import receipt_of
 from retrieval.search.plan import make_plan
 from retrieval.wire.options import Rerank, Sort

@@ -19,7 +19,7 @@ from indexes.base.errors import InvalidInput
 from indexes.base.expiry import EXPIRES
 from indexes.base.model import Delete, IndexOptions, NewPassage, Upsert
 from indexes.collection.collection import Collection
-from retrieval.base.settings import Config, Search
+from retrieval.base.settings import Config, SearchSection
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.results import Observer
@@ -31,7 +31,7 @@ from tests.support.vectors import WORDS, World, make_collection
 DIMENSIONS = 8
 WORLD = World(dimensions=DIMENSIONS)
 EMBEDDERS = Embedders(Config(), lambda name: Observer())  # opens none: every query brings its vector
-CONFIG = Config(search=Search(candidates=24))  # not all documents are candidates
+CONFIG = Config(search=SearchSection(candidates=24))  # not all documents are candidates
 START_MS = 1_000_000
 
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from retrieval.base.settings import Config, Embedding, Models
+from retrieval.base.settings import Config, EmbeddingSection, ModelsSection
 from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.results import Lane, Observer
 
@@ -30,8 +30,8 @@ def test_a_busy_lane_is_waited_for(model_folder: Path) -> None:
     texts = [f"where is the lantern of entry {number}?" for number in range(100)]
     config = msgspec.structs.replace(
         Config(),
-        models=Models(folder=str(model_folder.parent)),
-        embedding=Embedding(queue_tokens_max=1024),
+        models=ModelsSection(folder=str(model_folder.parent)),
+        embedding=EmbeddingSection(queue_tokens_max=1024),
     )
     refusals = Refusals()
 

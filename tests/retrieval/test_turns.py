@@ -14,7 +14,7 @@ from indexes.base.errors import Overloaded
 from jobs.benchmark.callers import Reply, connect, exchange, post
 from jobs.serving.process import ServerProcess, serving
 from retrieval.admission.turns import Flow, Turns
-from retrieval.base.settings import Admission
+from retrieval.base.settings import AdmissionSection
 from tests.support.http import Http
 
 TARGET_S = 0.25
@@ -25,7 +25,7 @@ class Scene:
 
     def __init__(self, places: int, queue_ms_max: float = 60_000.0) -> None:
         self.now = 0.0
-        settings = Admission(queue_ms_target=TARGET_S * 1000, queue_ms_max=queue_ms_max)
+        settings = AdmissionSection(queue_ms_target=TARGET_S * 1000, queue_ms_max=queue_ms_max)
         self.crowded = False
         self.turns = Turns(places, lambda: settings, lambda _: self.crowded, lambda: self.now)
         self.begun: list[str] = []

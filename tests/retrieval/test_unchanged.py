@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrieval.base.settings import Passages
+from retrieval.base.settings import PassagesSection
 from retrieval.documents import writing
 from retrieval.documents.writing import NewDocument, digest_of
 from tests.support.http import Http
@@ -111,26 +111,26 @@ def test_a_bad_document_is_refused_beside_unchanged_ones(http: Http, facts: str)
 )
 def test_every_part_counts(change: dict[str, Any]) -> None:
     """Whatever of a document differs, its digest does."""
-    assert digest_of(replace(DOCUMENT, **change), Passages()) != digest_of(DOCUMENT, Passages())
+    assert digest_of(replace(DOCUMENT, **change), PassagesSection()) != digest_of(DOCUMENT, PassagesSection())
 
 
 def test_the_order_of_metadata_does_not_count() -> None:
     """Nor does the id, which the log keeps beside the digest."""
     turned = replace(DOCUMENT, id="b", metadata={"y": ["b", "c"], "x": 1})
-    assert digest_of(turned, Passages()) == digest_of(DOCUMENT, Passages())
+    assert digest_of(turned, PassagesSection()) == digest_of(DOCUMENT, PassagesSection())
 
 
 def test_what_cuts_passages_counts_where_it_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other sizes of passages make every document a changed one, but for those that bring their vector."""
     own = replace(DOCUMENT, vector=np.array([1.0, 0.0], np.float32))
 
-    def digests(passages: Passages) -> tuple[bytes, bytes]:
+    def digests(passages: PassagesSection) -> tuple[bytes, bytes]:
         return digest_of(DOCUMENT, passages), digest_of(own, passages)
 
-    cut, brought = digests(Passages())
-    for passages in (Passages(tokens_max=100), Passages(overlap_tokens=0)):
+    cut, brought = digests(PassagesSection())
+    for passages in (PassagesSection(tokens_max=100), PassagesSection(overlap_tokens=0)):
         assert digests(passages)[0] != cut
         assert digests(passages)[1] == brought
     monkeypatch.setattr(writing, "CHUNKING_VERSION", 0)
-    assert digests(Passages())[0] != cut
-    assert digests(Passages())[1] == brought
+    assert digests(PassagesSection())[0] != cut
+    assert digests(PassagesSection())[1] == brought

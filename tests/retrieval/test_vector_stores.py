@@ -25,11 +25,11 @@ from indexes.base.model import IndexOptions, Settings
 from indexes.directory.catalog import Catalog
 from jobs.serving.process import ServerProcess, serving
 from jobs.sources import extraction
-from retrieval.base.settings import Config, Files
+from retrieval.base.settings import Config, FilesSection
 from retrieval.dialects import file_batches, store_expiry
 from retrieval.dialects.file_batches import FileBatch
 from retrieval.dialects.vector_stores import StoreDetails, save_details
-from retrieval.documents.extracting import AT_ONCE, Texts
+from retrieval.documents.extracting import AT_ONCE, TextExtractor
 from retrieval.documents.uploads import BLOCK_BYTES, DAY_S, FOLDER, Uploads, text_of
 from retrieval.handlers.state import CATALOG, METRICS, PROCESSES, TASKS, USED
 from retrieval.observe.metrics import Metrics
@@ -444,14 +444,14 @@ def test_a_caller_that_leaves_ends_the_extraction() -> None:
     """Its process is killed, also in native code; the next caller gets its turn."""
 
     async def story() -> str:
-        texts = Texts(stuck)
+        texts = TextExtractor(stuck)
         for _ in range(AT_ONCE + 1):
             waiting = asyncio.create_task(texts.find(b"", "a.pdf", 1000))
             await asyncio.to_thread(stuck.started.acquire)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-        texts = Texts(extraction.extract)
+        texts = TextExtractor(extraction.extract)
         return await texts.find(pdf("Still here."), "a.pdf", 1000)
 
     class Stuck:
@@ -804,7 +804,7 @@ def test_files_outlive_a_restart(tmp_path: Path, model_folder: Path) -> None:
 def test_uploads_expire_and_are_bounded(tmp_path: Path) -> None:
     """What has expired is not found, and then removed; what has no room is refused until something is removed."""
     now = 1_000_000.0
-    uploads = Uploads(tmp_path, Files(bytes_max=3 * BLOCK_BYTES, days=2), now=lambda: now)
+    uploads = Uploads(tmp_path, FilesSection(bytes_max=3 * BLOCK_BYTES, days=2), now=lambda: now)
     first = uploads.keep("a.txt", b"a", "assistants", 3600)
     second = uploads.keep("b.txt", b"b" * BLOCK_BYTES, "assistants")
     with pytest.raises(TooLarge, match=r"files\.bytes_max"):
@@ -824,7 +824,7 @@ def test_uploads_expire_and_are_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file_id", ["../LOCK", "file-", "file-" + "0" * 23 + "/", "", "file-" + "G" * 24])
 def test_no_id_leads_out_of_the_folder(tmp_path: Path, file_id: str) -> None:
     """Only an id that was made here becomes part of a path."""
-    uploads = Uploads(tmp_path, Files(), now=lambda: 0.0)
+    uploads = Uploads(tmp_path, FilesSection(), now=lambda: 0.0)
     with pytest.raises(NotFound):
         uploads.read(file_id)
     assert not uploads.remove(file_id)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.benchmark.callers import Callers, Outcome, arrivals, post, quantile
+from jobs.benchmark.callers import Callers, SpanOutcome, arrivals, post, quantile
 from jobs.serving.process import ServerProcess, serving
 from tests.support.health import probed
 from tests.support.http import Http
@@ -64,7 +64,7 @@ def test_overload(busy: ServerProcess) -> None:
     """At three times its capacity the service answers every request: with hits, or with when to come back. Afterwards
     nothing is held."""
 
-    async def story() -> Outcome:
+    async def story() -> SpanOutcome:
         callers = Callers(busy.url, searches(2), patience_s=30)
         peak = await callers.closed(FEW, 1)
         assert set(peak.statuses) == {200}
@@ -97,7 +97,7 @@ def test_more_documents_than_can_be_embedded(
 ) -> None:
     """Some are written while their callers wait, the rest is refused, and searches go on beside them."""
 
-    async def story() -> tuple[Outcome, Outcome, Outcome, list[float]]:
+    async def story() -> tuple[SpanOutcome, SpanOutcome, SpanOutcome, list[float]]:
         rng = np.random.default_rng(0)
         # Made before: a document of a megabyte takes long to make. Each is new, or it would be found unchanged.
         bodies = list(itertools.islice(documents(characters, factor), int(120 * per_s)))

@@ -165,7 +165,7 @@ def test_another_model_is_refused(tmp_path: Path, model_folder: Path) -> None:
 
     import msgspec
 
-    from retrieval.embedding.models import Manifest, fingerprint
+    from retrieval.embedding.models import ModelManifest, fingerprint
 
     with serving(tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
         http = Http(server.url)
@@ -173,7 +173,7 @@ def test_another_model_is_refused(tmp_path: Path, model_folder: Path) -> None:
         http.write("notes", document(1))
     other = tmp_path / "models" / model_folder.name
     shutil.copytree(model_folder, other)
-    manifest = msgspec.json.decode((other / "manifest.json").read_bytes(), type=Manifest)
+    manifest = msgspec.json.decode((other / "manifest.json").read_bytes(), type=ModelManifest)
     changed = msgspec.structs.replace(manifest, query_prefix="query: ")
     changed = msgspec.structs.replace(changed, fingerprint=fingerprint(changed))
     (other / "manifest.json").write_bytes(msgspec.json.encode(changed))

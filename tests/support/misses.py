@@ -27,7 +27,7 @@ from indexes.rebuild.builder import Rebuild
 from jobs.sources.docstrings import docstrings
 from retrieval.access.auth import ANYBODY, PRINCIPAL, Principal
 from retrieval.admission.gates import Gates
-from retrieval.base.settings import Config, Models
+from retrieval.base.settings import Config, ModelsSection
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.documents.writing import write_documents
 from retrieval.embedding.embedders import Embedders
@@ -152,7 +152,7 @@ def encoded(document: JSON) -> JSON:
 
 @contextmanager
 def serving(folder: Path, model_folder: Path) -> Iterator[Service]:
-    config = Config(models=Models(folder=str(model_folder.parent), default=model_folder.name))
+    config = Config(models=ModelsSection(folder=str(model_folder.parent), default=model_folder.name))
     with asyncio.Runner() as runner:
         embedders = runner.run(made(config))
         embedder = runner.run(embedders.get(model_folder.name))

@@ -27,8 +27,8 @@ from aiohttp import web
 
 from indexes.base.model import Metadata, NewPassage, Settings, Upsert
 from indexes.collection.collection import Collection
-from jobs.models.export.exporting import Options, export_model
-from retrieval.base.settings import Config, Models, Rerank
+from jobs.models.export.exporting import ExportOptions, export_model
+from retrieval.base.settings import Config, ModelsSection, RerankSection
 from retrieval.embedding.models import read_manifest
 from retrieval.handlers.state import CATALOG
 from retrieval.server.app import create_app
@@ -184,11 +184,11 @@ def serving_worst_case(folder: Path, fill: Callable[[Collection], None] = fill) 
             models / kind,
             name=kind,
             progress=lambda _: None,
-            options=Options(only="fp32"),
+            options=ExportOptions(only="fp32"),
         )
     config = Config(
-        models=Models(folder=str(models), default="encoder"),
-        rerank=Rerank(model="reader"),
+        models=ModelsSection(folder=str(models), default="encoder"),
+        rerank=RerankSection(model="reader"),
     )
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

@@ -29,10 +29,10 @@ from jobs.models.export.recipes import RECIPES
 from jobs.models.export.running import cosines, save, session, vectors
 from jobs.models.export.shapes import Shape
 from jobs.models.export.sources import DEFAULT_NAME, Progress
-from jobs.models.export.texts import Texts
+from jobs.models.export.texts import TokenizedTexts
 from jobs.models.export.trials import Trial, Workshop, choose
 from retrieval.embedding import models
-from retrieval.embedding.models import Manifest, Pooling, Variant
+from retrieval.embedding.models import ModelManifest, Pooling, Variant
 
 SOURCE_COSINE_MIN = 0.9999  # between the fp32 graph and sentence-transformers
 REFERENCE_TEXTS = 64
@@ -40,7 +40,7 @@ FALLBACK_MARGIN = 0.001  # fp32 arithmetic differs between machines only in its 
 
 
 @dataclass(frozen=True)
-class Options:
+class ExportOptions:
     """Options beyond source and name.
 
     The prefixes, `pooling`, `tokens_max` and `languages` (BCP 47 codes) override the source's. `calibrate`: a text
@@ -63,19 +63,19 @@ def export_model(
     *,
     name: str = DEFAULT_NAME,
     progress: Progress,
-    options: Options | None = None,
-) -> Manifest:
+    options: ExportOptions | None = None,
+) -> ModelManifest:
     """Write the model to the folder `out`, replacing all of it, and return the manifest.
 
     `source`: a folder, a hub repository, "wheel", "hub", or None to find the default model. Raises NotFound or
     Unavailable with the remedy if something is missing, and InvalidInput if the encoder cannot be exported or no
     candidate meets the floors.
     """
-    options = options or Options()
+    options = options or ExportOptions()
     _check(options)
     with sources.find(source, name, progress) as found, tempfile.TemporaryDirectory() as folder:
         shape = _shape(found.folder, options)
-        material = Texts(found.folder, shape, options.calibrate)
+        material = TokenizedTexts(found.folder, shape, options.calibrate)
         progress(f"building the graph from {found.label}")
         workshop = Workshop(found.folder, shape, material, Path(folder), progress)
         checks: dict[str, float] = {}
@@ -84,7 +84,7 @@ def export_model(
         tried = _try(workshop, options.only or found.candidate, progress)
         kept = tried.kept
         languages = options.languages or found.languages
-        manifest = Manifest(
+        manifest = ModelManifest(
             format_version=models.FORMAT_VERSION,
             name=name,
             fingerprint="",
@@ -116,7 +116,7 @@ def export_model(
         return publish(manifest, tried.graphs, material.path, out)
 
 
-def _check(options: Options) -> None:
+def _check(options: ExportOptions) -> None:
     """Raises NotFound or InvalidInput before anything is fetched."""
     if importlib.util.find_spec("onnx") is None:
         raise NotFound("exporting a model needs onnx: pip install onnx")
@@ -127,7 +127,7 @@ def _check(options: Options) -> None:
             raise InvalidInput(f"{code!r} is not a BCP 47 code such as en or pt-BR", param="languages")
 
 
-def _shape(folder: Path, options: Options) -> Shape:
+def _shape(folder: Path, options: ExportOptions) -> Shape:
     shape = shapes.shape(folder, pooling=options.pooling, tokens_max=options.tokens_max)
     if options.query_prefix is not None:
         shape = replace(shape, query_prefix=options.query_prefix)
@@ -173,7 +173,7 @@ def _try(workshop: Workshop, only: str | None, progress: Progress) -> Chosen:
     return tried
 
 
-def _compare_with_source(plain: Path, folder: Path, shape: Shape, material: Texts) -> dict[str, float]:
+def _compare_with_source(plain: Path, folder: Path, shape: Shape, material: TokenizedTexts) -> dict[str, float]:
     """The lowest cosine between the fp32 graph and sentence-transformers, as a check; {} if that is not installed.
 
     Raises InvalidInput if it is below SOURCE_COSINE_MIN.
@@ -233,7 +233,7 @@ def _scores(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None:
 # -- publishing -------------------------------------------------------------------------------------------------------
 
 
-def publish(manifest: Manifest, graphs: Sequence[Path], tokenizer: Path, out: Path) -> Manifest:
+def publish(manifest: ModelManifest, graphs: Sequence[Path], tokenizer: Path, out: Path) -> ModelManifest:
     """Write the model to a draft next to `out`, swap it in, and return the sealed manifest.
 
     `graphs` are the saved graphs of `manifest.variants`. Sealing fills in files, fingerprint and versions.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from indexes.base.model import Floats
-from jobs.models.export.weights import Weights
+from jobs.models.export.weights import ModelWeights
 
 if TYPE_CHECKING:
     import onnx
@@ -48,7 +48,7 @@ class Graph:
     """
 
     def __init__(
-        self, weights: Weights, precision: Precision, ranges: Mapping[str, Range] | None = None
+        self, weights: ModelWeights, precision: Precision, ranges: Mapping[str, Range] | None = None
     ) -> None:
         self.weights = weights
         self.ranges = ranges or {}

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from indexes.base.errors import InvalidInput, NotFound
 from jobs.models.export.shapes import Shape
 from retrieval.embedding.models import TOKENIZER
-from retrieval.embedding.tokens import Frame, pad_id
+from retrieval.embedding.tokens import SpecialTokens, pad_id
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -73,7 +73,7 @@ def first_words(text: str) -> str:
     return " ".join(text.split()[:ASKED_WORDS])
 
 
-class Texts:
+class TokenizedTexts:
     """Tokenized texts, truncated to the model's window and padded on the right.
 
     `own`: a user's texts, one per line, that replace the bundled calibration texts and, if there are enough, the
@@ -139,7 +139,7 @@ class Texts:
 
     def _random_ids(self) -> list[list[int]]:
         """Texts of random tokens, at least one each, between the tokenizer's special tokens."""
-        chance, frame = random.Random(SEED + 2), Frame.of(self.tokenizer)
+        chance, frame = random.Random(SEED + 2), SpecialTokens.of(self.tokenizer)
         longest = min(self._shape.tokens_max // 2, RANDOM_TOKENS_MAX)
         room = max(1, longest - len(frame.head) - len(frame.tail))
         lengths = (chance.randint(min(3, room), room) for _ in range(RANDOM_TEXTS))

@@ -29,8 +29,8 @@ from jobs.models.export.recipes import FP32, SCORE_FLOORS, Recipe
 from jobs.models.export.running import cosines, save, session, vectors
 from jobs.models.export.shapes import Shape
 from jobs.models.export.sources import Progress
-from jobs.models.export.texts import BATCH_TEXTS, Feed, Texts
-from jobs.models.export.weights import Weights
+from jobs.models.export.texts import BATCH_TEXTS, Feed, TokenizedTexts
+from jobs.models.export.weights import ModelWeights
 from retrieval.embedding.models import Candidate
 from retrieval.embedding.sessions import OUTPUT, open_session
 
@@ -75,9 +75,9 @@ class Workshop:
     """Builds candidates of one encoder in the folder `scratch` and compares them with its fp32 graph `plain`."""
 
     def __init__(
-        self, folder: Path, shape: Shape, material: Texts, scratch: Path, progress: Progress
+        self, folder: Path, shape: Shape, material: TokenizedTexts, scratch: Path, progress: Progress
     ) -> None:
-        self._weights = Weights(folder)
+        self._weights = ModelWeights(folder)
         self._shape, self._material, self._scratch, self._progress = shape, material, scratch, progress
         self.plain = scratch / "plain.onnx"
         save(build(Graph(self._weights, FP32.precision), shape), self.plain)
@@ -155,7 +155,7 @@ class Workshop:
         return observe(self._weights, self._shape, self._material.calibration(), self._scratch)
 
 
-def observe(weights: Weights, shape: Shape, feeds: Sequence[Feed], scratch: Path) -> dict[str, Range]:
+def observe(weights: ModelWeights, shape: Shape, feeds: Sequence[Feed], scratch: Path) -> dict[str, Range]:
     """The range of each product's input over real tokens, ignoring padding, by the product's name."""
     from onnx import TensorProto, helper
 

@@ -44,7 +44,7 @@ BERT_NAMES = {
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
-class Weights:
+class ModelWeights:
     """The tensors of one model, read lazily, under BERT's names where BERT has an equivalent."""
 
     def __init__(self, folder: Path) -> None:

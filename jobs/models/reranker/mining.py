@@ -22,7 +22,7 @@ TOGETHER = 50  # searches in one request
 NEGATIVES_MIN = 1
 
 
-class Example(msgspec.Struct, frozen=True):
+class TrainingExample(msgspec.Struct, frozen=True):
     """A query, a passage that answers it, and passages that do not, best candidates first."""
 
     query: str
@@ -38,7 +38,7 @@ async def mine(
     *,
     held_out: Container[str] = (),
     progress: Progress,
-) -> AsyncIterator[Example]:
+) -> AsyncIterator[TrainingExample]:
     """Examples in the order of the queries. Documents in `held_out` are neither positives nor negatives, and queries
     they answer are left out. Raises InvalidInput for unreadable files, and ServiceError."""
     answers: dict[str, set[str]] = defaultdict(set)
@@ -59,7 +59,7 @@ async def mine(
             right = [read(hit) for hit in hits if hit["document_id"] in answers[query.id]]
             wrong = [read(hit) for hit in hits if hit["document_id"] not in answers[query.id]]
             if right and len(wrong) >= NEGATIVES_MIN:
-                yield Example(query.text, right[0], wrong)
+                yield TrainingExample(query.text, right[0], wrong)
 
 
 def read(hit: JSON) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from indexes.base.errors import InvalidInput, NotFound
 from jobs.models.export.sources import Progress
-from jobs.models.reranker.mining import Example
+from jobs.models.reranker.mining import TrainingExample
 
 CHECKPOINT = "checkpoint.pt"
 CHECKPOINT_EVERY_S = 180.0
@@ -33,7 +33,7 @@ GRADIENT_NORM_MAX = 1.0
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainingOptions:
     """How to train: `examples` per step, each with `negatives`; pairs are truncated to `tokens_max`. The same `seed`
     reproduces a run exactly unless `minutes` ended it."""
 
@@ -47,7 +47,7 @@ class Options:
     bf16: bool = False
 
 
-def train(source: Path, examples: Sequence[Example], out: Path, options: Options, progress: Progress) -> None:
+def train(source: Path, examples: Sequence[TrainingExample], out: Path, options: TrainingOptions, progress: Progress) -> None:
     """Write the cross-encoder, trained from the encoder in `source`, to `out`: config, tokenizer and safetensors.
 
     Raises NotFound without torch and transformers, InvalidInput for too few examples.
@@ -57,7 +57,7 @@ def train(source: Path, examples: Sequence[Example], out: Path, options: Options
             f"{len(examples)} examples are too few to train on, expected {options.examples} or more"
         )
     out.mkdir(parents=True, exist_ok=True)
-    run = Run(source, out, options)
+    run = TrainingRun(source, out, options)
     if run.step:
         progress(f"going on from step {run.step}")
     steps = options.epochs * (len(examples) // options.examples)
@@ -81,10 +81,10 @@ def train(source: Path, examples: Sequence[Example], out: Path, options: Options
     run.finish()
 
 
-class Run:
+class TrainingRun:
     """The model and its optimizer, from the checkpoint in `out` if there is one. `step` counts the steps taken."""
 
-    def __init__(self, source: Path, out: Path, options: Options) -> None:
+    def __init__(self, source: Path, out: Path, options: TrainingOptions) -> None:
         """Raises NotFound without torch and transformers."""
         try:
             import torch
@@ -117,7 +117,7 @@ class Run:
     def spent_s(self) -> float:
         return time.monotonic() - self._begun
 
-    def learn(self, batch: Sequence[tuple[Example, list[str]]], rate: float) -> tuple[float, float]:
+    def learn(self, batch: Sequence[tuple[TrainingExample, list[str]]], rate: float) -> tuple[float, float]:
         """Take one step. Returns the loss, and the share of examples whose positive scored best before it."""
         torch = self._torch
         for group in self._optimizer.param_groups:
@@ -176,8 +176,8 @@ def loss_of(torch: Any, scores: Any) -> Any:
 
 
 def batches(
-    examples: Sequence[Example], options: Options, start: int = 0
-) -> Iterator[list[tuple[Example, list[str]]]]:
+    examples: Sequence[TrainingExample], options: TrainingOptions, start: int = 0
+) -> Iterator[list[tuple[TrainingExample, list[str]]]]:
     """Yield each step's examples with their passages, the positive first, from step `start` on. A seed gives the same.
 
     All examples of a batch have equally many passages: those with few negatives repeat them.
@@ -200,7 +200,7 @@ def batches(
             step += 1
 
 
-def sample_passages(example: Example, negatives: int, chance: random.Random) -> list[str]:
+def sample_passages(example: TrainingExample, negatives: int, chance: random.Random) -> list[str]:
     wrong = example.negatives
     drawn = chance.sample(wrong, min(negatives, len(wrong)))
     drawn += chance.choices(wrong, k=negatives - len(drawn))
