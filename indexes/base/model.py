@@ -244,7 +244,7 @@ class IndexOptions:
     recall_target: float = 0.99
     recall_floor: float = 0.9
     build_threads: int = 1
-    build_timeout_s: float = 7200
+    build_timeout_s: float = 7200.0
     generations_kept: int = 2
     commit_ops_max: int = 512
     exact_scan_passages_max: int = 10_000

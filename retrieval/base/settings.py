@@ -11,6 +11,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
+from indexes.base.model import IndexOptions
+
+LIBRARY = IndexOptions()  # its defaults are those of the service
 INTEGER_MAX = 2**63 - 1  # that SQLite and numpy can hold
 Count = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
 Positive = Annotated[int, Meta(ge=1, le=INTEGER_MAX)]
@@ -121,15 +124,15 @@ class LimitsSection(Section, frozen=True, kw_only=True):
 
 class IndexSection(Section, frozen=True, kw_only=True):
     hot_capacity: Count = 10_000
-    delta_passages_max: Positive = 4096
-    segments_max: Count = 8
-    dead_fraction_max: Share = 0.2
-    recall_target: Share = 0.99
-    recall_floor: Annotated[float, Meta(ge=0, le=1)] = 0.9
-    build_threads: Positive = 1
-    build_timeout_s: Duration = 7200.0
-    generations_kept: Positive = 2
-    commit_ops_max: Positive = 512
+    delta_passages_max: Positive = LIBRARY.delta_passages_max
+    segments_max: Count = LIBRARY.segments_max
+    dead_fraction_max: Share = LIBRARY.dead_fraction_max
+    recall_target: Share = LIBRARY.recall_target
+    recall_floor: Annotated[float, Meta(ge=0, le=1)] = LIBRARY.recall_floor
+    build_threads: Positive = LIBRARY.build_threads
+    build_timeout_s: Duration = LIBRARY.build_timeout_s
+    generations_kept: Positive = LIBRARY.generations_kept
+    commit_ops_max: Positive = LIBRARY.commit_ops_max
     erase_after_h: Duration = 24.0
     expire_every_s: Duration = 30.0
     resident_bytes: Count = 0
@@ -145,10 +148,10 @@ class SearchSection(Section, frozen=True, kw_only=True):
     rrf_k: Positive = 10
     weight_dense: Weight = 0.45
     weight_lexical: Weight = 0.55
-    exact_scan_passages_max: Count = 10_000
-    cold: Literal["auto", "always", "calibrated", "never"] = "auto"
-    cold_loss_budget: Share = 0.005
-    cold_audit_share: Share = 0.01
+    exact_scan_passages_max: Count = LIBRARY.exact_scan_passages_max
+    cold: Literal["auto", "always", "calibrated", "never"] = LIBRARY.cold.mode
+    cold_loss_budget: Share = LIBRARY.cold.budget
+    cold_audit_share: Share = LIBRARY.cold.audit
     deadline_ms: Positive = 10_000
     threads: Positive = 2
 
