@@ -19,6 +19,7 @@ import numpy as np
 from indexes.base.model import ColdPolicy, Floats, IndexOptions, NewPassage, Rows, Settings, Upsert
 from indexes.collection.collection import Collection
 from indexes.dense.mixtures import mixtures_of
+from indexes.parts.manifest import read_manifest
 from indexes.parts.query import Query
 from indexes.rebuild.builder import Rebuild
 from jobs.benchmark import peers as others
@@ -44,6 +45,7 @@ PASSAGES_MIN = 8  # per topic: queries are mixtures of its passages
 K, DEPTH = 10, 100  # hits, and passages ranked for fusion: the service's defaults
 BUDGET = 0.005  # recall that skipping may lose
 TOPICS = 300  # clusters
+HOT_MAX = 10_000  # passages: the service's default
 HOT = 0.03  # of the passages: their graph is no larger than the lists
 HITS = 0.2  # per passage: queries whose hits decide which passages the rebuild keeps hot
 WORDS = {"tantivy": others.tantivy, "bm25s": others.bm25s, "rank-bm25": others.rank_bm25}
@@ -119,6 +121,52 @@ def dense(
             ]
     notes.append(f"ef of a peer: the smallest to reach recall {TARGET}, or else {others.EFS[-1]}.")
     return BenchResults(tables, [*notes, others.NOTE])
+
+
+def scale(
+    material: Material, scratch: Path, say: Say, *, sizes: Sequence[int], depth: Sequence[int], queries: int
+) -> BenchResults:
+    """Measure dense search of prefixes of the material, with all sizes in the same turns."""
+    makers: dict[str, Any] = {}
+    facts: dict[str, Row] = {}
+    for size in sizes:
+        name, folder = f"{size:,} passages", scratch / str(size)
+        say(f"building {size:,} passages ...")
+        write(folder, material.texts[:size], material.vectors[:size])
+        rebuild(folder, min(HOT_MAX, size // 10))
+        makers[name], facts[name] = partial(Nearline, folder), facts_of(folder)
+    vectors = material.query_vectors[:queries]
+    tables: dict[str, list[Row]] = {}
+    with ExitStack() as stack:
+        workers, notes = start(makers, stack, say)
+        for k in depth:
+            say(f"depth {k}: {len(vectors)} queries ...")
+            best = {
+                name: best_scores(material.vectors[:size], vectors, k)
+                for name, size in zip(makers, sizes, strict=True)
+            }
+            tables[f"{k} nearest"] = [
+                row
+                | {"recall": recall(found, material.vectors, vectors, best[row["engine"]])}
+                | facts[row["engine"]]
+                for row, found in compare(workers, [(vector, k) for vector in vectors])
+            ]
+    notes.append(
+        "build s: on one core. lists, probes: chosen by the rebuild; a query scans at least so many lists."
+    )
+    return BenchResults(tables, notes)
+
+
+def facts_of(folder: Path) -> Row:
+    """What the live generation of a collection says of itself."""
+    with closing(Collection(folder, IndexOptions())) as collection:
+        live = collection.shelf.path(collection.generation)
+    manifest = read_manifest(live)
+    return {
+        "lists": manifest.training.lists,
+        "probes": manifest.search.probes,
+        "build s": round(manifest.build_s),
+    }
 
 
 def choose(workers: dict[str, Worker], material: Material, vectors: Floats, k: int) -> dict[str, int]:

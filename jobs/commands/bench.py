@@ -122,6 +122,12 @@ add(
     example="--passages 100000 --passages 1000000", vectors=False,
 )  # fmt: skip
 add(
+    "scale", "index:scale",
+    "Measure dense search by the index library at several sizes in the same turns.",
+    SIZES, DEPTH, queries(1000),
+    example="--passages 100000 --passages 1000000",
+)  # fmt: skip
+add(
     "embed", "embed:run",
     "Measure embedding beside sentence-transformers and a plain fp32 graph: queries, bulk, likeness to fp32.",
     passages(2000), queries(1000),

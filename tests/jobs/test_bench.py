@@ -199,6 +199,18 @@ def test_bm25_is_measured_at_several_sizes(corpus: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.model
+def test_dense_search_is_measured_at_several_sizes(corpus: Path, model_folder: Path) -> None:
+    """In the same turns, each against the true neighbors among its own passages."""
+    report = bench(
+        corpus, model_folder, "scale", "--passages", 1000, "--passages", 2000, "--queries", 40, "--depth", 10
+    )
+    rows = rows_of(report)
+    assert list(rows) == ["1,000 passages", "2,000 passages"]
+    assert all(row["recall"] > 0.9 and row["lists"] > 0 and row["own MiB"] > 0 for row in rows.values())
+
+
+@pytest.mark.slow
+@pytest.mark.model
 def test_embedding_is_measured_by_batcher_and_service(corpus: Path, model_folder: Path) -> None:
     """Queries one by one, and texts in bulk."""
     rows = rows_of(bench(corpus, model_folder, "embed", "--queries", 40, "--passages", 1000))
