@@ -6,8 +6,10 @@ until it is rewritten (`indexes/log/rewriting`). Existing backups are not touche
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,9 +96,8 @@ class Erasure:
 def disk_bytes(folder: Path) -> int:
     """Total size of all files below a folder. Files that disappear during the walk do not count."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue
+    for inside, _, names in os.walk(folder):  # which passes over folders that disappear; Path.rglob raises
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(inside, name).stat().st_size
     return total

@@ -6,7 +6,6 @@ Errors name the path; `where` is the location of the metadata in the request.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,6 +18,7 @@ from indexes.base.paths import leaves
 from indexes.filters.dates import instant_of_date
 from indexes.filters.grammar import fits
 from retrieval.access.auth import ACL
+from retrieval.base.merge_patch import apply_patch
 from retrieval.base.settings import Config
 from retrieval.wire.decoding import decode_part
 
@@ -60,15 +60,9 @@ def check_metadata(metadata: Metadata, where: str) -> Metadata:
     return metadata
 
 
-def apply_patch(metadata: Metadata, patch: Metadata) -> Metadata:
-    """Apply a JSON merge patch (RFC 7396); return the same object if the patch changes nothing.
-
-    A null removes a key and everything below it, an object patches what is below its key, and any other value
-    replaces a key and everything below it. A key with dots addresses nested objects, in the patch and in the stored
-    metadata.
-    """
-    changed = copy.deepcopy(metadata)
-    _merge(changed, patch)
+def patch_metadata(metadata: Metadata, patch: Metadata) -> Metadata:
+    """Apply a JSON merge patch (RFC 7396); return the same object if the patch changes nothing."""
+    changed = apply_patch(metadata, patch)
     return metadata if same(changed, metadata) else changed
 
 
@@ -154,53 +148,3 @@ def _nodes_of(value: object, path: str, depth: int) -> Iterator[tuple[str, objec
     elif isinstance(value, list):
         for inner in value:
             yield from _nodes_of(inner, path, depth + 1)
-
-
-def _merge(tree: Metadata, patch: Metadata) -> None:
-    """Apply a patch in place. Removals come first, so that {"a": null, "a.b": 1} leaves a.b."""
-    for key, value in patch.items():
-        if not isinstance(value, dict):
-            _remove(tree, key)
-    for key, value in patch.items():
-        inside, rest = _inside(tree, key)
-        if isinstance(value, dict):
-            _merge_object(inside, rest, value)
-        elif value is not None:
-            inside[rest] = value
-
-
-def _merge_object(tree: Metadata, key: str, patch: Metadata) -> None:
-    dotted = {one.removeprefix(f"{key}."): one for one in tree if one.startswith(f"{key}.")}
-    if key not in tree and dotted:  # metadata may be stored flat
-        flat = {rest: tree.pop(one) for rest, one in dotted.items()}
-        _merge(flat, patch)
-        tree |= {f"{key}.{rest}": value for rest, value in flat.items()}
-        return
-    if not isinstance(tree.get(key), dict):
-        tree[key] = {}
-    for path, value, _ in _nodes(patch):
-        if not isinstance(value, dict):
-            for one in [one for one in dotted.values() if _covers(f"{key}.{path}", one)]:
-                tree.pop(one, None)
-    _merge(tree[key], patch)
-
-
-def _remove(tree: Metadata, path: str) -> None:
-    """Remove a path and everything below it, whether its keys are nested or dotted."""
-    for key in list(tree):
-        if _covers(path, key):
-            del tree[key]
-        elif path.startswith(f"{key}.") and isinstance(tree[key], dict):
-            _remove(tree[key], path[len(key) + 1 :])
-
-
-def _inside(tree: Metadata, path: str) -> tuple[Metadata, str]:
-    """Return the innermost object on a path, and the rest of the path."""
-    for key, value in tree.items():
-        if path.startswith(f"{key}.") and isinstance(value, dict):
-            return _inside(value, path[len(key) + 1 :])
-    return tree, path
-
-
-def _covers(path: str, key: str) -> bool:
-    return key == path or key.startswith(f"{path}.")

@@ -32,7 +32,13 @@ from retrieval.admission.gates import AdmittedRequest
 from retrieval.base.cancellation import run_abandonable
 from retrieval.base.settings import Config, PassagesSection
 from retrieval.documents.chunking import CHUNKING_VERSION, Span, split
-from retrieval.documents.metadata import apply_patch, check_limits, check_metadata, expires_ms_of, metadata_of
+from retrieval.documents.metadata import (
+    check_limits,
+    check_metadata,
+    expires_ms_of,
+    metadata_of,
+    patch_metadata,
+)
 from retrieval.documents.outline import has_literals
 from retrieval.embedding.embedders import Embedder, Embedders
 from retrieval.wire.documents import SentDocument
@@ -168,7 +174,7 @@ def patcher(
     expiry. It raises TooLarge or InvalidInput for the result."""
 
     def change(stored: Upsert) -> Upsert:
-        metadata = apply_patch(stored.metadata, patch)
+        metadata = patch_metadata(stored.metadata, patch)
         expires = stored.expires_ms if expires_ms is UNSET else expires_ms
         if metadata is stored.metadata and expires == stored.expires_ms:
             return stored

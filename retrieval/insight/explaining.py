@@ -26,6 +26,7 @@ from indexes.base.suggestions import similar
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from retrieval.access.auth import PRINCIPAL
+from retrieval.base.merge_patch import apply_patch, merge_patch
 from retrieval.base.settings import Config
 from retrieval.documents.metadata import date_of
 from retrieval.embedding.embedders import Embedders
@@ -215,7 +216,7 @@ class Inquiry:
             await wait_for_seq(self.collection, written)
             return await self._next(not_visible(reason, written_seq=written, seq=seq), [{"min_seq": written}])
         if kept_out := filter_cause(trail):
-            patch: JSON = {"filter": merge_patch(condition_of(plan.request) or {}, trail.found.relaxed)}
+            patch: JSON = {"filter": patch_of(condition_of(plan.request), trail.found.relaxed)}
             return await self._next(kept_out, [patch], patch)
         if one := grouping_cause(trail):
             alone: JSON = {"group_by_document": False}
@@ -402,9 +403,6 @@ def is_within(change: Change, k: int) -> bool:
     return change.verified_rank <= k and not change.patch.get("offset")
 
 
-# --- JSON merge patches (RFC 7396) ------------------------------------------------------------------------------
-
-
 def request_of(search: JSON) -> SearchRequest:
     return decode(msgspec.json.encode(search), SearchRequest)
 
@@ -414,28 +412,6 @@ def condition_of(request: SearchRequest) -> JSON | None:
     return None if is_absent(request.filter) else decode_part(request.filter, dict[str, Any], "filter")
 
 
-def apply_patch(value: JSON, patch: JSON) -> JSON:
-    result = dict(value)
-    for name, change in patch.items():
-        if change is None:
-            result.pop(name, None)
-        elif isinstance(change, dict):
-            before = result.get(name)
-            if isinstance(before, msgspec.Raw):
-                before = msgspec.json.decode(before)
-            result[name] = apply_patch(before if isinstance(before, dict) else {}, change)
-        else:
-            result[name] = change
-    return result
-
-
-def merge_patch(before: JSON, after: JSON | None) -> JSON | None:
-    """Return the merge patch that turns `before` into `after`."""
-    if after is None:
-        return None
-    patch: JSON = {name: None for name in before if name not in after}
-    for name, value in after.items():
-        if (own := before.get(name)) != value:
-            nested = isinstance(own, dict) and isinstance(value, dict)
-            patch[name] = merge_patch(own or {}, value) if nested else value
-    return patch
+def patch_of(condition: JSON | None, relaxed: JSON | None) -> JSON | None:
+    """Return what turns one filter into another; None if that is none."""
+    return None if relaxed is None else merge_patch(condition or {}, relaxed)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from indexes.base.errors import InvalidInput
 from retrieval.access.auth import Principal
+from retrieval.base.merge_patch import apply_patch, merge_patch
 from retrieval.insight import explaining
-from retrieval.insight.explaining import apply_patch, merge_patch
 from retrieval.search import pipeline
 from retrieval.upkeep.expiring import delete_expired
 from tests.support.http import Http

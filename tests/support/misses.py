@@ -27,12 +27,13 @@ from indexes.rebuild.builder import Rebuild
 from jobs.sources.docstrings import docstrings
 from retrieval.access.auth import ANYBODY, PRINCIPAL, Principal
 from retrieval.admission.gates import Gates
+from retrieval.base.merge_patch import apply_patch
 from retrieval.base.settings import Config, ModelsSection
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.documents.writing import write_documents
 from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.results import Observer
-from retrieval.insight.explaining import apply_patch, explain
+from retrieval.insight.explaining import explain
 from retrieval.search.pipeline import Pipeline
 from retrieval.wire.documents import SentDocument
 from retrieval.wire.explain import ExplainAnswer, ExplainRequest
