@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,13 +28,15 @@ def pytest_configure() -> None:
     """What a script starts in the background ignores Ctrl-C, and so would every program that the tests start.
 
     Haystack sends statistics to its makers, and decides it when it is imported. Where Python is told to write no
-    bytecode, each of the hundreds of processes that the tests start would compile all of the code.
+    bytecode, each of the hundreds of processes that the tests start would compile all of the code, and each run all
+    of the tests.
     """
     os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
     # Each takes a second of CPU to start, so services that a test starts for itself have none (but see below).
     os.environ.setdefault(SEARCH_PROCESSES, "0")
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-        os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache" / "bytecode"))
+        sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache/bytecode"))
+        sys.dont_write_bytecode = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
