@@ -18,10 +18,9 @@ from indexes.log.checks import check_log
 from indexes.log.owed import Owed
 from indexes.log.pinned import pin
 from indexes.reading import scrolling
-from indexes.rebuild.builder import Rebuild
 from indexes.upkeep import erasing
 from indexes.upkeep.erasing import Erased, Erasure, disk_bytes
-from tests.support.vectors import World, delete, fill, make_collection
+from tests.support.vectors import World, delete, fill, make_collection, rebuild
 
 WORLD = World()
 
@@ -35,10 +34,6 @@ def collection(tmp_path: Path) -> Iterator[Collection]:
     made = make_collection(tmp_path / "c")
     yield made
     made.close()
-
-
-def rebuild(collection: Collection) -> None:
-    collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(quiet))
 
 
 def erase(collection: Collection) -> Erased:

@@ -15,8 +15,7 @@ from indexes.collection.collection import Collection
 from indexes.dense.hot import HotGraph
 from indexes.filters.grammar import Comparison, Filter
 from indexes.parts.memory import serving_bytes
-from indexes.rebuild.builder import Rebuild
-from tests.support.vectors import World, delete, fill, make_collection
+from tests.support.vectors import World, delete, fill, make_collection, rebuild
 
 WORLD = World(seed=8, dimensions=64)
 SIZE = 12_000
@@ -38,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             metadata: Metadata = {"bucket": number * 7919 % 1000, "side": side(number)}
             batch.append(Upsert(f"d{number}", "text", "", metadata, (passage,)))
         collection.write(batch).result()
-    collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
+    rebuild(collection)
     collection.close()
     return folder
 
@@ -114,7 +113,7 @@ def test_small_filters_are_exact_in_a_graph_too(tmp_path: Path, monkeypatch: pyt
     """Where nothing is cold, what is at most `exact_scan_passages_max` is scanned, though it be most of the graph."""
     with closing(make_collection(tmp_path / "c", hot_capacity=600)) as made:
         fill(made, World(seed=8), range(600))
-        made.adopt(Rebuild(made.begin_build(), timeout_s=120).run(lambda *_: None))
+        rebuild(made)
 
         def fail(*_: object) -> None:
             raise AssertionError("the graph was walked")

@@ -25,8 +25,8 @@ from indexes.parts.delta import DeltaView
 from indexes.parts.segment import Segment
 from indexes.parts.segment_shelf import SegmentShelf, segment_folders
 from indexes.upkeep.erasing import Erasure
-from tests.support.histories import rebuild, take_step
-from tests.support.vectors import World, delete, fill, make_collection
+from tests.support.histories import take_step
+from tests.support.vectors import World, delete, fill, make_collection, rebuild
 
 WORLD = World(seed=9)
 OPTIONS = IndexOptions(delta_passages_max=32, segments_max=0)

@@ -17,8 +17,7 @@ from indexes.parts.generation import Generation
 from indexes.parts.prepared import NO_COLD_MATCH
 from indexes.parts.query import Query
 from indexes.parts.snapshot import Snapshot
-from indexes.rebuild.builder import Rebuild
-from tests.support.vectors import World, fill, make_collection
+from tests.support.vectors import World, fill, make_collection, rebuild
 
 WORLD = World(seed=12)
 QUERIES = WORLD.queries(8)
@@ -36,7 +35,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snapshot]:
     """All three tiers, searched so thoroughly that nothing is missed."""
     collection = make_collection(tmp_path_factory.mktemp("sparing") / "c", hot_capacity=200)
     fill(collection, WORLD, range(900))
-    collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
+    rebuild(collection)
     fill(collection, WORLD, range(900, 950))
     snapshot = collection.snapshot
     assert snapshot.counts() == {"delta": 50, "hot": 200, "cold": 700}
