@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,7 @@ def test_filters_that_go_with_the_vectors(collection: Collection, percent: float
     assert found >= 0.97
 
 
+@cache
 def side(number: int) -> float:
     """Where a document lies along one direction of the space."""
     return round(float(WORLD.vector(number) @ AXIS), 6)
