@@ -6,17 +6,21 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from indexes.base import failures
-from jobs.models.export.exporting import ExportOptions, export_model
-from jobs.serving.process import ServerProcess, serving
-from tests.support.encoders import write_reranker
-from tests.support.http import Http
+if TYPE_CHECKING:
+    from jobs.serving.process import ServerProcess
+    from tests.support.http import Http
+
+# As in the service. Otherwise faiss wakes every core for a single query, and the threads spin until the next. It reads
+# this when it is imported, so what imports it is imported in the fixtures.
+os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 
 ROOT = Path(__file__).parent.parent
 MEMORY_BYTES_MIN = 2 << 30
@@ -27,13 +31,17 @@ def pytest_configure() -> None:
     """What a script starts in the background ignores Ctrl-C, and so would every program that the tests start.
 
     Haystack sends statistics to its makers, and decides it when it is imported. Where Python is told to write no
-    bytecode, each of the hundreds of processes that the tests start would compile all of the code.
+    bytecode, each of the hundreds of processes that the tests start would compile all of the code, and each run all
+    of the tests.
     """
     os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
     # Each takes a second of CPU to start, so services that a test starts for itself have none (but see below).
     os.environ.setdefault(SEARCH_PROCESSES, "0")
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-        os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache" / "bytecode"))
+        sys.pycache_prefix = os.environ.setdefault(
+            "PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache/bytecode")
+        )
+        sys.dont_write_bytecode = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -47,6 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _a_failure_ends_with_its_test() -> Iterator[None]:
     """Outside of tests it ends when all that was open is closed, and some tests leave open what they break."""
+    from indexes.base import failures
+
     yield
     failures._held.clear()
     failures._first = None
@@ -101,6 +111,9 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def rerank_environ(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> dict[str, str]:
     """For a service with the default model and a small reranker of random weights, "tiny"."""
+    from jobs.models.export.exporting import ExportOptions, export_model
+    from tests.support.encoders import write_reranker
+
     folder = tmp_path_factory.mktemp("models")
     (folder / model_folder.name).symlink_to(model_folder.resolve())
     source = write_reranker(folder / ".source")
@@ -115,6 +128,8 @@ def service(
     tmp_path_factory: pytest.TempPathFactory, rerank_environ: dict[str, str]
 ) -> Iterator[ServerProcess]:
     """One real service, shared by tests that each make a collection of their own."""
+    from jobs.serving.process import serving
+
     data = tmp_path_factory.mktemp("service") / "data"
     with serving(data, {**rerank_environ, SEARCH_PROCESSES: "1"}) as server:
         yield server
@@ -122,4 +137,6 @@ def service(
 
 @pytest.fixture
 def http(service: ServerProcess) -> Http:
+    from tests.support.http import Http
+
     return Http(service.url)

@@ -17,10 +17,9 @@ import pytest
 from indexes.base.child import child_environment
 from indexes.base.model import Delete
 from indexes.collection.collection import Collection
-from indexes.rebuild.builder import build
 from tests.support.inspection import consistent
 from tests.support.opener import TUNING
-from tests.support.vectors import make_collection
+from tests.support.vectors import make_collection, rebuild
 from tests.support.versions import document
 
 ROOT = Path(__file__).parents[2]
@@ -29,12 +28,6 @@ LIVE, BEFORE = 2, 1
 MANIFEST = f"generations/{LIVE:06d}/manifest.json"
 DOCUMENTS = 250
 ROUNDS_IN_CI = 2
-
-
-def rebuild(collection: Collection) -> None:
-    request = collection.begin_build()
-    build(request, lambda *_: None)
-    collection.adopt(request.number)
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,10 @@ import pytest
 from indexes.base.model import IndexOptions
 from indexes.directory.catalog import Catalog
 from indexes.log import log, sqlite
-from indexes.rebuild.builder import build
 from jobs.serving.process import log_of, serving
 from jobs.serving.service import READY_LINE
 from tests.support.http import Http
-from tests.support.vectors import World, fill, make_collection, settings
+from tests.support.vectors import World, fill, make_collection, rebuild, settings
 
 WORLD = World()
 KEPT = 4
@@ -64,9 +63,7 @@ def test_a_small_generation_needs_none(tmp_path: Path) -> None:
     """Its files are read, not mapped: each map would hold a descriptor for as long as the collection is open."""
     collection = make_collection(tmp_path / "c", hot_capacity=100)
     fill(collection, WORLD, range(300))
-    request = collection.begin_build()
-    build(request, lambda *_: None)
-    collection.adopt(request.number)
+    rebuild(collection)
     assert collection.snapshot.generation == 1
     held = [str(one.readlink()) for one in list(Path("/proc/self/fd").iterdir()) if one.is_symlink()]
     folder = str(collection.shelf.path(1))

@@ -9,10 +9,9 @@ import pytest
 
 from indexes.base.failpoints import VARIABLE
 from indexes.directory.catalog import Catalog
-from indexes.rebuild.builder import build
 from tests.support.inspection import scrolled
 from tests.support.oracle import Child, Oracle
-from tests.support.vectors import settings
+from tests.support.vectors import rebuild, settings
 from tests.support.versions import document
 from tests.support.workload import MAIN, TUNING, Options
 
@@ -68,14 +67,12 @@ def goes_on(folder: Path) -> None:
     collection = catalog.get(MAIN) if MAIN in catalog.collections else catalog.create(MAIN, settings())
     before = {stored.id for stored in scrolled(collection)}
     collection.write([document(99, 1)]).result()
-    request = collection.begin_build()
-    build(request, lambda *_: None)
-    collection.adopt(request.number)
+    generation = rebuild(collection).number
     catalog.close()
     assert not [path.name for path in folder.iterdir() if path.name.startswith((".creating", ".removed"))]
     catalog = Catalog(folder, TUNING)
     assert {stored.id for stored in scrolled(catalog.get(MAIN))} == {*before, "d99"}
-    assert catalog.get(MAIN).snapshot.generation == request.number
+    assert catalog.get(MAIN).snapshot.generation == generation
     catalog.close()
 
 

@@ -148,7 +148,8 @@ def test_the_service_leaves(tmp_path: Path, model_folder: Path) -> None:
     assert set(readiness) <= {503}
 
     server = ServerProcess(tmp_path / "data", environ | {VARIABLE: "sync.begin=error"})
-    assert Http(server.url).call("PUT", "/v1/aliases/live", {"collection": collection}).status == 500
+    aliased = "PUT", "/v1/aliases/live", {"collection": collection}
+    assert Http(server.url).call(*aliased).status == 500
     assert ended(server, tmp_path) == (1, 2)
 
     with serving(tmp_path / "data", environ) as again:
@@ -156,7 +157,7 @@ def test_the_service_leaves(tmp_path: Path, model_folder: Path) -> None:
         for document_id, status in statuses.items():
             found = http.call("GET", f"/v1/collections/{collection}/documents/{document_id}").status
             assert found == 200 or status != 200, f"{document_id} was acknowledged"
-        assert http.call("PUT", "/v1/aliases/live", {"collection": collection}).status == 200
+        assert http.call(*aliased).status == 200
 
 
 def ended(server: ServerProcess, folder: Path) -> tuple[int, int]:

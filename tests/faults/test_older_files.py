@@ -23,9 +23,8 @@ from indexes.directory.backup.restoring import accept, survey
 from indexes.directory.backup.verifying import LoadRequest, load_and_compare, verify_data
 from indexes.directory.catalog import Catalog
 from indexes.log.mark import seq_alone
-from indexes.rebuild.builder import build
 from tests.support.inspection import consistent
-from tests.support.vectors import settings
+from tests.support.vectors import rebuild, settings
 from tests.support.versions import document
 
 OPTIONS = IndexOptions(delta_passages_max=4, segments_max=0)
@@ -51,12 +50,6 @@ class Moment:
         paths = [path for path in folder.iterdir() if path.name not in made]
         paths += [path for one in made for path in folder.glob(f"{one}/*")]
         return {str(path.relative_to(folder)): path for path in paths}
-
-
-def rebuild(collection: Collection) -> None:
-    request = collection.begin_build()
-    build(request, lambda *_: None)
-    collection.adopt(request.number)
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,8 @@ import pytest
 
 from indexes.base.model import Delete, Operation
 from indexes.collection.collection import Collection
-from indexes.rebuild.builder import build
 from tests.support.inspection import consistent, state_hash
-from tests.support.vectors import make_collection
+from tests.support.vectors import make_collection, rebuild
 from tests.support.versions import WORLD, document
 from tests.support.workload import TUNING
 
@@ -21,9 +20,7 @@ def eventful(folder: Path) -> None:
     collection = make_collection(folder, options=TUNING, hot_capacity=100)
     for start in range(1, 400, 50):
         collection.write([document(number, 1) for number in range(start, start + 50)]).result()
-    request = collection.begin_build()
-    build(request, lambda *_: None)
-    collection.adopt(request.number)
+    rebuild(collection)
     collection.write([document(number, 2) for number in range(1, 400, 7)]).result()
     collection.write([Delete(f"d{number}") for number in range(1, 400, 5)]).result()
     collection.write([document(number, 3) for number in range(400, 450)]).result()

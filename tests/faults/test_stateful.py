@@ -1,6 +1,6 @@
 """Any history of writes, deletions, rebuilds, swaps, rollbacks and restarts, against a dict.
 
-10 histories of 50 steps in CI; `make torture` takes NEARLINE_TORTURE_STEPS (10,000).
+5 histories of 50 steps in CI; `make torture` takes NEARLINE_TORTURE_STEPS (10,000).
 """
 
 from __future__ import annotations
@@ -256,8 +256,8 @@ def run(examples: int) -> None:
 
 
 def test_histories() -> None:
-    """After every step of 500 the collection holds what the dict holds, and every search says so."""
-    run(10)
+    """After every step of 250 the collection holds what the dict holds, and every search says so."""
+    run(5)
 
 
 @pytest.mark.torture

@@ -34,9 +34,8 @@ from indexes.directory.backup.restoring import Restored, restore
 from indexes.directory.catalog import Catalog
 from indexes.log import pinned as pinned_log
 from indexes.parts.manifest import read_manifest
-from indexes.rebuild.builder import Rebuild
 from indexes.rebuild.chosen import TunedSettings
-from tests.support.vectors import World, delete, fill, found_ids, settings
+from tests.support.vectors import World, delete, fill, found_ids, rebuild, settings
 
 WORLD = World()
 TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
@@ -45,10 +44,6 @@ ROOT = Path(__file__).parents[2]
 
 def quiet(stage: str, done: int, total: int) -> None:
     pass
-
-
-def rebuild(collection: Collection) -> None:
-    collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(quiet))
 
 
 def contents(path: Path) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import operator
 import shutil
 import threading
 import weakref
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +20,11 @@ from indexes.base.errors import Conflict, DiskFull, InvalidInput, NotFound
 from indexes.base.model import Delete, IndexOptions, NewPassage, Upsert
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Comparison, Compound, Filter
-from indexes.rebuild.builder import Rebuild
-from tests.support.vectors import DIMENSIONS, World, delete, fill, found_ids, make_collection
+from indexes.rebuild.builder import Rebuild, build
+from tests.support.vectors import DIMENSIONS, World, delete, fill, found_ids, make_collection, rebuild
 
 WORLD = World()
 TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
-
-
-def rebuild(collection: Collection, hot_capacity: int | None = None) -> None:
-    request = collection.begin_build(hot_capacity)
-    collection.adopt(Rebuild(request, timeout_s=120).run(lambda *_: None))
 
 
 def recall(collection: Collection, condition: Filter | None = None) -> float:
@@ -284,15 +281,21 @@ def test_opening_again_gives_the_same_answers(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_collection_opens_without_its_generations(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1,000 documents and a rebuild: 600 are hot, the others cold."""
+    folder = tmp_path_factory.mktemp("data") / "closed"
+    with closing(make_collection(folder)) as collection:
+        fill(collection, WORLD, range(1000))
+        rebuild(collection)
+    return folder
+
+
+def test_a_collection_opens_without_its_generations(closed: Path, tmp_path: Path) -> None:
     """Deleting generations/ costs time, not data."""
-    collection = make_collection(tmp_path / "c")
-    fill(collection, WORLD, range(700))
-    rebuild(collection)
-    collection.close()
-    shutil.rmtree(tmp_path / "c" / "generations")
+    shutil.copytree(closed, tmp_path / "c", ignore=shutil.ignore_patterns("generations"))
     again = Collection(tmp_path / "c", TUNING)
-    assert again.snapshot.live == 700
+    assert again.snapshot.live == 1000
     assert found_ids(again, WORLD.vector(650, 0, 0))[0] == "d650"
     rebuild(again)
     assert again.snapshot.generation == 2
@@ -302,12 +305,9 @@ def test_a_collection_opens_without_its_generations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["hot.hnsw", "cold.ivf", "vectors.f16", "lexical/rows.npy", "manifest.json", "ids.npy"]
 )
-def test_a_damaged_file_is_found_out_before_it_is_parsed(tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_is_found_out_before_it_is_parsed(closed: Path, tmp_path: Path, name: str) -> None:
     """With one flipped byte in any file of the live generation, the log alone serves, whole."""
-    collection = make_collection(tmp_path / "c")
-    fill(collection, WORLD, range(1000))
-    rebuild(collection)
-    collection.close()
+    shutil.copytree(closed, tmp_path / "c")
     path = tmp_path / "c" / "generations" / "000001" / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0xFF
@@ -351,17 +351,19 @@ def test_an_old_snapshot_does_not_change(tmp_path: Path) -> None:
     collection.close()
 
 
-@pytest.mark.parametrize("k", [1, 10, 500, 2000])
-def test_k_hits_wherever_they_are(tmp_path: Path, k: int) -> None:
+def test_k_hits_wherever_they_are(tmp_path: Path) -> None:
     """Asked for as many as there are, or fewer, a search returns that many, over all tiers."""
     collection = make_collection(tmp_path / "c")
-    fill(collection, WORLD, range(1950))
+    fill(collection, WORLD, range(950))
     rebuild(collection)
-    fill(collection, WORLD, range(1950, 2000))
-    for query in WORLD.queries(3):
+    fill(collection, WORLD, range(950, 1000))
+    assert all(collection.info().passages.values())
+    queries, ks = WORLD.queries(3), (1, 10, 500, 1000)
+    for k, query in itertools.product(ks, queries):
         assert len(collection.snapshot.dense(query, k).ranking) == k
-    delete(collection, range(1990))
-    assert len(collection.snapshot.dense(WORLD.queries(1)[0], k).ranking) == min(k, 10)
+    delete(collection, range(990))
+    for k in ks:
+        assert len(collection.snapshot.dense(queries[0], k).ranking) == min(k, 10)
     collection.close()
 
 
@@ -464,7 +466,7 @@ def test_the_old_generation_stays_live_if_the_marker_cannot_move(
     collection = make_collection(tmp_path / "c")
     fill(collection, WORLD, range(50))
     rebuild(collection)
-    number = Rebuild(collection.begin_build(), timeout_s=60).run(lambda *_: None)
+    number = build(collection.begin_build(), lambda *_: None)
 
     def full(number: int) -> None:
         raise DiskFull("no space left")

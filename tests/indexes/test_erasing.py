@@ -18,10 +18,9 @@ from indexes.log.checks import check_log
 from indexes.log.owed import Owed
 from indexes.log.pinned import pin
 from indexes.reading import scrolling
-from indexes.rebuild.builder import Rebuild
 from indexes.upkeep import erasing
 from indexes.upkeep.erasing import Erased, Erasure, disk_bytes
-from tests.support.vectors import World, delete, fill, make_collection
+from tests.support.vectors import World, delete, fill, make_collection, rebuild
 
 WORLD = World()
 
@@ -35,10 +34,6 @@ def collection(tmp_path: Path) -> Iterator[Collection]:
     made = make_collection(tmp_path / "c")
     yield made
     made.close()
-
-
-def rebuild(collection: Collection) -> None:
-    collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(quiet))
 
 
 def erase(collection: Collection) -> Erased:
@@ -105,6 +100,7 @@ def test_space_returns(collection: Collection) -> None:
     """After 90 percent was deleted, so much of the log's file is gone, and of the whole folder."""
     fill(collection, WORLD, range(4000))
     rebuild(collection)
+    collection.settle()  # files of segments are removed in the background
     before, folder_before = log_bytes(collection), disk_bytes(collection.folder)
     delete(collection, range(3600))
     erased = erase(collection)

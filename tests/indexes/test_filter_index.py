@@ -375,21 +375,24 @@ BIG_FILTERS: list[Filter] = [
 
 def test_large_matches_are_exact(tmp_path: Path) -> None:
     """Values of half the rows and values of one row, alone and in ranges, in growing, loaded and merged indexes."""
-    rows = big_world()
-    whole = sealed(rows)
+    rows, everything = big_world(), GrowingFilters()
+    for metadata in rows:
+        everything.add(metadata)
+    whole = everything.seal(ROWS)
     kept = np.random.default_rng(1).random(ROWS) < 0.8
     left = [metadata for metadata, flag in zip(rows, kept, strict=True) if flag]
     mapped = loaded(whole, tmp_path)
     indexes: list[tuple[FilterPart, list[Metadata]]] = [
-        (grown(rows).view(ROWS), rows),
+        (everything.view(ROWS), rows),
         (mapped, rows),
         (merged(rows, kept.tolist(), 20_000), left),
         (SealedFilters.merged([(mapped, kept)]), left),
     ]
     for condition in BIG_FILTERS:
-        answers = {id(held): expected(held, condition) for held in (rows, left)}
+        matching = np.array([satisfies(metadata, condition) for metadata in rows])
+        answers = {id(rows): np.flatnonzero(matching), id(left): np.flatnonzero(matching[kept])}
         for index, held in indexes:
-            assert index.match(condition).to_array().tolist() == answers[id(held)]
+            assert index.match(condition).to_array().tolist() == answers[id(held)].tolist()
 
 
 def test_values_the_builder_forgot_are_joined_again() -> None:
@@ -536,26 +539,25 @@ def test_half_a_surrogate_pair_matches_itself() -> None:
         assert list(part.match(Comparison("gt", "a", "\ud800"))) == [1, 2]
 
 
-@pytest.mark.parametrize("sealed", [False, True])
-def test_a_misspelt_key_among_many_costs_little(sealed: bool) -> None:
+def test_a_misspelt_key_among_many_costs_little() -> None:
     """Only the keys around it in the alphabet are compared, and the nearest of 40,000 is named."""
     growing = GrowingFilters()
     for row in range(100):
         growing.add({f"key{row * 400 + at:07d}x": 1 for at in range(400)})
-    part: FilterPart = growing.seal(100) if sealed else growing.view(100)
-    part.keys_near("first", 1)
-    begun = time.thread_time()
-    for key in ("kex0000001x", "key", "key00000011", "zebra", "k" * 8000):
-        with pytest.raises(InvalidInput) as caught:
-            require_satisfiable(Comparison("eq", key, 1), [part])
-        if key == "kex0000001x":
-            assert "did you mean 'key0000001x'" in caught.value.message
-        if key == "key":
-            require_satisfiable(Not(Exists("key0000001x")), [part])
-            with pytest.raises(InvalidInput):
-                require_satisfiable(Exists(key), [part])
-    assert (time.thread_time() - begun) / slowness() < 0.3  # comparing all keys takes seconds
-    assert part.keys_below("key") == []
+    for part in (growing.view(100), growing.seal(100)):
+        part.keys_near("first", 1)
+        begun = time.thread_time()
+        for key in ("kex0000001x", "key", "key00000011", "zebra", "k" * 8000):
+            with pytest.raises(InvalidInput) as caught:
+                require_satisfiable(Comparison("eq", key, 1), [part])
+            if key == "kex0000001x":
+                assert "did you mean 'key0000001x'" in caught.value.message
+            if key == "key":
+                require_satisfiable(Not(Exists("key0000001x")), [part])
+                with pytest.raises(InvalidInput):
+                    require_satisfiable(Exists(key), [part])
+        assert (time.thread_time() - begun) / slowness() < 0.3  # comparing all keys takes seconds
+        assert part.keys_below("key") == []
 
 
 def test_only_large_columns_stay_prepared() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,7 @@ from indexes.collection.collection import Collection
 from indexes.dense.hot import HotGraph
 from indexes.filters.grammar import Comparison, Filter
 from indexes.parts.memory import serving_bytes
-from indexes.rebuild.builder import Rebuild
-from tests.support.vectors import World, delete, fill, make_collection
+from tests.support.vectors import World, delete, fill, make_collection, rebuild
 
 WORLD = World(seed=8, dimensions=64)
 SIZE = 12_000
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             metadata: Metadata = {"bucket": number * 7919 % 1000, "side": side(number)}
             batch.append(Upsert(f"d{number}", "text", "", metadata, (passage,)))
         collection.write(batch).result()
-    collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
+    rebuild(collection)
     collection.close()
     return folder
 
@@ -84,6 +84,7 @@ def test_filters_that_go_with_the_vectors(collection: Collection, percent: float
     assert found >= 0.97
 
 
+@cache
 def side(number: int) -> float:
     """Where a document lies along one direction of the space."""
     return round(float(WORLD.vector(number) @ AXIS), 6)
@@ -114,7 +115,7 @@ def test_small_filters_are_exact_in_a_graph_too(tmp_path: Path, monkeypatch: pyt
     """Where nothing is cold, what is at most `exact_scan_passages_max` is scanned, though it be most of the graph."""
     with closing(make_collection(tmp_path / "c", hot_capacity=600)) as made:
         fill(made, World(seed=8), range(600))
-        made.adopt(Rebuild(made.begin_build(), timeout_s=120).run(lambda *_: None))
+        rebuild(made)
 
         def fail(*_: object) -> None:
             raise AssertionError("the graph was walked")

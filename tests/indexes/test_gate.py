@@ -6,6 +6,8 @@ import asyncio
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -19,14 +21,15 @@ from indexes.directory.backup.backup import back_up
 from indexes.directory.backup.verifying import verify_data
 from indexes.directory.catalog import Catalog
 from indexes.parts.manifest import RecallEvidence, read_manifest
-from indexes.rebuild.builder import Rebuild
+from indexes.parts.shelf import Shelf
+from indexes.rebuild import optimizer
 from jobs.serving.process import serving
 from retrieval.base.config import load_config
 from retrieval.base.index_options import options_of
 from retrieval.upkeep.tasks import Tasks
 from retrieval.wire.collections import JobBody
 from tests.support.http import Http
-from tests.support.vectors import World, fill, make_collection, settings
+from tests.support.vectors import World, fill, rebuild, settings
 
 ROOT = Path(__file__).parents[2]
 PASSAGES = 1500
@@ -43,7 +46,9 @@ class Flat(World):
 
 WORLD = Flat()
 TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
+LOOSE = replace(TUNING, recall_floor=0)
 
+POOREST = {"EFS": (10,), "PROBED_64THS": (0,), "RESCORED": (1,), "REACHES": (0.0,)}
 # Python runs this at the start of every process that finds it: builder and tuning then know the poorest settings only.
 POOR_BUILDER = """
 import sys
@@ -52,18 +57,20 @@ from pathlib import Path
 if {{"indexes.rebuild.builder", "indexes.upkeep.tuner"}} & {{*sys.orig_argv}} and Path({marker!r}).exists():
     from indexes.rebuild import optimizer
 
-    optimizer.EFS, optimizer.PROBED_64THS, optimizer.RESCORED = (10,), (0,), (1,)
-    optimizer.REACHES, optimizer.FILTERED_SHARES = (0.0,), (0.0,)
+    vars(optimizer).update({poorest!r})
 """
 
 
 class Builders:
-    """Whether builders started from now on are poor ones."""
+    """Whether builders are poor ones, here and in processes started from now on."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._marker = folder / "poor"
-        (folder / "sitecustomize.py").write_text(POOR_BUILDER.format(marker=str(self._marker)))
+        self._here = pytest.MonkeyPatch()
+        (folder / "sitecustomize.py").write_text(
+            POOR_BUILDER.format(marker=str(self._marker), poorest=POOREST)
+        )
 
     @property
     def path(self) -> str:
@@ -71,37 +78,50 @@ class Builders:
 
     def poor(self) -> None:
         self._marker.touch()
+        for name, only in POOREST.items():
+            self._here.setattr(optimizer, name, only)
 
     def good(self) -> None:
-        self._marker.unlink()
+        self._marker.unlink(missing_ok=True)
+        self._here.undo()
 
 
 @pytest.fixture
-def builders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builders:
+def builders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Builders]:
     (tmp_path / "hook").mkdir()
     made = Builders(tmp_path / "hook")
     monkeypatch.setenv("PYTHONPATH", made.path)
-    return made
+    yield made
+    made.good()
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A collection `c` of some passages in a directory of data, without a generation."""
+    data = tmp_path_factory.mktemp("filled") / "data"
+    with closing(Catalog(data, TUNING)) as opened:
+        fill(opened.create("c", settings(hot_capacity=300)), WORLD, range(PASSAGES))
+    return data
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, filled: Path) -> Path:
+    """The same with a good first generation, in which most passages are cold."""
+    data = shutil.copytree(filled, tmp_path_factory.mktemp("built") / "data")
+    with closing(Catalog(data, TUNING)) as opened:
+        rebuild(opened.get("c"))
+    return data
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    """With a collection `c` of some passages, most of them cold, and a good first generation."""
-    opened = Catalog(tmp_path / "data", TUNING)
-    collection = opened.create("c", settings(hot_capacity=300))
-    fill(collection, WORLD, range(PASSAGES))
-    collection.adopt(build(collection))
-    yield opened
-    opened.close()
-
-
-def build(collection: Collection) -> int:
-    return Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None)
+def catalog(tmp_path: Path, built: Path) -> Iterator[Catalog]:
+    with closing(Catalog(shutil.copytree(built, tmp_path / "data"), TUNING)) as opened:
+        yield opened
 
 
 def refuse(collection: Collection) -> RecallTooLow:
     with pytest.raises(RecallTooLow) as caught:
-        collection.adopt(build(collection))
+        rebuild(collection)
     return caught.value
 
 
@@ -121,16 +141,14 @@ def test_a_bad_generation_is_refused_and_a_good_one_adopted(catalog: Catalog, bu
     assert (collection.snapshot.generation, collection.shelf.numbers()) == (1, [1])
     assert len(collection.snapshot.dense(WORLD.queries(1)[0], 10).ranking) == 10
     builders.good()
-    number = build(collection)
-    assert number == 3, "a refused generation keeps its number"
-    collection.adopt(number)
+    assert rebuild(collection).number == 3, "a refused generation keeps its number"
     assert collection.snapshot.generation == 3
     assert collection.shelf.aside() == {}, "cleared away by the next that succeeds"
 
 
-def test_a_recall_that_chance_may_explain_is_adopted(catalog: Catalog) -> None:
+def test_a_recall_that_chance_may_explain_is_adopted(built: Path) -> None:
     """Below the floor is what has its whole interval there, or has none; the reason names the measured recall."""
-    found = read_manifest(catalog.get("c").shelf.path(1))
+    found = read_manifest(Shelf(built / "c").path(1))
 
     def reason(recall: float, *interval: float) -> str | None:
         intervals = {"cold": (interval[0], interval[1])} if interval else {}
@@ -178,25 +196,21 @@ def test_what_is_aside_is_nobody_s_generation(catalog: Catalog, builders: Builde
         opened.close()
 
 
-def test_without_a_floor_everything_is_adopted(tmp_path: Path, builders: Builders) -> None:
+def test_without_a_floor_everything_is_adopted(tmp_path: Path, filled: Path, builders: Builders) -> None:
     """`recall_floor` 0 turns the gate off; with a floor again, rollback passes over what lies below it and says so."""
-    loose = IndexOptions(delta_passages_max=256, segments_max=0, recall_floor=0)
-    collection = make_collection(tmp_path / "c", options=loose, hot_capacity=300)
-    fill(collection, WORLD, range(PASSAGES))
+    folder = shutil.copytree(filled / "c", tmp_path / "c")
     builders.poor()
-    collection.adopt(build(collection))
-    builders.good()
-    collection.adopt(build(collection))
-    assert collection.snapshot.generation == 2
-    collection.close()
-    collection = Collection(tmp_path / "c", TUNING)
-    with pytest.raises(Conflict, match=r"generation 1 has recall@10 .* below the floor of 0\.9"):
-        collection.rollback()
-    assert collection.shelf.numbers() == [1, 2]
-    collection.close()
-    collection = Collection(tmp_path / "c", loose)
-    assert collection.rollback().number == 1
-    collection.close()
+    with closing(Collection(folder, LOOSE)) as collection:
+        rebuild(collection)
+        builders.good()
+        rebuild(collection)
+        assert collection.snapshot.generation == 2
+    with closing(Collection(folder, TUNING)) as collection:
+        with pytest.raises(Conflict, match=r"generation 1 has recall@10 .* below the floor of 0\.9"):
+            collection.rollback()
+        assert collection.shelf.numbers() == [1, 2]
+    with closing(Collection(folder, LOOSE)) as collection:
+        assert collection.rollback().number == 1
 
 
 def test_the_floor_is_never_above_what_builds_aim_for() -> None:
@@ -216,11 +230,12 @@ def test_a_floor_above_the_target_is_refused() -> None:
     assert options_of(config).floor == 0.8
 
 
-def test_a_refused_job_says_so_and_the_next_rebuild_waits(tmp_path: Path, builders: Builders) -> None:
+def test_a_refused_job_says_so_and_the_next_rebuild_waits(
+    tmp_path: Path, filled: Path, builders: Builders
+) -> None:
     """Status "refused" with the reason; automatic rebuilds pause as after a failure; one by hand is taken."""
     options = IndexOptions(delta_passages_max=64, segments_max=1)
-    collection = make_collection(tmp_path / "c", options=options, hot_capacity=300)
-    fill(collection, WORLD, range(PASSAGES))
+    collection = Collection(shutil.copytree(filled / "c", tmp_path / "c"), options)
     collection.settle()
 
     async def story() -> None:
@@ -249,13 +264,13 @@ def test_a_refused_job_says_so_and_the_next_rebuild_waits(tmp_path: Path, builde
     collection.close()
 
 
-def test_a_target_that_no_settings_reach_changes_nothing(tmp_path: Path, builders: Builders) -> None:
+def test_a_target_that_no_settings_reach_changes_nothing(
+    tmp_path: Path, filled: Path, builders: Builders
+) -> None:
     """A tuning ends refused, says how far it came and keeps what it measured; the settings are as before."""
-    loose = IndexOptions(delta_passages_max=256, segments_max=0, recall_floor=0)
-    collection = make_collection(tmp_path / "c", options=loose, hot_capacity=300)
-    fill(collection, WORLD, range(PASSAGES))
+    collection = Collection(shutil.copytree(filled / "c", tmp_path / "c"), LOOSE)
     builders.poor()
-    collection.adopt(build(collection))
+    rebuild(collection)
     before = collection.info()
 
     async def story() -> JobBody:
@@ -281,7 +296,7 @@ def test_a_target_that_no_settings_reach_changes_nothing(tmp_path: Path, builder
 def test_a_real_service_refuses_and_goes_on(tmp_path: Path, model_folder: Path, builders: Builders) -> None:
     """Over HTTP: a good rebuild is adopted, a bad one refused and counted, searches answer from the old one."""
     rng = np.random.default_rng(3)
-    vectors = rng.standard_normal((2000, 384)).round(3).tolist()
+    vectors = rng.standard_normal((1000, 384)).round(3).tolist()
     documents = [{"id": f"d{at}", "text": f"text {at}", "vector": one} for at, one in enumerate(vectors)]
     environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "PYTHONPATH": builders.path}
     with serving(tmp_path / "data", environ) as server:

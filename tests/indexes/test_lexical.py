@@ -27,7 +27,7 @@ from indexes.parts.prepared import locate
 from indexes.parts.query import Query
 from indexes.parts.segment import Segment
 from indexes.rebuild.builder import Rebuild
-from tests.support.vectors import World, delete, fill, make_collection
+from tests.support.vectors import World, delete, fill, make_collection, rebuild
 
 WORLD = World()
 K1, B = Bm25().k1, Bm25().b
@@ -252,7 +252,7 @@ def test_a_long_text_is_analyzed_once(tmp_path: Path, monkeypatch: pytest.Monkey
             fill(collection, WORLD, range(1, 1 + len(others)))
             collection.settle()
         if place is Generation:
-            collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
+            rebuild(collection)
         analyzed.clear()
         ids = collection.snapshot.lexical("unique", 1).ids
         assert [type(visible.part) for visible, _, _ in locate(collection.snapshot.parts, ids)] == [place]

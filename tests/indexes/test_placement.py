@@ -8,18 +8,12 @@ import numpy as np
 
 from indexes.base.model import TIERS
 from indexes.collection.collection import Collection
-from indexes.rebuild.builder import Rebuild
 from indexes.rebuild.hits import ENTRIES_MIN, Hits
 from indexes.rebuild.placement import place
-from tests.support.vectors import World, delete, fill, make_collection
+from tests.support.vectors import World, delete, fill, make_collection, rebuild
 
 WORLD = World(seed=4)
 NOBODY = (np.empty(0, np.int64), np.empty(0, np.float64))
-
-
-def rebuild(collection: Collection) -> None:
-    request = collection.begin_build()
-    collection.adopt(Rebuild(request, timeout_s=60).run(lambda *_: None))
 
 
 def tiers(collection: Collection, ids: list[int]) -> list[str]:

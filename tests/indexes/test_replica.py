@@ -18,8 +18,8 @@ from indexes.collection.replica import Replica
 from indexes.filters.grammar import parse_filter
 from indexes.parts.query import Query
 from indexes.upkeep.erasing import Erasure
-from tests.support.histories import rebuild, take_step
-from tests.support.vectors import World, delete, fill, make_collection
+from tests.support.histories import take_step
+from tests.support.vectors import World, delete, fill, make_collection, rebuild
 
 WORLD = World()
 # Segments are too small to be coded, so that every ranking is exact.

@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 from indexes.base.model import IndexOptions
 from indexes.base.residency import SMALL_BYTES, Budget, Files
 from indexes.collection.collection import Collection
-from indexes.parts.generation import Generation
-from indexes.rebuild.builder import build
 from retrieval.base.index_options import options_of
 from retrieval.base.settings import Config, IndexSection
-from tests.support.vectors import World, fill, found_ids, make_collection
+from tests.support.vectors import World, fill, found_ids, make_collection, rebuild
 
 WORLD = World(dimensions=128)
 PASSAGES = 2000
@@ -29,12 +27,6 @@ def is_mapped(array: NDArray[np.generic]) -> bool:
     while isinstance(base, np.ndarray):
         base = base.base
     return isinstance(base, mmap)
-
-
-def rebuild(collection: Collection) -> Generation:
-    request = collection.begin_build()
-    build(request, lambda *_: None)
-    return collection.adopt(request.number)
 
 
 @pytest.fixture(scope="module")

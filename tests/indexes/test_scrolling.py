@@ -17,8 +17,7 @@ from indexes.collection.collection import Collection
 from indexes.filters.grammar import Comparison, Filter
 from indexes.reading import scrolling
 from indexes.reading.scrolling import Counted, ScrolledDocument, count, page
-from indexes.rebuild.builder import Rebuild
-from tests.support.vectors import World, delete, fill, make_collection
+from tests.support.vectors import World, delete, fill, make_collection, rebuild
 
 WORLD = World()
 EVEN = Comparison("eq", "even", True)
@@ -47,7 +46,7 @@ def collection(tmp_path: Path) -> Collection:
     """300 documents in generation, segment and delta; the first 50 replaced, 20 deleted."""
     collection = make_collection(tmp_path / "c")
     fill(collection, WORLD, range(200))
-    collection.adopt(Rebuild(collection.begin_build(), timeout_s=60).run(lambda *_: None))
+    rebuild(collection)
     fill(collection, WORLD, range(200, 300))
     fill(collection, WORLD, range(50), version=1)
     delete(collection, range(100, 120))
@@ -93,7 +92,7 @@ def test_what_lives_throughout_comes_exactly_once(collection: Collection) -> Non
                 delete(collection, range(gone, gone + 1))
                 touched.add(f"d{gone}")
             if version == 15:
-                collection.adopt(Rebuild(collection.begin_build(), timeout_s=60).run(lambda *_: None))
+                rebuild(collection)
         counted = Counter(seen)
         assert all(counted[one] == 1 for one in before - touched)
         now = set(ids_of(scrolled(collection, 1000, condition)))

@@ -24,9 +24,10 @@ from indexes.log.reader import LogPosition, LogReader
 from indexes.parts.delta import DeltaView
 from indexes.parts.segment import Segment
 from indexes.parts.segment_shelf import SegmentShelf, segment_folders
+from indexes.rebuild.builder import build
 from indexes.upkeep.erasing import Erasure
-from tests.support.histories import rebuild, take_step
-from tests.support.vectors import World, delete, fill, make_collection
+from tests.support.histories import take_step
+from tests.support.vectors import World, delete, fill, make_collection, rebuild
 
 WORLD = World(seed=9)
 OPTIONS = IndexOptions(delta_passages_max=32, segments_max=0)
@@ -474,8 +475,9 @@ def test_erasing_fails_where_a_segment_stays(collection: Collection, monkeypatch
     def stuck(self: Path, target: Path) -> Path:
         raise OSError(30, "Read-only file system")
 
+    number = build(collection.begin_build(), lambda *_: None)
     monkeypatch.setattr(Path, "rename", stuck)
-    rebuild(collection)
+    collection.adopt(number)
     with pytest.raises(StorageError, match="cannot be removed"):
         erasure.run(lambda *_: None)
     monkeypatch.undo()

@@ -25,7 +25,7 @@ from indexes.parts.query import Query
 from indexes.parts.segment import Segment
 from indexes.parts.visible import Visible
 from indexes.rebuild.builder import Rebuild
-from tests.support.vectors import World, delete, fill, found_ids, make_collection
+from tests.support.vectors import World, delete, fill, found_ids, make_collection, rebuild
 
 WORLD = World(seed=3)
 TUNING = IndexOptions(delta_passages_max=64, segments_max=0)
@@ -304,7 +304,7 @@ def test_scores_are_those_of_the_rankings(tmp_path: Path) -> None:
     whatever part it is; so is what none has found."""
     collection = make_collection(tmp_path / "c", options=TUNING, hot_capacity=100)
     fill(collection, WORLD, range(600))
-    collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
+    rebuild(collection)
     fill(collection, WORLD, range(600, 700))  # a segment and a delta
     delete(collection, range(0, 700, 7))
     snapshot = collection.snapshot
@@ -326,7 +326,7 @@ def test_what_was_written_since_is_found_in_all_parts(tmp_path: Path) -> None:
     """After any passage, the live ones with larger ids that match, and no other; None where they are too many."""
     collection = make_collection(tmp_path / "c", options=TUNING, hot_capacity=100)
     fill(collection, WORLD, range(400))
-    collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
+    rebuild(collection)
     fill(collection, WORLD, range(400, 500))
     delete(collection, range(0, 500, 9))
     even = parse_filter({"type": "eq", "key": "even", "value": True}, conditions_max=10)

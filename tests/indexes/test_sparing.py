@@ -20,8 +20,7 @@ from indexes.parts.generation import Generation
 from indexes.parts.prepared import NO_COLD_MATCH
 from indexes.parts.query import Query
 from indexes.parts.snapshot import Snapshot
-from indexes.rebuild.builder import Rebuild
-from tests.support.vectors import World, fill, make_collection
+from tests.support.vectors import World, fill, make_collection, rebuild
 
 WORLD = World(seed=12)
 QUERIES = WORLD.queries(8)
@@ -44,7 +43,7 @@ def world_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_world(folder: Path, *, hot: int) -> Path:
     with closing(make_collection(folder, hot_capacity=hot)) as collection:
         fill(collection, WORLD, range(900))
-        collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
+        rebuild(collection)
         fill(collection, WORLD, range(900, 950))
     return folder
 

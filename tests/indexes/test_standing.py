@@ -15,8 +15,7 @@ from indexes.filters.unmet import relax
 from indexes.lexical.analysis import query_terms
 from indexes.parts.query import Query
 from indexes.parts.standing import holds, standings
-from indexes.rebuild.builder import Rebuild
-from tests.support.vectors import DIMENSIONS, make_collection
+from tests.support.vectors import DIMENSIONS, make_collection, rebuild
 
 WORDS = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen"]
 SEALED, LATER = 600, 100
@@ -48,7 +47,7 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collection]
     """Hot and cold passages, and some that were written later."""
     with closing(make_collection(tmp_path_factory.mktemp("standing") / "c", hot_capacity=60)) as made:
         made.write(documents(range(SEALED))).result()
-        made.adopt(Rebuild(made.begin_build(), timeout_s=120).run(lambda *_: None))
+        rebuild(made)
         made.write(documents(range(SEALED, SEALED + LATER))).result()
         yield made
 

@@ -23,7 +23,6 @@ from indexes.dense.cold import ColdSettings
 from indexes.parts.generation import Generation
 from indexes.parts.shelf import Shelf
 from indexes.rebuild import optimizer
-from indexes.rebuild.builder import Rebuild
 from indexes.rebuild.chosen import FILE, TunedSettings, read_chosen
 from indexes.rebuild.optimizer import (
     TIER_SLACK,
@@ -37,7 +36,7 @@ from indexes.rebuild.shares import Share
 from indexes.rebuild.truth import TIE, Truth, halves, true_neighbors
 from indexes.upkeep.tuner import TuneOutcome, TuneRun, curve
 from retrieval.upkeep.tasks import Tasks
-from tests.support.vectors import World, fill, make_collection
+from tests.support.vectors import World, fill, make_collection, rebuild
 
 WORLD = World(seed=4)
 TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
@@ -97,10 +96,6 @@ def outcomes(folder: Path) -> dict[float, TuneOutcome]:
 def opened(folder: Path, at: Path) -> Collection:
     shutil.copytree(folder, at / "copied")
     return Collection(at / "copied", TUNING)
-
-
-def rebuild(collection: Collection) -> None:
-    collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(quiet))
 
 
 def quiet(stage: str, done: int, total: int) -> None:

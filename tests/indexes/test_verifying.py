@@ -15,7 +15,6 @@ import pytest
 from indexes.base.durable import sha256, with_checksum
 from indexes.base.errors import NotADataDirectory, NotFound
 from indexes.base.model import IndexOptions, NewPassage, Upsert
-from indexes.collection.collection import Collection
 from indexes.directory.backup import verifying
 from indexes.directory.backup.backup import back_up
 from indexes.directory.backup.verifying import check_generation, verify_backup, verify_data
@@ -23,8 +22,7 @@ from indexes.directory.catalog import Catalog
 from indexes.directory.marker import write_aliases
 from indexes.log.checks import Check
 from indexes.parts.manifest import SealedFile, read_manifest
-from indexes.rebuild.builder import Rebuild
-from tests.support.vectors import DIMENSIONS, World, delete, fill, settings
+from tests.support.vectors import DIMENSIONS, World, delete, fill, rebuild, settings
 
 WORLD = World()
 TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
@@ -32,10 +30,6 @@ TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
 
 def quiet(stage: str, done: int, total: int) -> None:
     pass
-
-
-def rebuild(collection: Collection) -> None:
-    collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(quiet))
 
 
 def long_document() -> Upsert:

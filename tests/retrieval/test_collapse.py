@@ -21,7 +21,6 @@ from indexes.base.errors import InvalidInput
 from indexes.base.model import Delete, NewPassage, Upsert
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
-from indexes.rebuild.builder import Rebuild
 from retrieval.admission.ceiling import AnswerBudget
 from retrieval.base.settings import Config, SearchSection
 from retrieval.cache import MemoryStore, ResultCache
@@ -32,7 +31,7 @@ from retrieval.search.plan import make_plan
 from retrieval.search.shard import LocalShard, What
 from retrieval.wire.decoding import decode
 from retrieval.wire.search import Hit, SearchAnswer, SearchRequest
-from tests.support.vectors import DIMENSIONS, make_collection
+from tests.support.vectors import DIMENSIONS, make_collection, rebuild
 
 DOCUMENTS, TEXTS, CLUSTERS = 150, 40, 30
 NEAR = 0.95
@@ -100,7 +99,7 @@ def tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collection]:
     with closing(make_collection(tmp_path_factory.mktemp("copies") / "c", hot_capacity=100)) as made:
         every = list(documents(1))
         made.write(every[50:]).result()
-        made.adopt(Rebuild(made.begin_build(), timeout_s=120).run(lambda *_: None))
+        rebuild(made)
         made.write(every[:50]).result()
         yield made
 

@@ -18,7 +18,6 @@ import pytest
 from indexes.base.errors import TooLarge
 from indexes.base.model import Delete, Floats, NewPassage, Upsert
 from indexes.collection.collection import Collection
-from indexes.rebuild.builder import Rebuild
 from retrieval.admission.ceiling import AnswerBudget, BudgetShare
 from retrieval.base.settings import Config, RerankSection
 from retrieval.cache import MemoryStore, ResultCache
@@ -31,7 +30,7 @@ from retrieval.search.reranking import PairsRead, Reranker
 from retrieval.search.shard import Ask, LocalShard, Searched
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.wire.search import Fusion, SearchAnswer, SearchRequest
-from tests.support.vectors import DIMENSIONS, make_collection
+from tests.support.vectors import DIMENSIONS, make_collection, rebuild
 
 LONG_PASSAGES, OTHERS = 260, 40
 AXIS = msgspec.Raw(msgspec.json.encode([1.0] + [0.0] * (DIMENSIONS - 1)))
@@ -62,7 +61,7 @@ def collection(
     """Nobody changes it."""
     with closing(written(tmp_path_factory.mktemp("deep"))) as made:
         if request.param == "generation":
-            made.adopt(Rebuild(made.begin_build(), timeout_s=120).run(lambda *_: None))
+            rebuild(made)
         yield made
 
 

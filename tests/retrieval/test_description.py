@@ -90,7 +90,7 @@ def try_all(caller: Caller, folder: Path, *options: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param((*BY_ITSELF, "-n", "20", "--generation-deterministic"), id="by itself"),
+        pytest.param((*BY_ITSELF, "-n", "5", "--generation-deterministic"), id="by itself"),
         pytest.param((*IN_TURN, "--seed", "0", "--max-time", "10"), id="in turn"),
     ],
 )

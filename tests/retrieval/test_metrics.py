@@ -14,12 +14,11 @@ import pytest
 from indexes.base.model import ColdPolicy, IndexOptions, Spared
 from indexes.dense.cold_skips import NOTES, ColdSkipper
 from indexes.directory.catalog import Catalog
-from indexes.rebuild.builder import Rebuild
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.observe.collectors import caches, collections
 from retrieval.observe.metrics import Metrics
 from tests.support.http import Http
-from tests.support.vectors import World, fill, settings
+from tests.support.vectors import World, fill, rebuild, settings
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     made = Catalog(tmp_path / "data", IndexOptions(delta_passages_max=256, segments_max=0, cold=policy))
     docs = made.create("docs", settings(hot_capacity=100))
     fill(docs, World(), range(400))
-    docs.adopt(Rebuild(docs.begin_build(), timeout_s=120).run(lambda *_: None))
+    rebuild(docs)
     yield made
     made.close()
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,8 @@ class Cached:
 
 @pytest.fixture
 def cached(tmp_path: Path) -> Iterator[Cached]:
-    made = Cached(tmp_path / "c")
-    yield made
-    made.close()
+    with closing(Cached(tmp_path / "c")) as made:
+        yield made
 
 
 def shown(answer: SearchAnswer) -> object:
@@ -138,7 +138,7 @@ async def check(cached: Cached, names: tuple[str, ...] = tuple(SEARCHES)) -> Non
         assert shown(await cached.search(**SEARCHES[name])) == fresh, name
 
 
-HISTORIES = int(os.environ.get("NEARLINE_TEST_HISTORIES", "25"))
+HISTORIES = int(os.environ.get("NEARLINE_TEST_HISTORIES", "8"))
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.integers(0, 60), st.integers(0, 2)),
@@ -152,42 +152,50 @@ steps = st.lists(
 )
 
 
-@bounded(max_examples=HISTORIES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(begun=st.integers(0, 60), steps=steps)
+@pytest.mark.parametrize(
+    "histories",
+    [
+        pytest.param(HISTORIES, id="short"),
+        pytest.param(150, id="long", marks=[pytest.mark.torture, pytest.mark.timeout(1800)]),
+    ],
+)
 def test_a_kept_answer_is_what_a_fresh_search_gives(
-    tmp_path_factory: pytest.TempPathFactory, begun: int, steps: list[tuple[str, int, int]]
+    tmp_path_factory: pytest.TempPathFactory, histories: int
 ) -> None:
     """After each write, deletion and tick of the clock, in every kind of search: hits, order, scores, relevance."""
-    cached = Cached(tmp_path_factory.mktemp("survival") / "c")
 
-    async def story() -> None:
-        for number in range(begun):
-            cached.write(number)
+    @bounded(max_examples=histories, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(begun=st.integers(0, 60), steps=steps)
+    def holds(begun: int, steps: list[tuple[str, int, int]]) -> None:
+        with closing(Cached(tmp_path_factory.mktemp("survival") / "c")) as cached:
+            asyncio.run(live(cached, begun, steps))
+
+    holds()
+
+
+async def live(cached: Cached, begun: int, steps: list[tuple[str, int, int]]) -> None:
+    for number in range(begun):
+        cached.write(number)
+    await check(cached)
+    for kind, number, value in steps:
+        if kind == "write":
+            cached.write(number, value)
+        elif kind == "copy":
+            cached.write(number, value, name=f"copy{number}")
+        elif kind == "expiring":
+            cached.write(number, 3, expires_ms=cached.clock.ms + value)
+        elif kind == "delete":
+            cached.delete(number)
+        else:
+            cached.clock.ms += number
         await check(cached)
-        for kind, number, value in steps:
-            if kind == "write":
-                cached.write(number, value)
-            elif kind == "copy":
-                cached.write(number, value, name=f"copy{number}")
-            elif kind == "expiring":
-                cached.write(number, 3, expires_ms=cached.clock.ms + value)
-            elif kind == "delete":
-                cached.delete(number)
-            else:
-                cached.clock.ms += number
-            await check(cached)
-
-    try:
-        asyncio.run(story())
-    finally:
-        cached.close()
 
 
 @pytest.mark.parametrize(
     "name", sorted(SEARCHES.keys() - {"exact", "counted", "explained", "deep", "later page"})
 )
 def test_answers_outlive_writes_elsewhere(cached: Cached, name: str) -> None:
-    """Forty documents that have nothing to do with a query leave its answer in the cache, and count as survivals."""
+    """Twenty documents that have nothing to do with a query leave its answer in the cache, and count as survivals."""
 
     async def story() -> None:
         for number in range(64):
@@ -196,7 +204,7 @@ def test_answers_outlive_writes_elsewhere(cached: Cached, name: str) -> None:
         far = -WORLD.vector({"two words": 96}.get(name, 97 if "vector" in SEARCHES[name] else 0))
         if name.startswith("dense"):
             far = -WORLD.vector(99)
-        for number in range(40):
+        for number in range(20):  # more than a delta holds
             text = " ".join(["unrelated"] * 14 + [str(number)])  # as long as the others are
             passage = NewPassage(0, len(text), 2, far)
             far_away = f"far{number}"
@@ -205,7 +213,7 @@ def test_answers_outlive_writes_elsewhere(cached: Cached, name: str) -> None:
                 answer = await cached.search(**SEARCHES[name])
                 assert answer.receipt.cache == "hit"
                 assert answer.receipt.seq == cached.collection.snapshot.seq
-        assert cached.results.counts.survived == 80
+        assert cached.results.counts.survived == 40
         assert shown(answer) == shown(await cached.search(**SEARCHES[name], cache=False))
 
     asyncio.run(story())

@@ -10,8 +10,7 @@ import numpy as np
 from indexes.base.model import IndexOptions
 from indexes.collection.collection import Collection
 from indexes.parts.query import Query
-from indexes.rebuild.builder import Rebuild
-from tests.support.vectors import World, fill, make_collection
+from tests.support.vectors import World, fill, make_collection, rebuild
 
 SWAPS = 100
 
@@ -22,9 +21,9 @@ def test_a_hundred_swaps_under_load(tmp_path: Path) -> None:
     options = IndexOptions(delta_passages_max=256, segments_max=0, generations_kept=2)
     collection = make_collection(tmp_path / "c", options=options)
     fill(collection, world, range(900))
-    collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
+    rebuild(collection)
     fill(collection, world, range(900, 1300))
-    collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
+    rebuild(collection)
     older, newer = collection.shelf.numbers()
     done, seen = threading.Event(), set[int]()
     failures: list[object] = []

@@ -144,7 +144,7 @@ def test_sigterm_finishes_what_was_accepted(tmp_path: Path, model_folder: Path) 
     http = Http(server.url)
     http.ok("POST", "/v1/collections", {"name": "notes"})
     replies = []
-    documents = [{"id": f"n{number}", "text": text(number) * 6} for number in range(800)]
+    documents = [{"id": f"n{number}", "text": text(number) * 6} for number in range(300)]
     path = "/v1/collections/notes/documents"
     writing = threading.Thread(
         target=lambda: replies.append(http.call("POST", path, {"documents": documents}))
@@ -156,7 +156,7 @@ def test_sigterm_finishes_what_was_accepted(tmp_path: Path, model_folder: Path) 
     writing.join()
     assert replies[0].status == 200
     with serving(tmp_path / "data", environ) as again:
-        assert Http(again.url).ok("GET", "/v1/collections/notes")["documents"] == 800
+        assert Http(again.url).ok("GET", "/v1/collections/notes")["documents"] == 300
 
 
 def test_another_model_is_refused(tmp_path: Path, model_folder: Path) -> None:

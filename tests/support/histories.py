@@ -6,16 +6,10 @@ import random
 from collections.abc import Mapping
 
 from indexes.collection.collection import Collection
-from indexes.rebuild.builder import Rebuild
-from tests.support.vectors import World, delete, fill
+from tests.support.vectors import World, delete, fill, rebuild
 
 DOCUMENTS = range(200)
 STEPS = {"fill": 50, "delete": 30, "settle": 12, "rebuild": 5, "rollback": 3}
-
-
-def rebuild(collection: Collection) -> None:
-    request = collection.begin_build()
-    collection.adopt(Rebuild(request, timeout_s=120).run(lambda *_: None))
 
 
 def take_step(

@@ -23,7 +23,6 @@ import numpy as np
 from indexes.base.model import Delete, IndexOptions, Settings
 from indexes.collection.collection import Collection
 from indexes.dense.cold import ColdSettings
-from indexes.rebuild.builder import Rebuild
 from jobs.sources.docstrings import docstrings
 from retrieval.access.auth import ANYBODY, PRINCIPAL, Principal
 from retrieval.admission.gates import Gates
@@ -38,6 +37,7 @@ from retrieval.search.pipeline import Pipeline
 from retrieval.wire.documents import SentDocument
 from retrieval.wire.explain import ExplainAnswer, ExplainRequest
 from retrieval.wire.search import SearchAnswer, SearchRequest
+from tests.support.vectors import rebuild
 
 T = TypeVar("T")
 JSON = dict[str, Any]
@@ -458,7 +458,7 @@ class Planter:
     def missed(self) -> Iterator[Miss]:
         """Builds the indexes, and searches one cold list at most: by exact search each would be a hit."""
         collection = self.service.collection
-        collection.adopt(Rebuild(collection.begin_build(), timeout_s=240).run(lambda *_: None))
+        rebuild(collection)
         generation = next(one.part for one in collection.snapshot.parts if one.part.tier_rows().get("cold"))
         generation.tune(cold=ColdSettings(probes=1, rescored=10, reach=-2.0))  # type: ignore[attr-defined]
         for _, asked, _ in self.questions(lambda rank: True, mode="dense"):

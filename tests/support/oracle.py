@@ -7,24 +7,27 @@ whole; several of them in the order in which they were begun.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
 
+from indexes.base import failpoints
 from indexes.base.child import child_environment
 from indexes.directory.catalog import Catalog
+from tests.support import workload
 from tests.support.inspection import Value, everything
 from tests.support.workload import TUNING, Options
 
-ROOT = Path(__file__).parents[2]
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload([__name__])
 Facts = Mapping[str, Value]
 END_S_MAX = 120.0
 
@@ -152,28 +155,20 @@ def without_none(facts: Facts) -> dict[str, Value]:
 
 
 class Child:
-    """A workload in a process of its own."""
+    """A workload in a process of its own, forked from one that has imported everything."""
 
     def __init__(self, folder: Path, options: Options, environ: Mapping[str, str] | None = None) -> None:
-        self._errors = (folder.parent / f"{folder.name}.errors").open("w+b")
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.support.workload",
-                str(folder),
-                msgspec.json.encode(options).decode(),
-            ],
-            cwd=ROOT,
-            env={**child_environment(), **(environ or {})},
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,
-        )
+        self._errors = folder.parent / f"{folder.name}.errors"
+        told, tells = FORKING.Pipe(duplex=False)
+        given = [str(folder), msgspec.json.encode(options).decode()]
+        self._process = FORKING.Process(target=live, args=(given, tells, self._errors, dict(environ or {})))
+        self._process.start()
+        tells.close()
+        self._told = os.fdopen(os.dup(told.fileno()), "rb")
 
     def lines(self) -> Iterator[Line]:
         """As they come, until the child ends."""
-        for text in self._process.stdout or ():
+        for text in self._told:
             yield msgspec.json.decode(text, type=Line)
 
     def kill(self) -> None:
@@ -181,15 +176,24 @@ class Child:
 
     def end_its_children(self) -> None:
         """Once it was killed: end the builds and backups that it has started, which write until they notice."""
+        assert self._process.pid is not None
         with contextlib.suppress(ProcessLookupError):
             for _ in range(1000):
                 os.killpg(self._process.pid, signal.SIGKILL)
                 time.sleep(0.01)
 
-    def end(self) -> tuple[int, str]:
+    def end(self) -> tuple[int | None, str]:
         """Wait: the exit status and what it wrote to standard error."""
-        status = self._process.wait(END_S_MAX)
-        self._errors.seek(0)
-        text = self._errors.read().decode(errors="replace")
-        self._errors.close()
-        return status, text
+        self._process.join(END_S_MAX)
+        self._told.close()
+        return self._process.exitcode, self._errors.read_text(errors="replace")
+
+
+def live(given: list[str], tells: Connection, errors: Path, environ: dict[str, str]) -> None:
+    """In the child: what `python -m tests.support.workload` does with this environment and these streams."""
+    os.setsid()
+    os.dup2(tells.fileno(), 1)
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    os.environ |= child_environment() | environ
+    failpoints._armed = failpoints.from_environment()
+    workload.main(given)

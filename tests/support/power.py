@@ -18,10 +18,9 @@ from __future__ import annotations
 import errno
 import os
 import random
-import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -158,13 +157,13 @@ class Platter:
         """The names in the folder are safe now."""
         names: dict[str, int] = {}
         for path in folder.iterdir():
-            number = path.stat().st_ino
-            names[path.name] = number
-            if path.is_dir():
-                self._number_of_folder(path)
-            else:
-                self.file(path)
+            with suppress(FileNotFoundError):  # another thread removes it
+                number = self._number_of_folder(path) if path.is_dir() else self._number_of_file(path)
+                names[path.name] = number
         self._folders[self._number_of_folder(folder)] = names
+
+    def _number_of_file(self, path: Path) -> int:
+        return os.fstat(self.file(path).descriptor).st_ino
 
     def _number_of_folder(self, folder: Path) -> int:
         number = folder.stat().st_ino
@@ -189,11 +188,10 @@ class Platter:
     ) -> None:
         target.mkdir()
         safe = self._folders.get(number, {})
-        here = {path.name: path for path in present.iterdir()} if present else {}
+        here = there_now(present) if present else {}
         renamed: dict[int, bool] = {}  # whether the renaming of a folder is kept
         for name in sorted({*safe, *here}):
-            path = here.get(name)
-            now = path.stat().st_ino if path else None
+            path, now = here.get(name, (None, None))
             then = safe.get(name)
             keep = now == then or chosen(rng, keeping)
             moved = now if now in safe.values() else then
@@ -207,8 +205,19 @@ class Platter:
                 self._write_folder(kept, path, target / name, rng, keeping)
             elif kept in self._files:
                 (target / name).write_bytes(remains(self._files[kept], rng, keeping))
-            elif path and stat.S_ISREG(path.stat().st_mode):
-                (target / name).write_bytes(beginning(path.read_bytes(), rng, keeping))
+            elif path and path.is_file():
+                with suppress(FileNotFoundError):
+                    (target / name).write_bytes(beginning(path.read_bytes(), rng, keeping))
+
+
+def there_now(folder: Path) -> dict[str, tuple[Path, int]]:
+    """The entries of a folder with their numbers, without what another thread removes meanwhile."""
+    found: dict[str, tuple[Path, int]] = {}
+    with suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            with suppress(FileNotFoundError):
+                found[path.name] = path, path.stat().st_ino
+    return found
 
 
 def chosen(rng: random.Random, keeping: Keeping) -> bool:

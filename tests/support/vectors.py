@@ -9,6 +9,8 @@ import numpy as np
 
 from indexes.base.model import Delete, Floats, IndexOptions, Metadata, NewPassage, Settings, Upsert
 from indexes.collection.collection import Collection
+from indexes.parts.generation import Generation
+from indexes.rebuild.builder import build
 
 DIMENSIONS = 32
 WORDS = [f"word{number}" for number in range(400)]
@@ -77,6 +79,11 @@ def fill(
 
 def delete(collection: Collection, numbers: Iterable[int]) -> None:
     collection.write([Delete(f"d{number}") for number in numbers]).result()
+
+
+def rebuild(collection: Collection, hot_capacity: int | None = None) -> Generation:
+    """Build a generation in this process, where nothing has to start, and adopt it."""
+    return collection.adopt(build(collection.begin_build(hot_capacity), lambda *_: None))
 
 
 def found_ids(collection: Collection, query: Floats, k: int = 10) -> list[str]:
