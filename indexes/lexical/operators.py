@@ -17,7 +17,7 @@ import numpy as np
 
 from indexes.base.errors import InvalidInput
 from indexes.base.masks import Flags
-from indexes.base.normalizing import normalize
+from indexes.base.normalizing import LONGER_MAX, normalize
 from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.lexical.analysis import query_terms
 from indexes.lexical.bm25 import LexicalPart
@@ -40,17 +40,25 @@ Alternatives = frozenset[str]  # terms of which a row must have one
 def plain_words(text: str, chars_max: int = sys.maxsize) -> str:
     """The words of a text in order, folded, with a space before and after each. Scripts without spaces become single
     letters. Of a text with more than `chars_max` characters, those that end within the first ones."""
-    if len(text) > chars_max:
-        found = plain_words(text[:chars_max])
+    enough = chars_max // LONGER_MAX  # if each character stands for several
+    normal = normalize("NFKC", text[:enough])
+    if len(text) > enough and len(normal) < chars_max:
+        normal = normalize("NFKC", text[:chars_max])
+    found = f" {' '.join(_plain_words(normal[:chars_max]))} "
+    if len(text) > chars_max or len(normal) > chars_max:
         return found[: found.rstrip().rfind(" ") + 1]  # the last one may go on
-    if text.isascii():
-        return f" {' '.join(text.translate(ASCII_WORDS).split())} "
+    return found
+
+
+def _plain_words(normal: str) -> Iterable[str]:
+    if normal.isascii():
+        return normal.translate(ASCII_WORDS).split()
     words: list[str] = []
-    for match in WORD.finditer(normalize("NFKC", text)):
+    for match in WORD.finditer(normal):
         found = match.group()
         word = _fold(found) if len(found) <= WORD_CACHED_CHARS_MAX else fold(found)
         words += word if match.lastgroup in UNSPACED else [word]
-    return f" {' '.join(words)} "
+    return words
 
 
 _fold = lru_cache(16_384)(fold)

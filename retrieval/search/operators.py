@@ -35,8 +35,11 @@ class Operators:
         requires."""
         text, title = passage.text, passage.title
         each = 1 if text.isascii() and title.isascii() else FOLDED_CHARS
-        texts = plain_words(text, max(work.phrase_chars, 0) // each), plain_words(title)
-        work.phrase_chars -= PASSAGE_CHARS + each * (len(text) + len(title))
+        room = max(work.phrase_chars, 0) // each
+        texts = plain_words(text, room), plain_words(title, room)
+        # A character may stand for several.
+        read = max(len(text), len(texts[0])) + max(len(title), len(texts[1]))
+        work.phrase_chars -= PASSAGE_CHARS + each * read
         return all(any(one in text for text in texts) for one in self.wanted)
 
 

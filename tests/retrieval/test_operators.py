@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexes.base.errors import InvalidInput
-from indexes.base.model import Bm25
+from indexes.base.model import Bm25, StoredPassage
+from indexes.base.work import WorkBudget
 from indexes.lexical.bm25 import Statistics, best_of, weigh
 from indexes.lexical.operators import phrase_terms, plain_words, prefix_groups, rows_with
 from indexes.lexical.postings import GrowingLexical
 from jobs.serving.process import ServerProcess
 from retrieval.search.operators import parse_operators
+from tests.support.cpu import slowness
 from tests.support.http import Http
 
 WORDS = [
@@ -170,6 +173,15 @@ def test_postings_leave_out_no_row_that_holds_it(rows: list[list[str]], data: st
         found, scores = best_of(part, weighed, len(rows))
         assert set(found.tolist()) == left
         assert (scores > 0).all()
+
+
+@pytest.mark.parametrize(("text", "title"), [("\ufdfa" * 200_000, ""), ("parcel", "\ufdfa" * 4500)])
+def test_characters_that_stand_for_many_are_charged_as_many(text: str, title: str) -> None:
+    """Reading them, in texts and in titles, takes little CPU until the budget is used up."""
+    asked, work, begun = parse_operators('"a phrase"'), WorkBudget(), process_time()
+    while work.phrase_chars >= 0:
+        asked.hold_in(StoredPassage(1, "d", 0, 0, 0, 0, text, title, {}), work)
+    assert process_time() - begun < 0.3 * slowness()
 
 
 def test_operators_are_read_from_a_query() -> None:
