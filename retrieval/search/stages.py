@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import msgspec
+import numpy as np
 from msgspec import UNSET, UnsetType
 
 from indexes.base.model import Ranking, Spared, Tier
@@ -14,9 +15,9 @@ from retrieval.search.boosting import arrange, values_queries
 from retrieval.search.diversity import diversify
 from retrieval.search.facets import facet_body
 from retrieval.search.highlighting import corrected_words
-from retrieval.search.hydrating import hydrate
+from retrieval.search.hydrating import above_floors, hydrate
 from retrieval.search.plan import EmbeddedQuery
-from retrieval.search.ranking import fuse
+from retrieval.search.ranking import Fused, Positions, fuse
 from retrieval.search.relevance import evidence_of
 from retrieval.search.reranking import Reranker, rerank
 from retrieval.search.rounds import Rounds
@@ -110,7 +111,7 @@ async def run_stages(
         cold_skipped=found.candidates.cold_skipped,
         share_read=None if embedded.share_read is None else round(embedded.share_read, 3),
         weight_dense=None if embedded.weight_dense is None else round(embedded.weight_dense, 3),
-        evidence=evidence_of(fused.relevance[fused.order], calibration),
+        evidence=evidence_of(fused.relevance[judged_by(embedded, fused, rounds)], calibration),
         evidence_from=calibration.bounds if calibration else None,
         reranked=reranked,
         corrected=corrected_words(found.corrected, hits, rounds.budget.work),
@@ -118,6 +119,12 @@ async def run_stages(
         query_cut=embedded.query_cut or UNSET,
     )
     return Found(answer, vanished, grounds, rounds.spared)
+
+
+def judged_by(embedded: EmbeddedQuery, fused: Fused, rounds: Rounds) -> Positions:
+    """Return the candidates by which the evidence is judged, best first: those that may be hits."""
+    order = above_floors(embedded, fused)
+    return order[~np.isin(fused.candidates.ids[order], list(rounds.left_out))] if rounds.left_out else order
 
 
 def over_budget(rounds: Rounds, searched: Searched) -> list[OverBudget] | UnsetType:

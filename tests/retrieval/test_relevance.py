@@ -293,6 +293,18 @@ def test_a_floor_drops_and_goes_on(http: Http, shoes: str) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.parametrize(
+    "option",
+    [{"query": '"shoes running"', "operators": True}, {"min_score": 500.0}, {"min_relevance": 0.999}],
+)
+@pytest.mark.parametrize("mode", ["hybrid", "lexical"])
+def test_no_hit_is_no_evidence(http: Http, shoes: str, mode: str, option: dict[str, object]) -> None:
+    """What was found and is left out is not evidence."""
+    answer = http.search(shoes, **{"query": "running shoes", "mode": mode, **option})
+    assert (answer["hits"], answer["receipt"]["evidence"]) == ([], "none")
+
+
+@pytest.mark.model
 def test_a_collection_has_its_own_calibration(http: Http, shoes: str) -> None:
     """Seven numbers among its ranking settings are used at once, also where an answer was kept; others are refused."""
     path = f"/v1/collections/{shoes}/ranking"
