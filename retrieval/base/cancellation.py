@@ -57,17 +57,21 @@ class Stopping:
 
     @contextlib.asynccontextmanager
     async def within_grace(self) -> AsyncIterator[None]:
-        """Cancel the block when the grace period is over, and raise NotReady instead."""
+        """Cancel the block when the grace period is over, and raise NotReady instead, with the notes of its
+        CancelledError."""
         limit = asyncio.timeout_at(self._over)
         try:
             async with limit:
                 self._under_way.add(limit)
                 yield
-        except TimeoutError:
+        except TimeoutError as error:
             if not limit.expired():
                 raise
+            done = getattr(error.__cause__, "__notes__", ())  # by what was cancelled
             raise NotReady(
-                "the service is stopping and could not finish this in time; send it again",
+                "; ".join(
+                    ("the service is stopping and could not finish this in time", *done, "send it again")
+                ),
                 retry_after_s=RETRY_AFTER_S,
             ) from None
         finally:

@@ -119,8 +119,8 @@ async def write_in_parts(
     """Write what concerns the documents that hold these passages, and return the sum.
 
     Commits have at most `commit_ops_max` passages and their documents, so other writes can go in between and memory
-    does not grow with the number of documents. An error midway says how many are already `done`. `write` is repeated
-    until it writes no document.
+    does not grow with the number of documents. An error midway says how many are already `done`, and so does the note
+    of a cancellation. `write` is repeated until it writes no document.
     """
     most = collection.options.commit_ops_max
     total = WriteResult(collection.snapshot.seq, documents=0, passages=0, tokens=0, deleted=0)
@@ -128,6 +128,9 @@ async def write_in_parts(
     while at < len(passages):
         try:
             one = await asyncio.wrap_future(write(passages[at : at + most]))
+        except asyncio.CancelledError as cancelled:
+            cancelled.add_note(f"{total.documents + total.deleted} or more documents were already {done}")
+            raise
         except NearlineError as error:
             if not (already := total.documents + total.deleted):
                 raise

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +14,17 @@ from typing import Any
 
 import pytest
 
-from indexes.base.errors import InvalidInput
-from indexes.base.model import IndexOptions
+from indexes.base.errors import InvalidInput, NotReady
+from indexes.base.model import IndexOptions, WriteResult
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import parse_filter
 from nearline import AsyncClient, ServiceError
+from retrieval.base.cancellation import Stopping
+from retrieval.base.settings import Config
 from retrieval.documents.metadata import DEPTH_MAX, check_metadata, patch_metadata
+from retrieval.documents.writing import patcher, write_in_parts
 from tests.support.http import Http
-from tests.support.vectors import World, make_collection
+from tests.support.vectors import World, fill, make_collection
 
 SENT = {
     "author": {"name": "Ada", "born": {"year": 1815}, "died": None},
@@ -387,6 +391,24 @@ def test_patches_at_the_same_time_all_hold(http: Http) -> None:
         thread.join()
     stored = http.ok("GET", f"/v1/collections/{name}/documents/one")["metadata"]
     assert stored == {f"k{key}": 4 for key in range(4)}
+
+
+def test_what_is_cut_off_says_how_much_is_done(tmp_path: Path) -> None:
+    """A service that stops ends a write of many commits after any of them."""
+    stopping, stuck = Stopping(), Future[WriteResult]()
+
+    async def story(collection: Collection) -> None:
+        passages = collection.snapshot.matching(None)
+        done = collection.change_holding(passages[:1], patcher({"seen": True}, Config()))
+        writes = iter([done, stuck])
+        asyncio.get_running_loop().call_later(0.3, stopping.end_grace)
+        async with stopping.within_grace():
+            await write_in_parts(collection, passages, lambda _: next(writes), "changed")
+
+    with closing(make_collection(tmp_path / "c")) as collection:
+        fill(collection, World(), range(3))
+        with pytest.raises(NotReady, match="1 or more documents were already changed; send it again"):
+            asyncio.run(story(collection))
 
 
 def test_the_client_patches(http: Http) -> None:
