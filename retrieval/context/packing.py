@@ -32,9 +32,9 @@ STEM_CHARS = 5  # a word and its stem nearly always share as many: "happy" becom
 NOT_SPACE = re.compile(r"\S+")
 SPACES = str.maketrans(dict.fromkeys("\t\n\r\v\f\x1c\x1d\x1e\x1f", " "))
 USUAL_TOKEN_CHARS = 4  # for passages without a token count
-SAMPLE_CHARS = 20_000  # the beginning of a passage, from which its tokens are estimated
+SAMPLE_CHARS = 5_000  # the beginning of a passage, from which its tokens are estimated
 FAR_MORE = 1.25  # times the budget: if a passage seems to take so much, the estimate is enough
-EXCERPT_CHARS = 100_000  # the beginning of a passage, from which its excerpt is taken
+EXCERPT_CHARS = 10_000  # the beginning of a passage, from which its excerpt is taken
 USUAL_NUMBER = 10  # a frame number that takes as many tokens as most
 
 
