@@ -9,15 +9,17 @@ import regex
 
 # Normalizing sorts each run of combining marks by insertion, and holds the interpreter while it does. Words of any
 # language have a few marks in a row; Unicode's own stream-safe format allows 30 (UAX #15).
-# A character may stand for up to 18, but in no text that people write do most of them.
-LONGER_MAX, LONGER_CHARS = 3, 256
+# A character may stand for up to 18, but in no text that people write do most of them stand for several. Decomposed, a
+# letter is itself and its marks.
+LONGER_MAX, DECOMPOSED_MAX, LONGER_CHARS = 2, 4, 256
 LONG_RUN = regex.compile(r"(\p{M}{32})\p{M}++")
 
 
 def normalize(form: Literal["NFC", "NFD", "NFKC", "NFKD"], text: str) -> str:
     """Return the text in this normal form. Of more than 32 combining marks in a row, the first 32 are kept; of what
-    becomes more than three times as long, the beginning."""
+    becomes far longer, the beginning."""
     if text.isascii():
         return text
     normal = unicodedata.normalize(form, LONG_RUN.sub(r"\1", text))
-    return normal[: LONGER_MAX * len(text) + LONGER_CHARS]
+    most = LONGER_MAX if form in ("NFC", "NFKC") else DECOMPOSED_MAX
+    return normal[: most * len(text) + LONGER_CHARS]

@@ -95,11 +95,19 @@ FIELDS = {
 
 def parse_filter(value: object, *, conditions_max: int, depth_max: int = 16) -> Filter:
     """Decode and check a filter. Raises InvalidInput naming the faulty place."""
-    return _parse(value, "filter", [conditions_max], depth_max)
+    counted = 0
+
+    def count() -> None:
+        nonlocal counted
+        counted += 1
+        if counted > conditions_max:
+            raise InvalidInput(f"filter has more than {conditions_max} conditions", param="filter")
+
+    return _parse(value, "filter", count, depth_max, depth_max)
 
 
-def _parse(value: object, where: str, left: list[int], depth: int) -> Filter:
-    """`left` counts down the comparisons still allowed, over the whole filter."""
+def _parse(value: object, where: str, count: Callable[[], None], depth: int, depth_max: int) -> Filter:
+    """`count` is called for each comparison, and `depth` more filters may be inside each other."""
     if not isinstance(value, dict):
         raise _fault(where, f"must be an object such as {hints.EXAMPLE}")
     kind = value.get("type")
@@ -113,17 +121,18 @@ def _parse(value: object, where: str, left: list[int], depth: int) -> Filter:
             )
     if kind in ("and", "or", "not"):
         if depth == 0:
-            raise InvalidInput("filter is nested too deep", param="filter")
+            raise InvalidInput(f"filter is nested more than {depth_max} deep", param="filter")
         if kind == "not":
-            return Not(_parse(value.get("filter"), f"{where}.filter", left, depth - 1))
+            return Not(_parse(value.get("filter"), f"{where}.filter", count, depth - 1, depth_max))
         inner = value.get("filters")
         if not isinstance(inner, list) or not inner:
             raise _fault(f"{where}.filters", "must be a list of at least one filter")
-        parts = [_parse(part, f"{where}.filters[{at}]", left, depth - 1) for at, part in enumerate(inner)]
+        parts = [
+            _parse(part, f"{where}.filters[{at}]", count, depth - 1, depth_max)
+            for at, part in enumerate(inner)
+        ]
         return Compound("and" if kind == "and" else "or", parts)
-    left[0] -= 1
-    if left[0] < 0:
-        raise InvalidInput("filter has too many conditions", param="filter")
+    count()
     return _parse_condition(value, where)
 
 

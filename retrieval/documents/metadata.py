@@ -115,6 +115,8 @@ def expires_ms_of(value: str | int | None, where: str) -> int | None:
     if value is None:
         return None
     micros = instant_of_date(value) if isinstance(value, str) else 1000 * value
+    if isinstance(value, str) and micros is not None:
+        micros = max(micros, 0)  # any time in the past hides a document at once
     if micros is None or not 0 <= micros // 1000 <= EXPIRES_MS_MAX:
         raise InvalidInput(
             f"{where} must be a date such as 2027-01-31T12:00:00Z, or milliseconds since 1970, found {value!r:.40}",
