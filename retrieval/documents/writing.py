@@ -114,15 +114,19 @@ async def delete_matching(collection: Collection, condition: Filter) -> WriteRes
 
 
 async def write_in_parts(
-    collection: Collection, passages: Ids, write: Callable[[Ids], Future[WriteResult]], done: str
+    collection: Collection,
+    passages: Ids,
+    write: Callable[[Ids], Future[WriteResult]],
+    done: str,
+    together: int | None = None,
 ) -> WriteResult:
     """Write what concerns the documents that hold these passages, and return the sum.
 
-    Commits have at most `commit_ops_max` passages and their documents, so other writes can go in between and memory
+    Commits have `together` passages and their documents, by default `commit_ops_max`, so other writes can go in between and memory
     does not grow with the number of documents. An error midway says how many are already `done`, and so does the note
     of a cancellation. `write` is repeated until it writes no document.
     """
-    most = collection.options.commit_ops_max
+    most = together or collection.options.commit_ops_max
     total = WriteResult(collection.snapshot.seq, documents=0, passages=0, tokens=0, deleted=0)
     at = 0
     while at < len(passages):

@@ -63,6 +63,7 @@ from retrieval.wire.documents import (
     Written,
 )
 
+CHANGED_TOGETHER = 64  # passages in one commit of a patch: each is indexed again, in each process
 CURSOR_MAX = 2**62
 POSITION_BYTES, CHECK_BYTES = 8, 7  # the sum is a multiple of three, so base64 needs no padding
 ESCAPED_BYTES = 12  # the most that one character takes in JSON
@@ -134,7 +135,7 @@ async def patch_many(request: web.Request) -> web.Response:
     else:
         passages = await run_abandonable(partial(collection.snapshot.matching, chosen))
     write = partial(collection.change_holding, change=change)
-    result = await write_in_parts(collection, passages, write, "changed")
+    result = await write_in_parts(collection, passages, write, "changed", CHANGED_TOGETHER)
     note_patched(request.app, name, collection, result, started)
     return answer(Patched(result.seq, result.documents))
 
