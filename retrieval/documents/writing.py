@@ -122,9 +122,9 @@ async def write_in_parts(
 ) -> WriteResult:
     """Write what concerns the documents that hold these passages, and return the sum.
 
-    Commits have `together` passages and their documents, by default `commit_ops_max`, so other writes can go in between and memory
-    does not grow with the number of documents. An error midway says how many are already `done`, and so does the note
-    of a cancellation. `write` is repeated until it writes no document.
+    Commits have `together` passages and their documents, by default `commit_ops_max`, so other writes can go in between
+    and memory does not grow with the number of documents. An error midway says how many are already `done`, and so does
+    the note of a cancellation. `write` is repeated until it writes no document.
     """
     most = together or collection.options.commit_ops_max
     total = WriteResult(collection.snapshot.seq, documents=0, passages=0, tokens=0, deleted=0)
