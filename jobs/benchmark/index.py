@@ -262,7 +262,7 @@ def cold(
     rebuild(scratch / "always", hot)
     policies = {
         "always": ColdPolicy("always"),
-        "auto": ColdPolicy("auto", BUDGET, observed=1.0),
+        "auto": ColdPolicy("auto", BUDGET),
         "calibrated": ColdPolicy("calibrated", BUDGET),
     }
     tables: dict[str, list[Row]] = {}
@@ -279,8 +279,7 @@ def cold(
             say(f"{title}: {queries} queries ...")
             tables[title] = ask_all(workers, drawn(load, queries))
     notes.append(
-        f"loss: share of the {K} best of `always` that are missing, mean of all queries. Budget: {BUDGET}. "
-        "auto: as in the service, but it learns from all queries instead of one in ten."
+        f"loss: share of the {K} best of `always` that are missing, mean of all queries. Budget: {BUDGET}."
     )
     return BenchResults(tables, notes)
 
