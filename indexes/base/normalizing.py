@@ -9,13 +9,12 @@ import regex
 
 # Normalizing sorts each run of combining marks by insertion, and holds the interpreter while it does. Words of any
 # language have a few marks in a row; Unicode's own stream-safe format allows 30 (UAX #15).
+LONG_RUN = regex.compile(r"(\p{M}{32})\p{M}++")
 # A character may stand for up to 18, but in no text that people write do most of them stand for several. Decomposed, a
 # letter is itself and its marks.
 LONGER_MAX, DECOMPOSED_MAX, LONGER_CHARS = 2, 4, 256
-PROBED = (
-    8  # of a text such a part is normalized first: where it is long enough, that takes a fraction of the time
-)
-LONG_RUN = regex.compile(r"(\p{M}{32})\p{M}++")
+# The first eighth of a long text is normalized by itself: if that is long enough, the rest need not be.
+PROBED = 8
 
 
 def normalize(form: Literal["NFC", "NFD", "NFKC", "NFKD"], text: str) -> str:

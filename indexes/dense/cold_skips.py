@@ -101,10 +101,11 @@ class ListBounds:
 
 
 def judge(sparing: Sparing, bounds: ListBounds | None, query: Floats, warm: Ranking, k: int) -> Verdict:
-    """Judge a query that found these non-cold passages. `bounds` may be None only for a query that never searches."""
-    if sparing.never or bounds is None:
-        return Verdict(search=not sparing.never, reason=NEVER if sparing.never else None)
-    if len(warm) < k:
+    """Judge a query that found these non-cold passages. Without bounds of the lists it searches them, unless it never
+    does."""
+    if sparing.never:
+        return Verdict(search=False, reason=NEVER)
+    if bounds is None or len(warm) < k:
         return Verdict(search=True)
     similarities = bounds.similarities(query)
     bound, kth = bounds.best_possible(similarities), float(warm.scores[k - 1])

@@ -17,7 +17,7 @@ import numpy as np
 
 from indexes.base.errors import InvalidInput
 from indexes.base.masks import Flags
-from indexes.base.normalizing import LONGER_MAX, normalize
+from indexes.base.normalizing import normalize
 from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.lexical.analysis import query_terms
 from indexes.lexical.bm25 import LexicalPart
@@ -40,10 +40,7 @@ Alternatives = frozenset[str]  # terms of which a row must have one
 def plain_words(text: str, chars_max: int = sys.maxsize) -> str:
     """The words of a text in order, folded, with a space before and after each. Scripts without spaces become single
     letters. Of a text with more than `chars_max` characters, those that end within the first ones."""
-    enough = chars_max // LONGER_MAX  # if each character stands for several
-    normal = normalize("NFKC", text[:enough])
-    if len(text) > enough and len(normal) < chars_max:
-        normal = normalize("NFKC", text[:chars_max])
+    normal = normalize("NFKC", text[:chars_max])
     found = f" {' '.join(_plain_words(normal[:chars_max]))} "
     if len(text) > chars_max or len(normal) > chars_max:
         return found[: found.rstrip().rfind(" ") + 1]  # the last one may go on

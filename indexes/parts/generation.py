@@ -139,8 +139,12 @@ class Generation:
         the file is gone, because newer generations have taken the place of this one."""
         path = self.folder / "hot.hnsw"
         with self._loading:
-            if self._graph is None and path.exists():
-                self._graph = HotGraph.load(path, self.manifest.dimensions, ef=self._ef)
+            if self._graph is None:
+                try:
+                    self._graph = HotGraph.load(path, self.manifest.dimensions, ef=self._ef)
+                except RuntimeError:  # of hnswlib, whatever the reason
+                    if path.exists():
+                        raise
             return self._graph
 
     def spare_cold(self, policy: ColdPolicy) -> None:

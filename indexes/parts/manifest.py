@@ -73,7 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def walked(self, policy: ColdPolicy) -> bool:
         """Whether searches may walk the graph of the hot tier: nothing is cold, or the cold tier may be skipped. `auto`
-        skips nothing where the graph would be larger than the lists, and take more memory than it saves time."""
+        skips nothing where the graph is larger than the lists: the index would take more than twice the memory."""
         if self.hot and self.cold and policy.mode == "auto":
             return self.files["hot.hnsw"].bytes <= self.files["cold.ivf"].bytes
         return bool(self.hot) and (not self.cold or policy.mode != "always")

@@ -21,11 +21,13 @@ from indexes.collection.collection import Collection
 from indexes.dense.mixtures import mixtures_of
 from indexes.parts.manifest import read_manifest
 from indexes.parts.query import Query
+from indexes.parts.shelf import Shelf
 from indexes.rebuild.builder import Rebuild
 from jobs.benchmark import peers as others
 from jobs.benchmark.report import BenchResults, Row, Say
 from jobs.benchmark.texts import Material, batches, best_scores, overlap, recall
 from jobs.benchmark.turns import Engine, Worker, figures, rate, ratio, rotate, start, turns
+from retrieval.base.settings import Config
 from retrieval.embedding.encoder import available_threads
 
 BUILD_TIMEOUT_S = 7200
@@ -45,7 +47,6 @@ PASSAGES_MIN = 8  # per topic: queries are mixtures of its passages
 K, DEPTH = 10, 100  # hits, and passages ranked for fusion: the service's defaults
 BUDGET = 0.005  # recall that skipping may lose
 TOPICS = 300  # clusters
-HOT_MAX = 10_000  # passages: the service's default
 HOT = 0.03  # of the passages: their graph is no larger than the lists
 HITS = 0.2  # per passage: queries whose hits decide which passages the rebuild keeps hot
 WORDS = {"tantivy": others.tantivy, "bm25s": others.bm25s, "rank-bm25": others.rank_bm25}
@@ -133,7 +134,7 @@ def scale(
         name, folder = f"{size:,} passages", scratch / str(size)
         say(f"building {size:,} passages ...")
         write(folder, material.texts[:size], material.vectors[:size])
-        rebuild(folder, min(HOT_MAX, size // 10))
+        rebuild(folder, min(Config().index.hot_capacity, size // 10))
         makers[name], facts[name] = partial(Nearline, folder), facts_of(folder)
     vectors = material.query_vectors[:queries]
     tables: dict[str, list[Row]] = {}
@@ -159,9 +160,8 @@ def scale(
 
 def facts_of(folder: Path) -> Row:
     """What the live generation of a collection says of itself."""
-    with closing(Collection(folder, IndexOptions())) as collection:
-        live = collection.shelf.path(collection.generation)
-    manifest = read_manifest(live)
+    shelf = Shelf(folder)
+    manifest = read_manifest(shelf.path(shelf.current()))
     return {
         "lists": manifest.training.lists,
         "probes": manifest.search.probes,

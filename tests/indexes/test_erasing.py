@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -163,3 +164,26 @@ def test_a_backup_is_waited_for(collection: Collection, monkeypatch: pytest.Monk
     erase(collection)
     assert collection.log.document_count() == 20
     sound(collection)
+
+
+def test_a_folder_is_measured_while_others_remove_what_is_in_it(tmp_path: Path) -> None:
+    """What disappears during the walk does not count, and is no error."""
+    (tmp_path / "kept").write_bytes(b"0123456789")
+    done = threading.Event()
+
+    def come_and_go() -> None:
+        while not done.is_set():
+            for number in range(20):
+                folder = tmp_path / f"segment-{number}"
+                folder.mkdir()
+                (folder / "file").touch()
+            for number in range(20):
+                shutil.rmtree(tmp_path / f"segment-{number}")
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        assert {disk_bytes(tmp_path) for _ in range(500)} == {10}
+    finally:
+        done.set()
+        thread.join()

@@ -145,7 +145,7 @@ def test_the_margin_is_that_of_the_other_tiers(snapshot: Snapshot) -> None:
 def test_the_loss_is_the_cold_share_of_the_nearest(
     snapshot: Snapshot, sparing: Sparing, outcome: str
 ) -> None:
-    """Of the K that matter, however many more are asked for; and both searches took some time."""
+    """It is that of the K nearest, however many more are asked for, and both searches took some time."""
     told = [spared_by(snapshot, query, sparing) for query in QUERIES]
     assert [one.loss for one in told] == pytest.approx(losses(snapshot))
     assert len(set(losses(snapshot))) > 2

@@ -117,6 +117,32 @@ def test_few_words_of_a_long_passage_are_compared() -> None:
     assert [one.document_id for one in repeats.values()] == ["a"]
 
 
+def test_little_of_many_long_passages_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are counted in the beginnings of passages that do not fit, and words are looked for there."""
+    looked_through: list[int] = []
+    places = QueryTerms.places
+
+    def noted(asked: QueryTerms, text: str) -> Any:
+        looked_through.append(len(text))
+        return places(asked, text)
+
+    counted: list[int] = []
+
+    def counting(text: str) -> list[int]:
+        counted.append(len(text))
+        return words(text)
+
+    monkeypatch.setattr(QueryTerms, "places", noted)
+    hits = [hit(f"d{at}", f"asked number {at} " + "more words " * 9000) for at in range(50)]
+    wanted = ContextRequest(token_budget=2000, query="asked")
+    built = build_context(
+        [SearchAnswer(hits, RECEIPT, Timings())], wanted, counting, Config(), similarity_floor=0.2
+    )
+    assert len(built.citations) > 10
+    assert max(looked_through) <= 10_000
+    assert sum(counted) <= 500_000
+
+
 def test_a_passage_that_does_not_fit_makes_room_for_a_smaller_one() -> None:
     """Without excerpts passages are whole; a long one is omitted and counted, a later short one still taken."""
     built = context(hit("long", "word " * 100), hit("short", "word"), budget=40, excerpt_tokens=0)

@@ -211,7 +211,7 @@ class Platter:
 
 
 def there_now(folder: Path) -> dict[str, tuple[Path, int]]:
-    """The entries of a folder with their numbers, without what another thread removes meanwhile."""
+    """The entries of a folder with their numbers, without those that another thread removes."""
     found: dict[str, tuple[Path, int]] = {}
     with suppress(FileNotFoundError):
         for path in folder.iterdir():
