@@ -160,6 +160,11 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]], str]] = {
         histogram("nearline_loop_lag_seconds", I, fast=999, late=1000, all=1000),
         "20m",
     ),
+    "NearlineStoreBehind": (
+        [value(f"nearline_store_up{{{I}}}", 1), (f"nearline_store_lag_seconds{{{I}}}", "0+60x1600")],
+        [value(f"nearline_store_up{{{I}}}", 1), value(f"nearline_store_lag_seconds{{{I}}}", 2)],
+        "30m",
+    ),
     "NearlineErasureOverdue": (
         [value(f"nearline_owed_since_seconds{{{C}}}", -100_000)],
         [value(f"nearline_owed_since_seconds{{{C}}}", 0)],

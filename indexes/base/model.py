@@ -10,6 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -231,6 +232,28 @@ class ColdPolicy:
     observed: float = 0.1
 
 
+class Replication:
+    """What keeps a copy of the collections beyond this disk (`indexes/store`), as far as they must know; this one
+    keeps none. Collections are named by their uid, which outlives a change of name."""
+
+    def require_up(self) -> None:
+        """Raise Unavailable if no write could be acknowledged now."""
+
+    def confirm(self, uid: str, written: Future[WriteResult]) -> Future[WriteResult]:
+        """The future that a caller gets for a write of a collection: it may resolve later than that of the disk."""
+        return written
+
+    def last_copied(self, uid: str) -> float:
+        """The last operation that is copied; the log must keep all later ones."""
+        return math.inf
+
+    def removing(self, name: str) -> None:
+        """A collection is about to be deleted."""
+
+
+NO_REPLICATION = Replication()
+
+
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
     """How a process runs its collections. Sizes are in passages unless the name says otherwise; `resident` bounds how
@@ -250,6 +273,7 @@ class IndexOptions:
     exact_scan_passages_max: int = 10_000
     resident: Budget = NOTHING
     cold: ColdPolicy = ColdPolicy()
+    replication: Replication = NO_REPLICATION
     now_ms: Callable[[], int] = now_ms
     read: Callable[[int], None] = lambda passages: None
     room: Callable[[int], float] = lambda wanted: math.inf

@@ -39,7 +39,7 @@ from indexes.collection.view import CollectionView, gaps_of
 from indexes.filters.checks import check_upsert, with_language
 from indexes.log.applying import Applied
 from indexes.log.log import Log
-from indexes.log.writer import Writer
+from indexes.log.writer import Operations, Writer
 from indexes.parts.ahead import require_none_ahead
 from indexes.parts.assembly import rebuild_reason
 from indexes.parts.generation import Generation
@@ -165,7 +165,11 @@ class Collection(CollectionView):
         for operation in operations:
             if isinstance(operation, Upsert):
                 check_upsert(operation, self.settings.dimensions)
-        return self._writer.write([with_language(one, self.settings.language) for one in operations])
+        return self._write([with_language(one, self.settings.language) for one in operations])
+
+    def _write(self, operations: Operations) -> Future[WriteResult]:
+        self.options.replication.require_up()
+        return self.options.replication.confirm(self.uid, self._writer.write(operations))
 
     def delete_holding(self, passages: Ids) -> Future[WriteResult]:
         """Delete the documents that hold these passages, in one commit.
@@ -173,7 +177,7 @@ class Collection(CollectionView):
         A replaced document has new passage ids, so a document found by a filter is deleted only if it is unchanged.
         """
         ids = passages.tolist()
-        return self._writer.write(lambda: [Delete(one) for one in self.log.documents_of(ids)])
+        return self._write(lambda: [Delete(one) for one in self.log.documents_of(ids)])
 
     def change(self, document_id: str, change: Callable[[Upsert], Upsert]) -> Future[WriteResult]:
         """Atomic read-modify-write: replace a document with `change(document)`, called on the writer thread.
@@ -188,7 +192,7 @@ class Collection(CollectionView):
                 raise NotFound(f"no document {document_id!r}", param="id")
             return self._changes(stored, change)
 
-        return self._writer.write(choose)
+        return self._write(choose)
 
     def change_holding(
         self, passages: Ids, change: Callable[[Upsert], Upsert], chars_max: int = CHANGED_CHARS_MAX
@@ -209,7 +213,7 @@ class Collection(CollectionView):
                     chars += len(stored.text) * len(changes)
             return chosen
 
-        return self._writer.write(choose)
+        return self._write(choose)
 
     def _changes(self, stored: Upsert, change: Callable[[Upsert], Upsert]) -> list[Operation]:
         changed = change(stored)
@@ -345,7 +349,7 @@ class Collection(CollectionView):
             self.shelf.sweep()
             self.shelf.keep([live.number] if live else [], aside_from=self.shelf.next_number())
             if live:
-                self.on_writer(lambda: self.log.forget_operations(live.manifest.seq))
+                self._forget_operations(live.manifest.seq)
 
     def set_search(self, chosen: TunedSettings) -> None:
         """Search the live generation with these settings, and build later ones to their recall target.
@@ -383,9 +387,13 @@ class Collection(CollectionView):
         kept = self.shelf.newest(self.options.generations_kept, first=(live, before))
         try:
             self.shelf.keep(kept, aside_from=live)
-            self.on_writer(lambda: self.log.forget_operations(min(kept.values())))
+            self._forget_operations(min(kept.values()))
         except (NearlineError, OSError) as error:
             logger.warning("old generations of %s were not cleared away: %s", self.folder.name, error)
+
+    def _forget_operations(self, upto: int) -> None:
+        last = int(min(upto, self.options.replication.last_copied(self.uid)))
+        self.on_writer(lambda: self.log.forget_operations(last))
 
     # -- recovery
 

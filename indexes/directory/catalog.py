@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import apsw
@@ -33,7 +34,7 @@ from indexes.base.errors import (
 )
 from indexes.base.model import IndexOptions, Progress, Settings
 from indexes.collection.collection import DRAFT_PREFIX, Collection
-from indexes.directory.marker import NAME, collection_folders, prepare, settle, write_aliases
+from indexes.directory.marker import NAME, collection_folders, prepare, read_marker, settle, write_aliases
 from indexes.log.pinned import require_readable
 from indexes.rebuild.foretelling import require_empty_room
 
@@ -55,10 +56,15 @@ class Catalog:
     """
 
     def __init__(
-        self, folder: Path, options: IndexOptions, progress: Progress = lambda name, done, total: None
+        self,
+        folder: Path,
+        options: IndexOptions,
+        progress: Progress = lambda name, done, total: None,
+        before_opening: Callable[[], object] = lambda: None,
     ) -> None:
         """Open the folder, initializing it if it is missing or empty. `progress` is told each collection before it is
-        opened, and the end; it may raise to end the opening.
+        opened, and the end; it may raise to end the opening. `before_opening` is called once the folder is locked, and
+        may restore collections.
 
         Raises NotADataDirectory for a folder with other contents, NewerFormat if it or a collection's log is from a
         newer version, Locked if another process serves it, Damaged if nothing tells what the folder was, and DiskFull
@@ -75,7 +81,9 @@ class Catalog:
         prepare(folder)
         self._lock = FolderLock(folder / "LOCK")
         try:
-            self._aliases = settle(folder)
+            settle(folder)
+            before_opening()
+            self._aliases = read_marker(folder).aliases
             for leftover in (*folder.glob(".removed-*"), *folder.glob(f"{DRAFT_PREFIX}*")):
                 shutil.rmtree(leftover, ignore_errors=True)
             found = collection_folders(folder)
@@ -207,6 +215,7 @@ class Catalog:
                 raise self._absent(name)
             if aliases := [alias for alias, target in self._aliases.items() if target == name]:
                 raise Conflict(f"alias {aliases[0]!r} names the collection {name!r}", param="collection")
+            self._options.replication.removing(name)
             self._collections.pop(name, None)
             self._unopened.pop(name, None)
             self._sound_files.discard(name)

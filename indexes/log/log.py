@@ -111,13 +111,8 @@ class Log(LogReader):
             OWED: Owed().stored,
         }
         with changing(path):
-            db = connect(path, create=True)
-            with db:
-                for table in SCHEMA:
-                    db.execute(table)
-                db.execute(INSERT_CONTENT, (ContentHash().stored,))
-                db.executemany("INSERT INTO meta VALUES(?, ?)", list(meta.items()))
-                db.execute(f"PRAGMA user_version = {first_cycle()}")
+            db = create_empty(path)
+            db.executemany("INSERT INTO meta VALUES(?, ?)", list(meta.items()))
             checkpoint(db, path)  # closing would checkpoint too, but hides a failed sync
             make_mark(path, db)
             db.close()
@@ -325,6 +320,17 @@ class Log(LogReader):
     def _changing(self) -> Iterator[apsw.Connection]:
         with self._sound(), changing(self.path, self._db):
             yield self._db
+
+
+def create_empty(path: Path) -> apsw.Connection:
+    """Make a log without documents and without `meta`, in a cycle of its own."""
+    db = connect(path, create=True)
+    with db:
+        for table in SCHEMA:
+            db.execute(table)
+        db.execute(INSERT_CONTENT, (ContentHash().stored,))
+        db.execute(f"PRAGMA user_version = {first_cycle()}")
+    return db
 
 
 def make_mark(path: Path, db: apsw.Connection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from textwrap import shorten
 
@@ -20,6 +21,9 @@ from indexes.directory.backup.backup import MANIFEST, back_up
 from indexes.directory.backup.verifying import verify_backup, verify_data
 from indexes.directory.marker import is_locked
 from indexes.log.checks import Check
+from indexes.store.objects import Bucket
+from indexes.store.opening import RestoredFromStore, restore_from
+from indexes.store.restoring import NEWEST, Until
 from jobs.commands.options import (
     JSON,
     PATH,
@@ -73,32 +77,57 @@ def backup(data: Path, target: Path, names: tuple[str, ...], no_indexes: bool, a
 @click.command(
     epilog="Example: nearline restore --from backups/2026-03-01 --data data --collection docs --as docs-old"
 )
-@click.option("--from", "folder", type=PATH, required=True, help="The folder of the backup.")
+@click.option("--from", "source", required=True, help="The folder of the backup, or the URL of a store.")
 @click.option("--data", type=PATH, required=True, help="The data directory; made if absent.")
 @NAMES
 @click.option("--as", "new_name", help="Another name for the one collection.")
+@click.option(
+    "--at", "moment", help="Of a store: as it was after an operation (a number), or at a time (ISO 8601)."
+)
 @JSON
-def restore(folder: Path, data: Path, names: tuple[str, ...], new_name: str | None, as_json: bool) -> None:
-    """Add collections from a backup to a data directory that no service uses.
+def restore(
+    source: str, data: Path, names: tuple[str, ...], new_name: str | None, moment: str | None, as_json: bool
+) -> None:
+    """Add collections from a backup or a store to a data directory that no service uses.
 
-    Every file is verified before anything is written. Shared caches treat a restored collection as a new one.
+    Everything is verified before it is placed. Shared caches treat a restored collection as a new one.
     """
     keep_private()
+    from_store = "://" in source
+    if moment is not None and not from_store:
+        raise click.UsageError("--at is for a store: a backup holds one moment")
+    restored: list[restoring.Restored] | list[RestoredFromStore]
     with exit_on_sigterm(), stages(DownloadColumn(), TimeRemainingColumn(), hidden=as_json) as progress:
-        restored = restoring.restore(folder, data, names, new_name=new_name, progress=progress)
+        if from_store:
+            objects, until = Bucket(source), until_of(moment)
+            restored = restore_from(objects, data, names, new_name=new_name, until=until, progress=progress)
+        else:
+            restored = restoring.restore(Path(source), data, names, new_name=new_name, progress=progress)
     lines = []
     for one in restored:
-        live = (
-            f"generation {one.generation} is live"
-            if one.generation
-            else "its indexes are made when it is served"
-        )
+        generation = one.generation if isinstance(one, restoring.Restored) else 0
+        live = f"generation {generation} is live" if generation else "its indexes are made when it is served"
         named = f", named {', '.join(one.aliases)} too" if one.aliases else ""
         lines.append(f"{one.name}: {one.documents} documents at seq {one.seq}, {live}{named}")
-    if note := restoring.about_keys(folder, data):
+    if note := restoring.about_keys(data):
         lines.append(note)
     value = {"data": str(data), "locked": is_locked(data), "collections": [asdict(one) for one in restored]}
     print_result(value, *lines, as_json=as_json)
+
+
+def until_of(moment: str | None) -> Until:
+    """Read `--at`. A time without an offset is local."""
+    if moment is None:
+        return NEWEST
+    if moment.isdecimal():
+        return Until(seq=int(moment))
+    try:
+        return Until(at_ms=int(datetime.fromisoformat(moment).astimezone().timestamp() * 1000))
+    except ValueError:
+        raise click.BadParameter(
+            f"{moment!r} is neither the number of an operation nor a time such as 2026-03-01T12:00:00Z",
+            param_hint="--at",
+        ) from None
 
 
 @click.command(epilog="Example: nearline accept --data data -c docs")

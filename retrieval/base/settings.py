@@ -216,6 +216,16 @@ class RedisSection(Section, frozen=True, kw_only=True):
     prefix: Name = "nearline"
 
 
+class StoreSection(Section, frozen=True, kw_only=True):
+    url: Annotated[
+        str,
+        Meta(pattern=r"^$|^(s3|gs|az|file)://.", description="s3://, gs://, az:// or file:///, or nothing"),
+    ] = ""
+    acknowledge: Literal["local", "bucket"] = "local"
+    lag_s_max: Duration = 1.0
+    keep_days: Annotated[float, Meta(ge=0, le=3650)] = 7.0
+
+
 class QueryLogSection(Section, frozen=True, kw_only=True):
     enabled: bool = False
     queries_per_day_max: Positive = 500
@@ -264,6 +274,7 @@ class Config(Section, frozen=True, kw_only=True):
     llm: LlmSection = field(default_factory=LlmSection)
     cache: CacheSection = field(default_factory=CacheSection)
     redis: RedisSection = field(default_factory=RedisSection)
+    store: StoreSection = field(default_factory=StoreSection)
     query_log: QueryLogSection = field(default_factory=QueryLogSection)
     feedback: FeedbackSection = field(default_factory=FeedbackSection)
     files: FilesSection = field(default_factory=FilesSection)
@@ -315,6 +326,7 @@ RESTART = frozenset(
         "cache.results_bytes_max",
         "cache.warm_searches",
         "redis",
+        "store",
         "query_log.enabled",
         "tracing",
     }

@@ -18,7 +18,7 @@ from indexes.lexical.operators import plain_words
 from indexes.parts.learned import RankingSettings, SynonymSettings
 from retrieval.access.auth import PRINCIPAL
 from retrieval.handlers.state import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, PROCESSES, TASKS
-from retrieval.handlers.wire import answer, answer_from, body, collection_of, describe
+from retrieval.handlers.wire import answer, answer_from, body, collection_of, describe, names_stored
 from retrieval.search.relevance import check_coefficients
 from retrieval.wire.collections import (
     AliasBody,
@@ -66,7 +66,9 @@ async def make(app: web.Application, wanted: CreateCollection) -> Collection:
         hot_capacity=config.index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity,
         language=language,
     )
-    return await asyncio.to_thread(catalog.create, PRINCIPAL.get().full(wanted.name), settings)
+    collection = await asyncio.to_thread(catalog.create, PRINCIPAL.get().full(wanted.name), settings)
+    await names_stored(app)
+    return collection
 
 
 async def list_collections(request: web.Request) -> web.Response:
@@ -112,6 +114,7 @@ async def remove(app: web.Application, name: str) -> None:
     async with app[PROCESSES].released(full):
         await asyncio.to_thread(app[CATALOG].delete, full)
     forget(app, full)
+    await names_stored(app)
 
 
 def own_name(app: web.Application, name: str) -> str:
@@ -139,6 +142,7 @@ async def rename(request: web.Request) -> web.Response:
     async with request.app[PROCESSES].released(name):
         collection = await asyncio.to_thread(request.app[CATALOG].rename, name, new_name)
     forget(request.app, name)
+    await names_stored(request.app)
     return await answer_from(lambda: describe(request.app, collection))
 
 
@@ -216,6 +220,7 @@ async def set_alias(request: web.Request) -> web.Response:
     caller.require_unbound()
     catalog = request.app[CATALOG]
     await asyncio.to_thread(catalog.set_alias, caller.full(alias), caller.full(wanted.collection))
+    await names_stored(request.app)
     return answer(AliasBody(alias, wanted.collection))
 
 
@@ -223,5 +228,6 @@ async def remove_alias(request: web.Request) -> web.Response:
     PRINCIPAL.get().require_unbound()
     alias = PRINCIPAL.get().full(request.match_info["alias"])
     await asyncio.to_thread(request.app[CATALOG].remove_alias, alias)
+    await names_stored(request.app)
     request.app[METRICS].forget(alias)
     return web.Response(status=204)

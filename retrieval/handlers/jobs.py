@@ -12,7 +12,7 @@ from indexes.base.model import Floats
 from indexes.upkeep.tuner import check_number
 from retrieval.access.auth import PRINCIPAL
 from retrieval.handlers import evaluation
-from retrieval.handlers.state import CATALOG, CONFIG, EMBEDDERS, FEEDBACK, PIPELINE, QUERY_LOG, TASKS
+from retrieval.handlers.state import CATALOG, CONFIG, EMBEDDERS, FEEDBACK, PIPELINE, QUERY_LOG, STORE, TASKS
 from retrieval.handlers.wire import answer, body, collection_of
 from retrieval.upkeep.tasks import unknown_job
 from retrieval.wire.collections import JobBody, JobList, JobStarted, Nothing, Reindex, RolledBack, Tune
@@ -77,6 +77,8 @@ async def erase(request: web.Request) -> web.Response:
         await asyncio.to_thread(evaluation.forget, collection)
         app[PIPELINE].forget_answers()
         app[EMBEDDERS].cache.clear()
+        if (store := app[STORE]) is not None:
+            await asyncio.to_thread(store.erase, collection)
 
     job = app[TASKS].erase(collection.name, collection, forget)
     return answer(JobStarted(job.id), status=202, headers={"Location": f"/v1/jobs/{job.id}"})

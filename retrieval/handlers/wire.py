@@ -31,10 +31,11 @@ from retrieval.handlers.state import (
     LIMITER,
     METRICS,
     QUERY_LOG,
+    STORE,
     TASKS,
     USED,
 )
-from retrieval.wire.collections import CollectionBody, RankingBody, RequestLimits
+from retrieval.wire.collections import CollectionBody, RankingBody, RequestLimits, StoreState
 from retrieval.wire.decoding import INLINE_BYTES, decode, shorten
 from retrieval.wire.errors import MalformedRequest, without_folders
 from retrieval.wire.search import SearchAnswer, SearchRequest
@@ -172,6 +173,19 @@ def query_int(request: web.Request, name: str, default: int, *, least: int, most
     return int(text)
 
 
+def store_state(app: web.Application, collection: Collection) -> StoreState | None:
+    if (store := app[STORE]) is None:
+        return None
+    return StoreState(**asdict(store.state_of(collection)))
+
+
+async def names_stored(app: web.Application) -> None:
+    """Wait until the store has a change of collections or aliases, if it must. Raises Unavailable; the change is made
+    here then, and may come to be in the store."""
+    if (store := app[STORE]) is not None:
+        await asyncio.wrap_future(store.directory_changed())
+
+
 def describe(app: web.Application, collection: Collection) -> CollectionBody:
     """Describe a collection. Reads its folder: run it on a thread. Raises Forbidden for a caller that sees only some
     documents."""
@@ -189,6 +203,7 @@ def describe(app: web.Application, collection: Collection) -> CollectionBody:
         hot_capacity=settings.hot_capacity,
         language=settings.language,
         **asdict(collection.info()),
+        store=store_state(app, collection),
         rebuild_due=app[TASKS].rebuild_due(name, collection),
         ranking=None if ranking is None else msgspec.convert(ranking, RankingBody, from_attributes=True),
         limits=RequestLimits(

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from indexes.dense.cold_skips import ColdState
 from indexes.directory.catalog import Catalog
+from indexes.store.uploading import Uploader
 from retrieval.access.limits import Limiter
 from retrieval.admission.ceiling import SHARES, Ceiling
 from retrieval.admission.gates import Gates
@@ -147,6 +148,23 @@ def collections(catalog: Catalog) -> list[Metric]:
             [(name, info.owed_since_ms / 1000) for name, info in infos.items() if info.owed_since_ms is not None],
         ),
         *cold_skipping({name: info.cold for name, info in infos.items() if info.cold is not None}),
+    ]  # fmt: skip
+
+
+def store(uploader: Uploader, catalog: Catalog) -> list[Metric]:
+    """How far the store is behind."""
+    states = [(name, uploader.state_of(one)) for name, one in catalog.collections.items()]
+    return [
+        gauge("nearline_store_up", "1 if the store could be used the last time", [], [(not uploader.error,)]),
+        gauge(
+            "nearline_store_lag_seconds", "How long the oldest commit waits that is not in the store; 0 if all are", [],
+            [(uploader.lag_s,)],
+        ),
+        gauge(
+            "nearline_store_seq", "Last operation in the store", ["collection"],
+            [(name, state.seq) for name, state in states],
+        ),
+        counter("nearline_store_uploads", "Uploads of a collection's commits", [], [(uploader.uploads,)]),
     ]  # fmt: skip
 
 

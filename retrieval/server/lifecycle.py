@@ -20,9 +20,12 @@ from threadpoolctl import threadpool_limits
 from indexes.base import failures
 from indexes.base.durable import publish
 from indexes.base.errors import NearlineError, StorageError
-from indexes.base.model import Floats
+from indexes.base.model import NO_REPLICATION, Floats
+from indexes.base.work import do_nothing
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
+from indexes.store.objects import Bucket
+from indexes.store.uploading import StoreOptions, Uploader
 from retrieval.access.privacy import VECTOR_EXPORT, VectorExport
 from retrieval.base.config import Config
 from retrieval.base.index_options import options_of
@@ -53,6 +56,7 @@ from retrieval.handlers.state import (
     RERANKER,
     SHARED,
     START,
+    STORE,
     TASKS,
     UPLOADS,
 )
@@ -100,19 +104,36 @@ def catalog_ctx(data: Path) -> Context:
             # Search processes map the same files: a copy here would hold them twice.
             copied_max = 0 if app[PROCESSES].count else app[CEILING].bytes_max
             start, options = app[START], options_of(app[CONFIG], copied_max)
-            options = replace(options, read=start.read, room=app[CEILING].left)
-            app[CATALOG] = await start.on_thread(Catalog, data, options, start.collection)
+            app[STORE] = uploader = await asyncio.to_thread(uploader_of, app[CONFIG], data)
+            options = replace(
+                options, read=start.read, room=app[CEILING].left, replication=uploader or NO_REPLICATION
+            )
+            before = partial(uploader.open, start.restoring) if uploader else do_nothing
+            app[CATALOG] = await start.on_thread(Catalog, data, options, start.collection, before)
             await asyncio.to_thread(app[KEYS].remember)
             app[METRICS].watch(partial(collectors.collections, app[CATALOG]))
             asked = asyncio.Event()
             app[RELOADED].append(asked.set)
+            if uploader is not None:
+                uploader.start(app[CATALOG])
+                app[METRICS].watch(partial(collectors.store, uploader, app[CATALOG]))
             async with in_background(keep_healing(app[CATALOG], asked)):
                 yield
+            if uploader is not None:
+                await asyncio.to_thread(uploader.close)
             await asyncio.to_thread(app[CATALOG].close)
         finally:
             forget()
 
     return context
+
+
+def uploader_of(config: Config, data: Path) -> Uploader | None:
+    store = config.store
+    if not store.url:
+        return None
+    options = StoreOptions(store.url, store.acknowledge, store.lag_s_max, store.keep_days)
+    return Uploader(Bucket(store.url), options, data)
 
 
 def leave_on_failure(app: web.Application, loop: asyncio.AbstractEventLoop) -> failures.Listener:

@@ -19,9 +19,9 @@ T = TypeVar("T")
 class StartBody(msgspec.Struct, frozen=True, omit_defaults=True):
     """Startup progress. Item number `done` + 1 of `total` is in progress. With access keys, its name is withheld."""
 
-    stage: Annotated[Literal["collections", "models", "searches"], Doc("What is being opened or tried")] = (
-        "collections"
-    )
+    stage: Annotated[
+        Literal["store", "collections", "models", "searches"], Doc("What is being opened or tried")
+    ] = "collections"
     done: Annotated[int, Doc("Items that are done")] = 0
     total: Annotated[int, Doc("Items in this stage")] = 0
     name: Annotated[str, Doc("The item in progress")] = ""
@@ -43,6 +43,11 @@ class Start:
     def collection(self, name: str, done: int, total: int) -> None:
         self._on_step()
         self.at = StartBody("collections", done, total, name)
+
+    def restoring(self, name: str, done: int, total: int) -> None:
+        """Documents of a collection that are restored from the store."""
+        self._on_step()
+        self.at = StartBody("store", done, total, name)
 
     def read(self, passages: int) -> None:
         self._on_step()

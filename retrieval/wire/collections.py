@@ -127,6 +127,14 @@ class RankingBody(msgspec.Struct, kw_only=True):
     set_ms: Annotated[int, Doc("Unix time of the change in milliseconds")]
 
 
+class StoreState(msgspec.Struct):
+    """How far the store (`store.url`) has come with a collection."""
+
+    seq: Annotated[int, Doc("Last operation that the store has")]
+    behind: Annotated[int, Doc("Operations that it does not have yet")]
+    lag_s: Annotated[float, Doc("Seconds that the oldest of them has waited")]
+
+
 class CollectionBody(msgspec.Struct, kw_only=True):
     """One collection. Recall is recall@10 as the last rebuild measured it with its settings. `memory_bytes` is the
     memory of the indexes without files read in place: copies of those are `resident_bytes`, the rest `mapped_bytes`."""
@@ -172,6 +180,7 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     ]
     owed_bytes: Annotated[int, Doc("Bytes deleted or overwritten but not erased yet")]
     owed_since_ms: Annotated[int | None, Doc("Unix time in milliseconds when the oldest of them was deleted")]
+    store: Annotated[StoreState | None, Doc("What the store has of it; null if none is configured")]
     rebuild_due: Annotated[
         RebuildDue | None, Doc("A rebuild that the service starts automatically; null if none is due")
     ]

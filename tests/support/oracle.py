@@ -120,6 +120,13 @@ class Oracle:
             catalog.close()
         return found
 
+    def forget(self, prefix: str) -> None:
+        """Expect nothing any more of the facts that begin like this."""
+        for promises in self.actors.values():
+            for facts in (promises.certain, *promises.open.values()):
+                for key in [key for key in facts if key.startswith(prefix)]:
+                    del facts[key]
+
     def _compare(self, found: dict[str, Value]) -> None:
         unclaimed = set(found)
         for name, promises in self.actors.items():

@@ -43,6 +43,9 @@ from indexes.rebuild import builder
 from indexes.rebuild.builder import Rebuild, build
 from indexes.rebuild.chosen import TunedSettings
 from indexes.rebuild.optimizer import Measured, choose_settings
+from indexes.store import collection_log
+from indexes.store.objects import Bucket
+from indexes.store.uploading import StoreOptions, Uploader
 from indexes.upkeep.erasing import Erasure
 from tests.support.inspection import Value
 from tests.support.power import Platter
@@ -54,6 +57,7 @@ LOST = "lost"
 BACKUPS = "backups"
 TUNING = IndexOptions(delta_passages_max=32, segments_max=0, recall_target=0.9)
 CHECKPOINT_PAGES = 30  # so that a short story has checkpoints too
+SLOTS_BETWEEN = 20  # checkpoints in a store, for the same reason
 STORM_NUMBERS = 400
 
 NUMBERS_OF_ATTEMPTS = itertools.count(1)
@@ -66,7 +70,8 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     `short` tour has one rebuild instead of three. `children` is the share of builds and backups in own processes.
 
     With `lose_at_step` the power fails there (`Platter`): what is left lies in LOST beside the parent of FOLDER, which
-    must exist. `unsynced` leaves syncs out, to show that this is noticed.
+    must exist. `unsynced` leaves syncs out, to show that this is noticed. With the URL of a `store`, nothing is
+    acknowledged before that has it.
     """
 
     story: str
@@ -78,13 +83,15 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     count: bool = False
     lose_at_step: int = 0
     unsynced: Literal["", "commits", "files"] = ""
+    store: str = ""
 
 
 class Actor:
     """Does one thing after the other and tells of each."""
 
-    def __init__(self, name: str, catalog: Catalog, tell: Tell) -> None:
+    def __init__(self, name: str, catalog: Catalog, tell: Tell, uploader: Uploader | None = None) -> None:
         self.catalog = catalog
+        self._uploader = uploader
         self._name = name
         self._tell = tell
 
@@ -98,6 +105,8 @@ class Actor:
         self._tell(about | {"do": do})
         try:
             result = work()
+            if self._uploader is not None:
+                self._uploader.directory_changed().result()
         except NearlineError as error:
             self._tell(about | {"error": type(error).__name__, "message": error.message})
             return None
@@ -285,16 +294,29 @@ def second_life(actor: Actor, options: Options) -> None:
 
 def storm(folder: Path, tell: Tell, options: Options) -> None:
     """Writes of two threads, and beside them whatever else may change a directory or read it. Endless."""
-    catalog = Catalog(folder, TUNING)
-    start = Actor("start", catalog, tell)
+    catalog, uploader = (
+        open_with_store(folder, options.store) if options.store else (Catalog(folder, TUNING), None)
+    )
+    start = Actor("start", catalog, tell, uploader)
     if MAIN not in catalog.collections:
         start.create(MAIN, hot_capacity=options.hot_capacity)
     for owner in range(OWNERS):
-        actor = Actor(f"writer{owner}", catalog, tell)
+        actor = Actor(f"writer{owner}", catalog, tell, uploader)
         threading.Thread(target=write_on, args=(actor, owner, options), daemon=True).start()
     tell({"started": True})
-    threading.Thread(target=back_up_on, args=(Actor("backup", catalog, tell), options), daemon=True).start()
-    change_on(Actor("admin", catalog, tell), options)
+    threading.Thread(
+        target=back_up_on, args=(Actor("backup", catalog, tell, uploader), options), daemon=True
+    ).start()
+    change_on(Actor("admin", catalog, tell, uploader), options)
+
+
+def open_with_store(folder: Path, url: str) -> tuple[Catalog, Uploader]:
+    """Open a directory that acknowledges what its store has; an empty one gets what the store has."""
+    uploader = Uploader(Bucket(url), StoreOptions(url, "bucket"), folder)
+    tuning = replace(TUNING, replication=uploader)
+    catalog = Catalog(folder, tuning, before_opening=lambda: uploader.open(lambda *_: None))
+    uploader.start(catalog)
+    return catalog, uploader
 
 
 def write_on(actor: Actor, owner: int, options: Options) -> None:
@@ -352,6 +374,7 @@ def tell_on_standard_output(line: Mapping[str, object]) -> None:
 def main(arguments: list[str]) -> None:
     folder, options = Path(arguments[0]), msgspec.json.decode(arguments[1], type=Options)
     sqlite.CHECKPOINT_PAGES = CHECKPOINT_PAGES
+    collection_log.SLOTS_BETWEEN = SLOTS_BETWEEN
     visits: Counter[str] = Counter()
     if options.count:
         failpoints.reach = lambda name: visits.update([name])

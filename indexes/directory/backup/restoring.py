@@ -99,13 +99,13 @@ def restore(
     ]
 
 
-def about_keys(folder: Path, data: Path) -> str:
+def about_keys(data: Path) -> str:
     """A note on how a restore changes access to the data directory; "" if it does not."""
     if is_locked(data) and not (data / KEYS).exists():
         return (
-            f"{data} is locked: access keys were needed where this comes from, and backups hold none. Every request is "
-            f"refused until `nearline keys create --data {data}` makes a key, or `nearline keys open --data {data}` "
-            "opens it to everyone"
+            f"{data} is locked: access keys were needed where this comes from, and they are not restored. Every "
+            f"request is refused until `nearline keys create --data {data}` makes a key, or "
+            f"`nearline keys open --data {data}` opens it to everyone"
         )
     return ""
 

@@ -89,6 +89,12 @@ class ColdState(TypedDict):
     loss_bound: float | None
 
 
+class StoreState(TypedDict):
+    seq: int
+    behind: int
+    lag_s: float
+
+
 class RebuildDue(TypedDict):
     reason: str
     failed_attempts: int
@@ -144,6 +150,7 @@ class CollectionBody(TypedDict):
     cold: ColdState | None
     owed_bytes: int
     owed_since_ms: int | None
+    store: StoreState | None
     rebuild_due: RebuildDue | None
     ranking: RankingBody | None
     limits: RequestLimits

@@ -1,0 +1,169 @@
+"""The log of one collection in a store, and the writer that carries what its log on the disk has there.
+
+collections/<uid>/log/<slot>             a group of commits each: what was written, and what died
+collections/<uid>/checkpoint, /part      see `checkpoints`
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from indexes.log.reader import LogReader
+from indexes.parts.learned import RANKING, SYNONYMS
+from indexes.rebuild.chosen import FILE as CHOSEN
+from indexes.store.checkpoints import (
+    CHECKPOINTS,
+    LIVE_MIN,
+    PARTS,
+    StoredCheckpoint,
+    StoredCheckpoints,
+    kept_moments,
+    live_documents,
+)
+from indexes.store.directory import COLLECTIONS
+from indexes.store.objects import Objects
+from indexes.store.rows import OPERATIONS, LogChange, changes_since, last_change
+from indexes.store.slots import FORMAT, Read, SlotLog, SlotWriter, name_of
+
+SLOTS_BETWEEN = 256  # checkpoints: so many small objects are read at most to restore
+FILES = (CHOSEN, RANKING, SYNONYMS)
+
+
+class CollectionLog:
+    """What a store holds of a collection."""
+
+    def __init__(self, objects: Objects, uid: str) -> None:
+        self.objects, self.folder = objects, f"{COLLECTIONS}/{uid}"
+        self.slots = SlotLog(objects, f"{self.folder}/log")
+        self.checkpoints = StoredCheckpoints(objects, self.folder)
+
+    def newest_checkpoint(self) -> StoredCheckpoint | None:
+        moments = self.checkpoints.moments()
+        return self.checkpoints.read(max(moments, key=lambda one: (one.slot, one.at_ms))) if moments else None
+
+    def last(self, checkpoint: StoredCheckpoint | None) -> Read:
+        return self.slots.last(checkpoint.slot if checkpoint else 0)
+
+    def objects_held(self) -> Iterator[str]:
+        """Every object of the collection."""
+        for room in ("log", CHECKPOINTS, PARTS):
+            folder = f"{self.folder}/{room}"
+            yield from (f"{folder}/{name}" for name in self.objects.names(folder))
+
+
+class CollectionUpload:
+    """Appends to a collection's log in a store. One thread at a time."""
+
+    def __init__(
+        self,
+        held: CollectionLog,
+        writer: SlotWriter,
+        log: LogReader,
+        checkpoint: StoredCheckpoint | None,
+        keep_ms: int,
+    ) -> None:
+        self.log, self._held, self._writer, self._keep_ms = log, held, writer, keep_ms
+        self._checkpoint = checkpoint
+        self._oldest = checkpoint.oldest_slot if checkpoint else 1
+        self._files: dict[str, bytes] | None = None  # as they are in the store, if that is known
+        self._parts_of: dict[str, set[str]] = {}  # of checkpoints, by name
+
+    @property
+    def seq(self) -> int:
+        """The last operation that is in the store."""
+        return self._writer.last.slot.reached.operations
+
+    def upload(self, now_ms: int) -> int:
+        """Bring the store up to the last commit; returns the last operation there. After Unavailable, call it again.
+        Raises Superseded."""
+        self._writer.settle()
+        files = files_beside(self.log.path.parent)
+        for change in changes_since(self.log, self._writer.last.slot.reached, files):
+            if change.state is None or change.operations or files != self._files:
+                self._append(change)
+        last = self._checkpoint.slot if self._checkpoint else 0
+        if self._writer.last.slot.number - last >= SLOTS_BETWEEN:
+            self.check_in(now_ms)
+        return self.seq
+
+    def _append(self, change: LogChange) -> None:
+        last, state = self._writer.last.slot, change.state
+        if state:
+            self._files = state.files
+        at_ms = change.operations[-1][1] if change.operations else last.at_ms
+        reached = state.reached if state else last.reached
+        self._writer.append(msgspec.msgpack.encode(change), reached, at_ms, whole=state is not None)
+
+    def check_in(self, now_ms: int, *, erase: bool = False) -> None:
+        """Make a checkpoint, and remove what no kept one needs. With `erase`, no object holds a deleted text then, and
+        no earlier moment can be restored. Raises like `upload`."""
+        self._writer.settle()
+        known = self._checkpoint.parts if self._checkpoint else []
+        reached = self._writer.last.slot.reached
+        least = 1.0 if erase else LIVE_MIN
+        parts = self._held.checkpoints.make_parts(self.log, known, reached.documents, least_live=least)
+        with (
+            self.log.transaction() as db
+        ):  # one commit: what is live now is what the parts and the change make
+            change = last_change(db, reached, reached.documents, files_beside(self.log.path.parent))
+            operations: Any = db.execute(OPERATIONS, (0,)).fetchall()
+            live = live_documents(db)
+        state = change.state
+        assert state is not None
+        if change.operations or state.files != self._files:
+            self._append(change)
+        if change.rows.documents:
+            end = state.reached.documents
+            parts.append(self._held.checkpoints.put_part(reached.documents, end, change.rows))
+        last = self._writer.last
+        self._checkpoint = made = StoredCheckpoint(
+            FORMAT,
+            slot=last.slot.number,
+            digest=last.digest,
+            last_ms=last.slot.at_ms,
+            at_ms=now_ms,
+            state=state,
+            operations=operations,
+            live=live.serialize(),
+            parts=parts,
+            oldest_slot=self._oldest,
+        )
+        self._held.checkpoints.put(made)
+        self._parts_of[made.name] = {part.name for part in parts}
+        self._clear(now_ms, only_this=erase)
+
+    def _clear(self, now_ms: int, *, only_this: bool) -> None:
+        """Remove checkpoints that need not be kept, and slots and parts that no kept one needs."""
+        assert self._checkpoint is not None
+        held, folder = self._held.checkpoints, self._held.folder
+        moments = held.moments()
+        since_ms = now_ms - self._keep_ms
+        kept = [moments[-1]] if only_this else kept_moments(moments, since_ms)
+        for one in kept:
+            if one.name not in self._parts_of:
+                self._parts_of[one.name] = {part.name for part in held.read(one).parts}
+        self._parts_of = {one.name: self._parts_of[one.name] for one in kept}
+        gone = [one.name for one in moments if one not in kept]
+        needed = set[str]().union(*self._parts_of.values())
+        unneeded = [name for name in self._held.objects.names(f"{folder}/{PARTS}") if name not in needed]
+        reaches_back = only_this or kept[-1].at_ms <= since_ms
+        first = min(one.slot for one in kept) if reaches_back else self._oldest
+        remove = self._held.objects.remove
+        remove(f"{folder}/{CHECKPOINTS}/{name}" for name in gone)
+        remove(f"{folder}/{PARTS}/{name}" for name in unneeded)
+        remove(f"{folder}/log/{name_of(number)}" for number in range(self._oldest, first))
+        self._oldest = first
+
+
+def files_beside(folder: Path) -> dict[str, bytes]:
+    """The settings that lie beside a log."""
+    found = {}
+    for name in FILES:
+        with contextlib.suppress(FileNotFoundError):
+            found[name] = (folder / name).read_bytes()
+    return found

@@ -1,0 +1,354 @@
+"""Opening a store for a data directory: who may write to it, and what each of them has that the other lacks.
+
+| directory | store | what happens |
+|---|---|---|
+| holds the newest epoch | anything | the store gets what it lacks; what the directory lost is restored |
+| new | empty | the store gets everything |
+| has collections, but never had this store | not empty | refused |
+| empty | not empty | everything is restored; an older writer that still lives is fenced off |
+| held an older epoch | | refused: another service has taken over; the error says what only this directory has |
+
+A fence goes into every log before anything is compared, so nothing can change in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import shutil
+import socket
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from indexes.base.durable import disk_errors, publish_folder
+from indexes.base.errors import Conflict, InvalidInput, NearlineError, NotFound, message_of
+from indexes.base.model import Progress, now_ms
+from indexes.collection.collection import DRAFT_PREFIX
+from indexes.directory.backup.backup import choose
+from indexes.directory.backup.restoring import restore_aliases, take
+from indexes.directory.catalog import check_name
+from indexes.directory.marker import (
+    change_marker,
+    collection_folders,
+    has_keys,
+    is_data_directory,
+    prepare,
+    read_marker,
+)
+from indexes.log.pinned import pin
+from indexes.store.checkpoints import StoredCheckpoint
+from indexes.store.collection_log import CollectionLog
+from indexes.store.directory import DIRECTORY, Directory, Record, read_record, restore_directory, write_record
+from indexes.store.objects import Objects, prove
+from indexes.store.restoring import NEWEST, Until, restore_log
+from indexes.store.rows import LoggedState, reached_by
+from indexes.store.slots import (
+    EPOCHS_KEPT,
+    NOTHING,
+    Epoch,
+    LogExtent,
+    Read,
+    Slot,
+    SlotLog,
+    SlotWriter,
+    Superseded,
+    newest_epoch,
+    take_epoch,
+)
+
+logger = logging.getLogger(__name__)
+
+FENCED_TOGETHER = 16  # collections: each takes some requests
+KEPT_BESIDE = ("feedback.jsonl", "queries.jsonl", "hits.msgpack", "evaluation.json")  # not in a store
+
+
+@dataclass(slots=True)
+class OpenStore:
+    """A store that this process may write to, with the writers of the collections that it held, by uid."""
+
+    objects: Objects
+    url: str
+    epoch: int
+    names: SlotWriter
+    directory: Directory
+    writers: dict[str, LogWriter] = field(default_factory=dict)
+
+    def writer_of(self, uid: str) -> LogWriter:
+        """The writer of a collection, begun if the store does not have it."""
+        if uid not in self.writers:
+            self.writers[uid] = fence_log(CollectionLog(self.objects, uid), self.epoch)
+        return self.writers[uid]
+
+
+@dataclass(frozen=True, slots=True)
+class LogWriter:
+    held: CollectionLog
+    slots: SlotWriter
+    checkpoint: StoredCheckpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """A collection on the disk; `reached` is None if its log cannot be read."""
+
+    name: str
+    uid: str
+    reached: LogExtent | None
+
+
+def open_store(
+    objects: Objects, url: str, data: Path, progress: Progress, *, restores: bool = True
+) -> OpenStore:
+    """Take the store for this directory, which the caller has locked, and level both. `progress` is told the
+    collection, and documents done and in all. Without `restores` collections may be open, and none is restored.
+
+    Raises Conflict if this directory must not write to the store, or the store cannot be used; Damaged, Unavailable.
+    """
+    prove(objects)
+    record = read_record(data)
+    if record is None or record.url != url:
+        record = Record(url=url)  # another store keeps what it has
+    on_disk = collections_on(data)
+    number, newest = newest_epoch(objects)
+    token = newest.token if newest else ""
+    if newest is None and record.token:
+        logger.warning(
+            "the store %s is empty, although this directory had filled it: it is filled again", url
+        )
+    elif newest is not None and token not in {record.token, record.taking}:
+        if not is_empty(data, on_disk):
+            raise Conflict(refusal(objects, on_disk, record, newest), param="store.url")
+        logger.info("%s is empty: restoring everything from %s", data, url)
+        record = msgspec.structs.replace(record, restoring=True)
+    taking = secrets.token_hex(16)
+    write_record(data, record := msgspec.structs.replace(record, epoch=number, token=token, taking=taking))
+    by = f"{socket.gethostname()}:{data.resolve()}"
+    if not take_epoch(objects, number + 1, taking, by, now_ms()):
+        raise Conflict("another service has just taken over the store", param="store.url")
+    directory = Directory()
+    names = fence_slots(SlotLog(objects, DIRECTORY), number + 1, NOTHING)
+    with contextlib.suppress(NotFound):
+        directory = directory_at(names.log, NEWEST)
+    uids = list(directory.collections.values())
+    with ThreadPoolExecutor(FENCED_TOGETHER, "store-fence") as pool:
+        fenced = list(pool.map(lambda uid: fence_log(CollectionLog(objects, uid), number + 1), uids))
+    opened = OpenStore(objects, url, number + 1, names, directory, dict(zip(uids, fenced, strict=True)))
+    if record.restoring:
+        prepare(data)
+        restore_directory(data, directory)
+    record = msgspec.structs.replace(record, epoch=number + 1, token=taking, taking="", restoring=False)
+    write_record(data, record)
+    level(opened, data, on_disk, record, progress, restores=restores)
+    return opened
+
+
+def is_empty(data: Path, on_disk: list[OnDisk]) -> bool:
+    return not on_disk and not has_keys(data) and not (is_data_directory(data) and read_marker(data).aliases)
+
+
+def collections_on(data: Path) -> list[OnDisk]:
+    found = []
+    for folder in collection_folders(data) if data.is_dir() else ():
+        try:
+            with pin(folder / "log.db") as log:
+                found.append(OnDisk(folder.name, log.state().uid, reached_by(log.db)))
+        except (NearlineError, OSError) as error:
+            logger.warning("%s cannot be compared with the store: %s", folder.name, message_of(error))
+            found.append(OnDisk(folder.name, "", None))
+    return found
+
+
+def refusal(objects: Objects, on_disk: list[OnDisk], record: Record, newest: Epoch) -> str:
+    """Why a directory must not write to a store, and what only it has."""
+    when = datetime.fromtimestamp(newest.at_ms / 1000, UTC).isoformat(timespec="seconds")
+    if not record.token:
+        why = f"the store belongs to another data directory ({newest.by}, since {when})"
+    else:
+        why = f"another service has taken over the store: {newest.by}, at {when}"
+    lacking = [one for one in (only_on(objects, held, record) for held in on_disk) if one]
+    only = "; only here are " + ", ".join(lacking) if lacking else ", and it has everything that is here"
+    return f"{why}{only}. An empty data directory gets all that the store has; or choose another store.url"
+
+
+def only_on(objects: Objects, held: OnDisk, record: Record) -> str:
+    """Which operations of a collection on the disk are not in the store; "" if it has all."""
+    if held.reached is None:
+        return f"{held.name} (cannot be read)"
+    log = CollectionLog(objects, held.uid)
+    last = log.last(log.newest_checkpoint()).slot
+    here = held.reached.operations
+    if not last.number:
+        return f"{held.name} (all of it)"
+    known = min(shared_until(last, record.epoch), here)
+    return f"{held.name} (operations {known + 1} to {here})" if here > known else ""
+
+
+def shared_until(last: Slot, epoch: int) -> int:
+    """The last operation that a store has from the holder of an epoch, or from before it."""
+    later = [operations for taken, operations in last.epochs if taken > epoch]
+    if len(later) == EPOCHS_KEPT:  # the first of them may be long forgotten
+        return 0
+    return later[0] if later else last.reached.operations
+
+
+# -- fences
+
+
+def fence_log(held: CollectionLog, epoch: int) -> LogWriter:
+    checkpoint = held.newest_checkpoint()
+    last = held.last(checkpoint)
+    return LogWriter(held, fence_slots(held.slots, epoch, last), checkpoint)
+
+
+def fence_slots(slots: SlotLog, epoch: int, last: Read) -> SlotWriter:
+    """Put a fence after the last slot. Raises Superseded if there is one of a later epoch."""
+    while True:
+        for found in slots.following(last) if last.slot.number else [slots.last()]:
+            last = found
+        if last.slot.epoch > epoch:
+            raise Superseded(f"another service has taken over the store (epoch {last.slot.epoch})")
+        writer = SlotWriter(slots, epoch, last)
+        if writer.fence(now_ms()):
+            return writer
+
+
+# -- leveling
+
+
+def level(
+    opened: OpenStore,
+    data: Path,
+    on_disk: list[OnDisk],
+    record: Record,
+    progress: Progress,
+    *,
+    restores: bool,
+) -> None:
+    """Restore what the store has and the disk lacks."""
+    unreadable = {one.name for one in on_disk if one.reached is None}
+    found = {one.uid: one for one in on_disk if one.reached is not None}
+    for name, uid in opened.directory.collections.items():
+        if name in unreadable or (uid in record.removed and uid not in found):
+            continue
+        here, writer = found.get(uid), opened.writers[uid]
+        there = writer.slots.last.slot.reached
+        if here is not None and here.reached is not None:
+            if here.reached == there or here.reached.operations > there.operations:
+                continue
+            if here.reached.operations == there.operations:
+                raise Conflict(
+                    f"{here.name} and the store have the same {there.operations} operations, and different documents",
+                    param="store.url",
+                )
+        if not restores:
+            raise Conflict(f"the store has operations of {name} that this directory lacks", param="store.url")
+        restore_collection(writer.held, data, here.name if here else name, progress)
+
+
+def restore_collection(
+    held: CollectionLog,
+    data: Path,
+    name: str,
+    progress: Progress,
+    until: Until = NEWEST,
+    uid: str | None = None,
+) -> LoggedState:
+    """Place a collection, whole and durable, or put it into the place of one that is behind."""
+    folder, draft = data / name, data / f"{DRAFT_PREFIX}{name}"
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        with disk_errors(draft):
+            draft.mkdir(parents=True)
+        state = restore_log(held, draft, until, lambda _, done, total: progress(name, done, total), uid)
+        if folder.exists():
+            for kept in KEPT_BESIDE:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copy2(folder / kept, draft / kept)
+            with disk_errors(folder):
+                folder.rename(data / f".removed-{name}-{uuid.uuid4().hex}")
+        publish_folder(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return state
+
+
+# -- restoring by hand
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredFromStore:
+    """A collection that was restored, and its last operation with the time of it."""
+
+    name: str
+    uid: str
+    seq: int
+    documents: int
+    aliases: list[str]
+
+
+def restore_from(
+    objects: Objects,
+    data: Path,
+    names: Sequence[str],
+    *,
+    new_name: str | None,
+    until: Until,
+    progress: Progress,
+) -> list[RestoredFromStore]:
+    """Add collections, as they were at a moment, to a data directory that no service uses; all if no names are given.
+    The store stays as it is, and each collection gets a new uid, like one that is restored from a backup.
+
+    Raises NotFound for an unknown name, or a collection that the store does not have so early; Conflict for a name that
+    is taken: nothing was placed then.
+    """
+    directory = directory_at(SlotLog(objects, DIRECTORY), until)
+    chosen = {
+        name: directory.collections[name]
+        for name in choose(list(directory.collections), names, directory.aliases)
+    }
+    if until.seq < NEWEST.seq and len(chosen) != 1:
+        raise InvalidInput("an operation is one of a single collection; name it, or give a time", param="at")
+    if new_name is not None:
+        check_name(new_name)
+        if len(chosen) != 1:
+            raise InvalidInput(
+                f"a new name is for one collection, and {len(chosen)} are chosen", param="collection"
+            )
+        [uid] = chosen.values()
+        chosen = {new_name: uid}
+    with contextlib.closing(take(data, chosen)):
+        if directory.locked or directory.keys:
+            change_marker(data, lambda found: msgspec.structs.replace(found, locked=True))
+        made = []
+        for name, of_store in chosen.items():
+            new_uid = uuid.uuid4().hex
+            held = CollectionLog(objects, of_store)
+            state = restore_collection(held, data, name, progress, until, new_uid)
+            with pin(data / name / "log.db") as log:
+                made.append(
+                    RestoredFromStore(name, new_uid, state.reached.operations, log.state().documents, [])
+                )
+        placed = {} if new_name is not None else restore_aliases(data, directory.aliases, chosen)
+    return [
+        replace(one, aliases=sorted(alias for alias, to in placed.items() if to == one.name)) for one in made
+    ]
+
+
+def directory_at(names: SlotLog, until: Until) -> Directory:
+    """The names of collections, and what else concerns all, at a moment."""
+    number = names.last().slot.number
+    while number > 0:
+        slot = names.read(number).slot
+        if slot.payload and slot.at_ms <= until.at_ms:
+            return msgspec.msgpack.decode(slot.payload, type=Directory)
+        number -= 1
+    raise NotFound(
+        "the store holds nothing that is so early" if until != NEWEST else "the store holds no collection"
+    )

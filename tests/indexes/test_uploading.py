@@ -1,0 +1,340 @@
+"""A data directory and its store: who may write, what each restores of the other, and when a write is acknowledged."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from indexes.base import failures
+from indexes.base.errors import Conflict, NotFound, Quarantined, StorageError, Unavailable
+from indexes.base.model import Delete, IndexOptions, WriteResult
+from indexes.directory.catalog import Catalog
+from indexes.directory.marker import KEYS, is_locked
+from indexes.store import uploading
+from indexes.store.opening import restore_from
+from indexes.store.restoring import NEWEST, Until
+from indexes.store.uploading import StoreOptions, Uploader
+from tests.support.object_stores import Fault, MemoryObjects
+from tests.support.vectors import World, settings
+
+WORLD = World()
+WAIT_S = 20.0
+
+
+class Service:
+    """A catalog with a store, as a service has them."""
+
+    def __init__(self, data: Path, objects: MemoryObjects, options: StoreOptions) -> None:
+        self.uploader = Uploader(objects, options, data)
+        indexes = IndexOptions(replication=self.uploader)
+        self.catalog = Catalog(data, indexes, before_opening=lambda: self.uploader.open(lambda *_: None))
+        self.uploader.start(self.catalog)
+
+    def create(self, name: str) -> None:
+        self.catalog.create(name, settings())
+        self.uploader.directory_changed().result(WAIT_S)
+
+    def write(self, name: str, *numbers: int, version: int = 0) -> Future[WriteResult]:
+        documents = [WORLD.document(number, version=version) for number in numbers]
+        return self.catalog.get(name).write(documents)
+
+    def ids(self, name: str) -> set[str]:
+        collection = self.catalog.get(name)
+        return {one for number in range(300) for one in [f"d{number}"] if collection.log.document(one)}
+
+    def is_level(self) -> bool:
+        level = all(not self.uploader.state_of(one).behind for one in self.catalog.collections.values())
+        return level and not self.uploader.lag_s and not self.uploader.error
+
+    def close(self) -> None:
+        self.uploader.close()
+        self.catalog.close()
+
+
+BUCKET = StoreOptions("memory:", "bucket")
+LOCAL = StoreOptions("memory:", "local", lag_s_max=0.2)
+
+
+@contextlib.contextmanager
+def serving(data: Path, objects: MemoryObjects, options: StoreOptions = BUCKET) -> Iterator[Service]:
+    service = Service(data, objects, options)
+    try:
+        yield service
+    finally:
+        service.close()
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    until = time.monotonic() + WAIT_S
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def away(operation: str, name: str) -> Fault:
+    return "before"
+
+
+def near(operation: str, name: str) -> Fault:
+    return ""
+
+
+@pytest.fixture
+def objects() -> MemoryObjects:
+    return MemoryObjects()
+
+
+def test_an_acknowledged_write_is_in_the_store(tmp_path: Path, objects: MemoryObjects) -> None:
+    """When a write is acknowledged, the machine may vanish at once."""
+    with serving(tmp_path / "a", objects) as service:
+        service.create("docs")
+        for number in range(20):
+            service.write("docs", number).result(WAIT_S)
+            if number % 5 == 0:
+                copied = MemoryObjects(dict(objects.held))
+                with serving(tmp_path / f"at{number}", copied) as other:
+                    assert other.ids("docs") == {f"d{one}" for one in range(number + 1)}
+
+
+def test_writes_wait_for_a_store_that_is_away(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that the store did not get in time is not acknowledged, the next ones are refused at once, searches go
+    on; and when the store is back, it gets everything."""
+    monkeypatch.setattr(uploading, "CONFIRM_S", 0.5)
+    monkeypatch.setattr(uploading, "RETRY_S", (0.1, 0.2))
+    with serving(tmp_path / "a", objects) as service:
+        service.create("docs")
+        service.write("docs", 1).result(WAIT_S)
+        objects.fault = away
+        with pytest.raises(Unavailable, match="not yet in the store: the store is away"):
+            service.write("docs", 2).result(WAIT_S)
+        with pytest.raises(Unavailable, match="writes wait for the store"):
+            service.write("docs", 3)
+        with pytest.raises(Unavailable, match="not yet in the store"):
+            service.create("other")
+        assert len(service.catalog.get("docs").exact(WORLD.queries(1), 5)[0][0]) == 2
+        objects.fault = near
+        wait_for(service.is_level)
+        service.write("docs", 4).result(WAIT_S)
+    with serving(tmp_path / "b", objects) as other:
+        assert other.ids("docs") == {"d1", "d2", "d4"}
+        assert set(other.catalog.collections) == {"docs", "other"}
+
+
+def test_local_writes_go_on_while_the_store_is_away(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploading, "RETRY_S", (0.1, 0.2))
+    with serving(tmp_path / "a", objects, LOCAL) as service:
+        service.create("docs")
+        wait_for(service.is_level)
+        objects.fault = away
+        for number in range(5):
+            service.write("docs", number).result(WAIT_S)
+        wait_for(lambda: bool(service.uploader.error))
+        state = service.uploader.state_of(service.catalog.get("docs"))
+        assert (state.seq, state.behind) == (0, 5)
+        assert state.lag_s > 0
+        objects.fault = near
+        wait_for(service.is_level)
+        assert service.uploader.state_of(service.catalog.get("docs")).seq == 5
+
+
+def test_a_service_starts_while_its_store_is_away(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it had the store before. A directory that never had it does not know whose the store is."""
+    monkeypatch.setattr(uploading, "RETRY_S", (0.1, 0.2))
+    with serving(tmp_path / "a", objects, LOCAL) as service:
+        service.create("docs")
+        service.write("docs", 1).result(WAIT_S)
+    objects.fault = away
+    with serving(tmp_path / "a", objects, LOCAL) as service:
+        service.write("docs", 2).result(WAIT_S)
+        objects.fault = near
+        wait_for(service.is_level)
+    objects.fault = away
+    with pytest.raises(Unavailable):
+        Service(tmp_path / "b", objects, LOCAL)
+    objects.fault = near
+    with serving(tmp_path / "b", objects, LOCAL) as other:
+        assert other.ids("docs") == {"d1", "d2"}
+
+
+def test_a_new_machine_fences_the_old_one_off(tmp_path: Path, objects: MemoryObjects) -> None:
+    """A service whose store was taken over acknowledges nothing more and ends; started again it is refused, and told
+    what only it has."""
+    failed: list[StorageError] = []
+    forget = failures.listen(failed.append)
+    old = Service(tmp_path / "old", objects, BUCKET)
+    try:
+        old.create("docs")
+        old.write("docs", 1).result(WAIT_S)
+        new = Service(tmp_path / "new", objects, BUCKET)
+        try:
+            with pytest.raises(StorageError, match="another service has taken over"):
+                old.write("docs", 2).result(WAIT_S)
+            wait_for(lambda: bool(failed))
+        finally:
+            new.close()
+    finally:
+        old.close()
+        forget()
+    with serving(tmp_path / "newer", objects) as newer:
+        assert newer.ids("docs") == {"d1"}
+    with pytest.raises(Conflict, match=r"taken over the store: .*only here are docs \(operations 2 to 2\)"):
+        Service(tmp_path / "old", objects, BUCKET)
+
+
+def test_another_directory_is_refused(tmp_path: Path, objects: MemoryObjects) -> None:
+    with serving(tmp_path / "a", objects) as service:
+        service.create("docs")
+    elsewhere = Catalog(tmp_path / "b", IndexOptions())
+    elsewhere.create("own", settings())
+    elsewhere.close()
+    with pytest.raises(Conflict, match=r"belongs to another data directory.*own \(all of it\)"):
+        Service(tmp_path / "b", objects, LOCAL)
+    with serving(tmp_path / "a", objects) as service:
+        assert set(service.catalog.collections) == {"docs"}
+
+
+def test_names_aliases_and_keys_are_restored(tmp_path: Path, objects: MemoryObjects) -> None:
+    """What was deleted or renamed stays so, and a directory that needed keys needs them again."""
+    with serving(tmp_path / "a", objects) as service:
+        for name in ("docs", "gone", "before"):
+            service.create(name)
+            service.write(name, 1).result(WAIT_S)
+        service.catalog.set_alias("live", "docs")
+        service.catalog.delete("gone")
+        service.catalog.rename("before", "after")
+        service.write("after", 2).result(WAIT_S)
+        (tmp_path / "a" / KEYS).write_bytes(b'{"revision":1,"keys":[]}')
+        service.uploader.directory_changed().result(WAIT_S)
+    with serving(tmp_path / "b", objects) as other:
+        assert set(other.catalog.collections) == {"docs", "after"}
+        assert other.ids("after") == {"d1", "d2"}
+        assert other.catalog.aliases == {"live": "docs"}
+        assert (tmp_path / "b" / KEYS).read_bytes() == (tmp_path / "a" / KEYS).read_bytes()
+        assert is_locked(tmp_path / "b")
+
+
+def test_a_lost_or_older_disk_is_brought_up_to_date(tmp_path: Path, objects: MemoryObjects) -> None:
+    """A collection that vanished from the disk comes back, one that is older catches up, with what lies beside it; one
+    that was deleted does not come back, even if the machine ended before the store was told."""
+    with serving(tmp_path / "a", objects) as service:
+        for name in ("lost", "older", "deleted"):
+            service.create(name)
+            service.write(name, 1).result(WAIT_S)
+    (tmp_path / "a" / "older" / "feedback.jsonl").write_text("kept")
+    shutil.copytree(tmp_path / "a" / "older", tmp_path / "copy")
+    with serving(tmp_path / "a", objects) as service:
+        for name in ("lost", "older", "deleted"):
+            service.write(name, 2, 3).result(WAIT_S)
+        objects.fault = away
+        service.catalog.delete("deleted")
+    objects.fault = near
+    shutil.rmtree(tmp_path / "a" / "lost")
+    shutil.rmtree(tmp_path / "a" / "older")
+    shutil.copytree(tmp_path / "copy", tmp_path / "a" / "older")
+    with serving(tmp_path / "a", objects) as service:
+        assert set(service.catalog.collections) == {"lost", "older"}
+        assert service.ids("lost") == service.ids("older") == {"d1", "d2", "d3"}
+        assert (tmp_path / "a" / "older" / "feedback.jsonl").read_text() == "kept"
+
+
+def test_a_quarantined_collection_stays_in_the_store(tmp_path: Path, objects: MemoryObjects) -> None:
+    """A damaged log is neither taken for a deletion nor replaced without being asked."""
+    with serving(tmp_path / "a", objects) as service:
+        service.create("docs")
+        service.write("docs", 1).result(WAIT_S)
+    log = tmp_path / "a" / "docs" / "log.db"
+    log.write_bytes(b"x" * 100)
+    with serving(tmp_path / "a", objects) as service:
+        with pytest.raises(Quarantined):
+            service.catalog.get("docs")
+        service.create("other")
+    with serving(tmp_path / "b", objects) as other:
+        assert set(other.catalog.collections) == {"docs", "other"}
+
+
+def test_deleted_collections_leave_the_store_after_a_while(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = StoreOptions("memory:", "bucket", keep_days=0)
+    with serving(tmp_path / "a", objects, options) as service:
+        service.create("docs")
+        service.write("docs", 1).result(WAIT_S)
+        uid = service.catalog.get("docs").uid
+        service.catalog.delete("docs")
+        service.uploader.directory_changed().result(WAIT_S)
+        service.uploader._clear_removed()
+        assert not [name for name in objects.held if uid in name]
+        service.create("next")
+    with serving(tmp_path / "a", objects, options) as service:
+        assert not service.uploader._directory.removed
+
+
+def test_a_moment_is_restored_beside_what_is_served(tmp_path: Path, objects: MemoryObjects) -> None:
+    """`nearline restore --at`: another directory or name, a uid of its own, locked where keys were needed; the store
+    is left as it is."""
+    with serving(tmp_path / "a", objects) as service:
+        service.create("docs")
+        service.write("docs", 1, 2).result(WAIT_S)
+        seq = service.catalog.get("docs").snapshot.seq
+        service.catalog.get("docs").write([Delete("d1")]).result(WAIT_S)
+        service.catalog.set_alias("live", "docs")
+        service.uploader.directory_changed().result(WAIT_S)
+        uid = service.catalog.get("docs").uid
+    before = dict(objects.held)
+    how = {"progress": lambda *_: None, "new_name": None}
+    [made] = restore_from(objects, tmp_path / "b", ["live"], until=NEWEST, **how)  # type: ignore[arg-type]
+    assert (made.name, made.documents, made.aliases) == ("docs", 1, ["live"])
+    assert made.uid != uid
+    [made] = restore_from(
+        objects, tmp_path / "b", ["docs"], until=Until(seq=seq), new_name="then", progress=lambda *_: None
+    )
+    assert (made.name, made.documents, made.seq) == ("then", 2, seq)
+    with pytest.raises(Conflict, match="taken"):
+        restore_from(objects, tmp_path / "b", ["docs"], until=NEWEST, **how)  # type: ignore[arg-type]
+    with pytest.raises(NotFound, match="so early"):
+        restore_from(objects, tmp_path / "c", [], until=Until(at_ms=1000), **how)  # type: ignore[arg-type]
+    assert objects.held == before
+    catalog = Catalog(tmp_path / "b", IndexOptions())
+    assert catalog.get("then").document("d1").id == "d1"
+    catalog.close()
+
+
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_a_start_that_fails_anywhere_can_be_repeated(
+    kind: Fault, tmp_path: Path, objects: MemoryObjects
+) -> None:
+    """The store goes away at each of the calls of a restoring start in turn, or its answer is lost: the next start
+    restores all, and keys are never missing."""
+    with serving(tmp_path / "a", objects) as service:
+        service.create("docs")
+        service.write("docs", 1).result(WAIT_S)
+        service.catalog.set_alias("live", "docs")
+        (tmp_path / "a" / KEYS).write_bytes(b'{"revision":1,"keys":[]}')
+        service.uploader.directory_changed().result(WAIT_S)
+    failed = 0
+    for call in range(30):
+        data, copied = tmp_path / f"b{call}", MemoryObjects(dict(objects.held))
+        left = iter(range(call, -1, -1))
+        copied.fault = lambda operation, name, left=left: kind if next(left, 1) == 0 else ""  # type: ignore[misc]
+        try:
+            Service(data, copied, BUCKET).close()
+        except Unavailable:
+            failed += 1
+        copied.fault = near
+        with serving(data, copied) as other:
+            assert other.ids("docs") == {"d1"}
+            assert other.catalog.aliases == {"live": "docs"}
+            assert (data / KEYS).exists()
+    assert failed > 3

@@ -1,0 +1,110 @@
+"""A service with a bucket: the real commands, and S3 as moto serves it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from indexes.store.collection_log import CollectionLog
+from indexes.store.directory import DIRECTORY
+from indexes.store.objects import Bucket, prove
+from indexes.store.opening import directory_at
+from indexes.store.restoring import NEWEST
+from indexes.store.slots import SlotLog
+from jobs.serving.process import serving
+from tests.support.http import Http
+from tests.support.redis_server import free_port
+
+pytestmark = pytest.mark.model
+URL = "s3://books/a/prefix"
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[dict[str, str]]:
+    """Where the S3 of these tests is, with a bucket."""
+    pytest.importorskip("moto")
+    port = free_port()
+    log = (tmp_path_factory.mktemp("moto") / "log").open("wb")
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=log, stderr=log)
+    endpoint = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                urllib.request.urlopen(urllib.request.Request(f"{endpoint}/books", method="PUT"), timeout=5)
+                break
+            time.sleep(0.05)
+        yield {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "id",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "us-east-1",
+            "NEARLINE_STORE_URL": URL,
+            "NEARLINE_STORE_ACKNOWLEDGE": "bucket",
+            "NEARLINE_MODELS_FOLDER": str(model_folder.parent.resolve()),
+        }
+    finally:
+        server.terminate()
+        server.wait(10)
+        log.close()
+
+
+def nearline(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "jobs.cli", *arguments]
+    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
+
+
+def texts(http: Http, query: str) -> list[str]:
+    found = http.ok("POST", "/v1/collections/docs/search", {"query": query, "k": 10})
+    return sorted(hit["text"] for hit in found["hits"])
+
+
+def test_a_machine_is_lost(tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty directory on the next machine serves all that was acknowledged, with keys; earlier moments are restored
+    by command; what is erased is in no object."""
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    bucket = Bucket(URL)
+    prove(bucket)
+    with serving(tmp_path / "a", environ) as server:
+        http = Http(server.url)
+        http.ok("POST", "/v1/collections", {"name": "docs"})
+        for number in range(5):
+            document = {"id": f"n{number}", "text": f"note number {number}", "title": "zugzwang"}
+            http.ok("POST", "/v1/collections/docs/documents", {"documents": [document]})
+        body = http.ok("GET", "/v1/collections/docs")
+        assert (body["store"]["seq"], body["store"]["behind"]) == (5, 0)
+        assert "nearline_store_up 1.0" in http.call("GET", "/metrics").body
+        http.ok("DELETE", "/v1/collections/docs/documents/n4")
+        server.kill()
+    shutil.rmtree(tmp_path / "a")
+    restored = nearline(
+        environ, "restore", "--from", URL, "--data", str(tmp_path / "then"), "-c", "docs", "--at", "5"
+    )
+    assert restored.returncode == 0, restored.stderr
+    assert "docs: 5 documents at seq 5" in restored.stdout
+    wrong = nearline(environ, "restore", "--from", URL, "--data", str(tmp_path / "then"), "--at", "yesterday")
+    assert wrong.returncode == 2
+    assert "neither the number of an operation nor a time" in wrong.stderr
+    with serving(tmp_path / "b", environ) as server:
+        http = Http(server.url)
+        assert texts(http, "note") == [f"note number {number}" for number in range(4)]
+        http.ok(
+            "POST", "/v1/collections/docs/documents", {"documents": [{"id": "n0", "text": "something else"}]}
+        )
+        erased = nearline(environ, "erase", "--collection", "docs", "--url", server.url)
+        assert erased.returncode == 0, erased.stderr
+    uid = directory_at(SlotLog(bucket, DIRECTORY), NEWEST).collections["docs"]
+    held = [bucket.read(name) for name in CollectionLog(bucket, uid).objects_held()]
+    assert not [content for content in held if b"note number 0" in content or b"note number 4" in content]
+    assert [content for content in held if b"note number 1" in content]
