@@ -30,12 +30,13 @@ COMMANDS = {
     "top": "Show what a running service is doing now.",
     "backup": "Copy collections to a folder, also while they are served.",
     "restore": "Put collections of a backup into a data directory.",
+    "promote": "Let a replica's directory write to the store.",
     "accept": "Serve what is left of a collection that lost writes.",
     "verify": "Check that a data directory or a backup is whole.",
     "bench": "Measure latency, recall, memory and ingest rate on this machine.",
 }
 TOGETHER = {
-    **dict.fromkeys(["backup", "restore", "accept", "verify"], "backups"),
+    **dict.fromkeys(["backup", "restore", "promote", "accept", "verify"], "backups"),
     **dict.fromkeys(["reindex", "erase", "reembed"], "rebuilds"),
 }
 

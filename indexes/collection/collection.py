@@ -21,6 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import apsw
+
 from indexes.base import failpoints
 from indexes.base.arrivals import Arrivals
 from indexes.base.durable import disk_errors, publish_folder
@@ -252,6 +254,25 @@ class Collection(CollectionView):
         if applied:
             self._snapshot = self._assembly.snapshot(applied[-1].seq, self.log.content)
             self.arrivals.arrived(self._snapshot.seq)
+
+    def replay(self, write: Callable[[apsw.Connection], int]) -> None:
+        """Commit what the log of another machine holds after the last operation of this one (`Log.replay`); it is
+        searchable on return. Not on the writer thread."""
+
+        def work() -> None:
+            before = self.log.position()
+            self.log.replay(write)
+            changes = self.log.changes(before)
+            assert changes is not None
+            seq = changes.position.seq
+            for listener in self.on_commit:
+                listener(seq)
+            self.documents = self.log.document_count()
+            self._assembly.follow(changes.entries, changes.dead)
+            self._snapshot = self._assembly.snapshot(seq, self.log.content)
+            self.arrivals.arrived(seq)
+
+        self.on_writer(work)
 
     def _publish(self) -> None:
         """Publish the current parts at an unchanged seq."""

@@ -196,6 +196,7 @@ class Catalog:
             return True
 
     def create(self, name: str, settings: Settings) -> Collection:
+        self._options.replication.require_up()
         check_name(name)
         with self._change:
             if name in self._collections or name in self._unopened or name in self._aliases:
@@ -206,9 +207,17 @@ class Catalog:
             self._collections[name] = collection
             return collection
 
+    def open_placed(self, name: str) -> None:
+        """Open a collection whose folder was placed in the directory while it was served."""
+        with self._change:
+            if name not in self._collections:
+                self._unopened.pop(name, None)
+                self._open(self.folder / name)
+
     def delete(self, name: str) -> None:
         """Delete a collection and its files, quarantined or not. Raises Conflict if an alias names it, and StorageError
         if its folder cannot be renamed: it is kept then."""
+        self._options.replication.require_up()
         with self._change:
             collection = self._collections.get(name)
             if collection is None and name not in self._unopened:
@@ -245,6 +254,7 @@ class Catalog:
         Atomic and durable: once the marker is published, the next opening finishes the rename after a crash. Searches
         in progress may fail with NotFound, later ones with NotReady until the collection is open again.
         """
+        self._options.replication.require_up()
         check_name(new_name)
         with self._change:
             collection = self._sound(name)
@@ -281,6 +291,7 @@ class Catalog:
 
     def set_alias(self, alias: str, name: str) -> None:
         """Point an alias at a collection of its tenant, atomically and durably, replacing any previous target."""
+        self._options.replication.require_up()
         check_name(alias, "alias")
         require_one_tenant(alias, name, "alias")
         with self._change:
@@ -294,6 +305,7 @@ class Catalog:
             self._aliases = aliases
 
     def remove_alias(self, alias: str) -> None:
+        self._options.replication.require_up()
         with self._change:
             if alias not in self._aliases:
                 raise NotFound(f"no alias {alias!r}", param="alias")

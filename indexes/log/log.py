@@ -223,6 +223,32 @@ class Log(LogReader):
                 raise
         return Transacted(results, applied, content, owed, cycle)
 
+    def replay(self, write: Callable[[apsw.Connection], int]) -> None:
+        """Commit, in one synced transaction, rows with the numbers that the log of another machine gave them, counters
+        and content hash included. `write` writes them and returns how many bytes of content it removed.
+
+        Raises like `commit`.
+        """
+        with self._changing() as db:
+            newest_before = self.newest_seq
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                dead = write(db)
+                content = ContentHash(bytes(db.execute("SELECT sums FROM content").get))
+                cycle = self._begin_cycle(db)
+                owed = self.owed.plus(dead, now_ms()) if dead else self.owed
+                db.execute(PUT_META, (OWED, owed.stored))
+                self.newest_seq = last_seq(db)
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                    self.newest_seq = newest_before
+                raise
+        self._content, self.owed = content, owed
+        with self._sound():
+            self._committed(cycle)
+
     def _begin_cycle(self, db: apsw.Connection) -> int:
         """Inside a transaction. The first one after a complete checkpoint begins a new cycle; returns the cycle."""
         if not self._complete:

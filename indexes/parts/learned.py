@@ -63,6 +63,7 @@ class SettingsFile(Generic[S]):
 
     def __init__(self, path: Path, kind: type[S]) -> None:
         self._path = path
+        self._kind: type[S] = kind
         self._change = threading.Lock()
         self.current: S | None = None
         try:
@@ -75,6 +76,13 @@ class SettingsFile(Generic[S]):
         with self._change:
             publish(self._path, with_checksum(settings))
             self.current = settings
+
+    def take(self, content: bytes | None) -> None:
+        """Replace the file by that of another machine; None: there is none. Raises Damaged."""
+        with self._change:
+            if content != (self._path.read_bytes() if self._path.exists() else None):
+                remove(self._path) if content is None else publish(self._path, content)
+                self.current = read_settings(self._path, self._kind)
 
     def clear(self) -> None:
         """Remove the settings, durably. Idempotent."""

@@ -31,7 +31,8 @@ from indexes.store.rows import OPERATIONS, LogChange, changes_since, last_change
 from indexes.store.slots import FORMAT, Read, SlotLog, SlotWriter, name_of
 
 SLOTS_BETWEEN = 256  # checkpoints: so many small objects are read at most to restore
-FILES = (CHOSEN, RANKING, SYNONYMS)
+VECTOR_STORE = "vector_store.json"  # of the dialect of OpenAI
+FILES = (CHOSEN, RANKING, SYNONYMS, VECTOR_STORE)
 
 
 class CollectionLog:

@@ -42,8 +42,8 @@ class Directory(msgspec.Struct, frozen=True):
 
 class Record(msgspec.Struct, frozen=True):
     """The `epoch` that this directory holds with its `token`; `taking` is the token of the next one, which it was about
-    to take. `restoring`: names and keys are not restored yet. `removed` are the uids of deleted collections, noted
-    before they go."""
+    to take. `restoring`: names and keys are not restored yet. `replica`: it follows the store and does not write to it.
+    `removed` are the uids of deleted collections, noted before they go."""
 
     format: int = FORMAT
     url: str = ""
@@ -51,6 +51,7 @@ class Record(msgspec.Struct, frozen=True):
     token: str = ""
     taking: str = ""
     restoring: bool = False
+    replica: bool = False
     removed: list[str] = []
     sha256: str = ""
 

@@ -115,6 +115,10 @@ def open_store(
     record = read_record(data)
     if record is None or record.url != url:
         record = Record(url=url)  # another store keeps what it has
+    if record.replica:
+        raise Conflict(
+            f"{data} is a replica of the store: serve it with --replica, or let it write with `nearline promote`"
+        )
     on_disk = collections_on(data)
     number, newest = newest_epoch(objects)
     token = newest.token if newest else ""

@@ -175,13 +175,7 @@ class RestoredLog:
         state = changes[-1].state
         assert state is not None
         with sqlite_errors(self._path, self._db), self._db as db:
-            for change in changes:
-                if change.anew:
-                    db.execute(EMPTY)
-                insert(db, change.rows)
-                for operation in change.operations:
-                    insert_operation(db, operation)
-                    remove(db, dead_first=operation[4], dead_passages=operation[5])
+            write_changes(db, changes)
         self.state = state
 
     def set_state(self, state: LoggedState, operations: list[Row]) -> None:
@@ -207,11 +201,7 @@ class RestoredLog:
                 db.executemany("INSERT INTO meta VALUES(?, ?)", list(meta.items()))
                 db.execute("DELETE FROM content")
                 db.execute("INSERT INTO content VALUES(?)", (state.sums,))
-                db.execute("DELETE FROM sqlite_sequence")
-                numbers = [
-                    (one, getattr(state.reached, one)) for one in ("operations", "documents", "passages")
-                ]
-                db.executemany("INSERT INTO sqlite_sequence VALUES(?, ?)", numbers)
+                number(db, state.reached)
                 drop_gaps(db, last)
             db.execute("PRAGMA synchronous = FULL")
             checkpoint(db, self._path)
@@ -233,11 +223,49 @@ def insert_operation(db: apsw.Connection, row: Row) -> None:
     db.execute("INSERT OR REPLACE INTO operations VALUES(?, ?, '', ?, ?, ?, ?)", row)
 
 
-def remove(db: apsw.Connection, dead_first: int, dead_passages: int) -> None:
+def remove(db: apsw.Connection, dead_first: int, dead_passages: int) -> int:
+    """Remove the document of these passages; returns about how many bytes it had."""
     span = (dead_first, dead_first + dead_passages)
-    db.execute("DELETE FROM documents WHERE pk = (SELECT document FROM passages WHERE id = ?)", (dead_first,))
+    removed: Any = db.execute(
+        "DELETE FROM documents WHERE pk = (SELECT document FROM passages WHERE id = ?)"
+        " RETURNING octet_length(text) + octet_length(metadata)",
+        (dead_first,),
+    ).fetchall()
     db.execute("DELETE FROM passages WHERE id >= ? AND id < ?", span)
-    db.execute("DELETE FROM vectors WHERE id >= ? AND id < ?", span)
+    vectors: Any = db.execute(
+        "DELETE FROM vectors WHERE id >= ? AND id < ? RETURNING octet_length(vector)", span
+    )
+    return sum(size for (size,) in [*removed, *vectors])
+
+
+def replay(changes: list[LogChange], db: apsw.Connection) -> int:
+    """Write into a live log the changes that lead to the next state, in an open transaction. Returns how many bytes of
+    content they removed."""
+    state = changes[-1].state
+    assert state is not None
+    dead = write_changes(db, changes)
+    db.execute("UPDATE content SET sums = ?", (state.sums,))
+    number(db, state.reached)
+    return dead
+
+
+def write_changes(db: apsw.Connection, changes: list[LogChange]) -> int:
+    dead = 0
+    for change in changes:
+        if change.anew:
+            db.execute(EMPTY)
+        insert(db, change.rows)
+        for operation in change.operations:
+            insert_operation(db, operation)
+            dead += remove(db, dead_first=operation[4], dead_passages=operation[5])
+    return dead
+
+
+def number(db: apsw.Connection, reached: LogExtent) -> None:
+    """Set the numbers that a log has given."""
+    db.execute("DELETE FROM sqlite_sequence")
+    numbers = [(one, getattr(reached, one)) for one in ("operations", "documents", "passages")]
+    db.executemany("INSERT INTO sqlite_sequence VALUES(?, ?)", numbers)
 
 
 def drop_gaps(db: apsw.Connection, last: int) -> None:

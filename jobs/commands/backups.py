@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import asdict
 from datetime import datetime
@@ -15,12 +16,13 @@ from rich.progress import DownloadColumn, TimeRemainingColumn
 from rich.table import Table
 
 from indexes.base.child import step_back
-from indexes.base.durable import keep_private
+from indexes.base.durable import FolderLock, keep_private
 from indexes.directory.backup import restoring
 from indexes.directory.backup.backup import MANIFEST, back_up
 from indexes.directory.backup.verifying import verify_backup, verify_data
 from indexes.directory.marker import is_locked
 from indexes.log.checks import Check
+from indexes.store import following
 from indexes.store.objects import Bucket
 from indexes.store.opening import RestoredFromStore, restore_from
 from indexes.store.restoring import NEWEST, Until
@@ -128,6 +130,25 @@ def until_of(moment: str | None) -> Until:
             f"{moment!r} is neither the number of an operation nor a time such as 2026-03-01T12:00:00Z",
             param_hint="--at",
         ) from None
+
+
+@click.command(epilog="Example: nearline promote --data replica --store s3://bucket/prefix")
+@click.option("--data", type=PATH, required=True, help="The directory of a replica that is stopped.")
+@click.option(
+    "--store", "url", envvar="NEARLINE_STORE_URL", required=True, help="The store that it followed."
+)
+@JSON
+def promote(data: Path, url: str, as_json: bool) -> None:
+    """Let a replica's directory write to the store: serve it without --replica afterwards.
+
+    That service takes over from the one that writes now, which stops if it still runs.
+    """
+    keep_private()
+    with contextlib.closing(FolderLock(data / "LOCK")):
+        following.promote(data, Bucket(url), url)
+    print_result(
+        {"data": str(data), "store": url}, f"{data} writes to {url} when it is served", as_json=as_json
+    )
 
 
 @click.command(epilog="Example: nearline accept --data data -c docs")

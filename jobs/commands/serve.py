@@ -31,8 +31,13 @@ logger = logging.getLogger(__name__)
     is_flag=True,
     help="Allow an address that other machines reach: anyone there may read, write and delete.",
 )
+@click.option(
+    "--replica", is_flag=True, help="Follow store.url, which another service writes to, and serve searches."
+)
 @click.option("--config", type=PATH, help="A TOML file like configs/default.toml.")
-def command(data: Path, host: str | None, port: int | None, insecure: bool, config: Path | None) -> None:
+def command(
+    data: Path, host: str | None, port: int | None, insecure: bool, replica: bool, config: Path | None
+) -> None:
     """Serve a data directory over HTTP until a signal ends it."""
     if (data / MANIFEST).is_file():
         raise click.UsageError(
@@ -42,6 +47,8 @@ def command(data: Path, host: str | None, port: int | None, insecure: bool, conf
     environ = dict(os.environ) | {
         f"NEARLINE_SERVER_{name}": str(value) for name, value in given.items() if value is not None
     }
+    if replica:
+        environ["NEARLINE_STORE_REPLICA"] = "true"
     # Errors in the settings must be logged before the settings are loaded.
     log = LogSection(format="json") if environ.get("NEARLINE_LOG_FORMAT") == "json" else LogSection()
     set_up_logging(log)

@@ -224,6 +224,8 @@ class StoreSection(Section, frozen=True, kw_only=True):
     acknowledge: Literal["local", "bucket"] = "local"
     lag_s_max: Duration = 1.0
     keep_days: Annotated[float, Meta(ge=0, le=3650)] = 7.0
+    replica: bool = False
+    poll_ms: Duration = 200.0
 
 
 class QueryLogSection(Section, frozen=True, kw_only=True):

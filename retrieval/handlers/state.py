@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from indexes.directory.catalog import Catalog
+from indexes.store.following import Follower
 from indexes.store.uploading import Uploader
 from retrieval.access.auth import Keys, Needed
 from retrieval.access.limits import Limiter
@@ -46,7 +47,7 @@ GATES = web.AppKey("GATES", Gates)
 ENTRY = web.RequestKey("ENTRY", AdmittedRequest)  # the admission of a request that has a load class
 LOADS = web.AppKey[Mapping[object, Load]]("LOADS")  # the load class of each handler that has one
 CATALOG = web.AppKey("CATALOG", Catalog)
-STORE = web.AppKey[Uploader | None]("STORE")  # None without a store
+STORE = web.AppKey[Uploader | Follower | None]("STORE")  # None without a store
 SHARED = web.AppKey[SharedStore | None]("SHARED")  # state shared between services; None without Redis
 EMBEDDERS = web.AppKey("EMBEDDERS", Embedders)
 PIPELINE = web.AppKey("PIPELINE", Pipeline)

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from indexes.dense.cold_skips import ColdState
 from indexes.directory.catalog import Catalog
+from indexes.store.following import Follower
 from indexes.store.uploading import Uploader
 from retrieval.access.limits import Limiter
 from retrieval.admission.ceiling import SHARES, Ceiling
@@ -151,7 +152,7 @@ def collections(catalog: Catalog) -> list[Metric]:
     ]  # fmt: skip
 
 
-def store(uploader: Uploader, catalog: Catalog) -> list[Metric]:
+def store(uploader: Uploader | Follower, catalog: Catalog) -> list[Metric]:
     """How far the store is behind."""
     states = [(name, uploader.state_of(one)) for name, one in catalog.collections.items()]
     return [

@@ -19,11 +19,12 @@ from threadpoolctl import threadpool_limits
 
 from indexes.base import failures
 from indexes.base.durable import publish
-from indexes.base.errors import NearlineError, StorageError
+from indexes.base.errors import InvalidInput, NearlineError, StorageError
 from indexes.base.model import NO_REPLICATION, Floats
 from indexes.base.work import do_nothing
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
+from indexes.store.following import Follower
 from indexes.store.objects import Bucket
 from indexes.store.uploading import StoreOptions, Uploader
 from retrieval.access.privacy import VECTOR_EXPORT, VectorExport
@@ -104,23 +105,22 @@ def catalog_ctx(data: Path) -> Context:
             # Search processes map the same files: a copy here would hold them twice.
             copied_max = 0 if app[PROCESSES].count else app[CEILING].bytes_max
             start, options = app[START], options_of(app[CONFIG], copied_max)
-            app[STORE] = uploader = await asyncio.to_thread(uploader_of, app[CONFIG], data)
-            options = replace(
-                options, read=start.read, room=app[CEILING].left, replication=uploader or NO_REPLICATION
-            )
-            before = partial(uploader.open, start.restoring) if uploader else do_nothing
+            app[STORE] = store = await asyncio.to_thread(store_of, app[CONFIG], data)
+            replication = store or NO_REPLICATION
+            options = replace(options, read=start.read, room=app[CEILING].left, replication=replication)
+            before = partial(store.open, start.restoring) if store else do_nothing
             app[CATALOG] = await start.on_thread(Catalog, data, options, start.collection, before)
             await asyncio.to_thread(app[KEYS].remember)
             app[METRICS].watch(partial(collectors.collections, app[CATALOG]))
             asked = asyncio.Event()
             app[RELOADED].append(asked.set)
-            if uploader is not None:
-                uploader.start(app[CATALOG])
-                app[METRICS].watch(partial(collectors.store, uploader, app[CATALOG]))
+            if store is not None:
+                store.start(app[CATALOG])
+                app[METRICS].watch(partial(collectors.store, store, app[CATALOG]))
             async with in_background(keep_healing(app[CATALOG], asked)):
                 yield
-            if uploader is not None:
-                await asyncio.to_thread(uploader.close)
+            if store is not None:
+                await asyncio.to_thread(store.close)
             await asyncio.to_thread(app[CATALOG].close)
         finally:
             forget()
@@ -128,10 +128,15 @@ def catalog_ctx(data: Path) -> Context:
     return context
 
 
-def uploader_of(config: Config, data: Path) -> Uploader | None:
+def store_of(config: Config, data: Path) -> Uploader | Follower | None:
+    """Return what keeps the store up to date, or follows it. Raises InvalidInput for a replica without a store."""
     store = config.store
     if not store.url:
+        if store.replica:
+            raise InvalidInput("a replica follows a store: set store.url", param="store.url")
         return None
+    if store.replica:
+        return Follower(Bucket(store.url), store.url, data, store.poll_ms / 1000)
     options = StoreOptions(store.url, store.acknowledge, store.lag_s_max, store.keep_days)
     return Uploader(Bucket(store.url), options, data)
 
@@ -299,7 +304,10 @@ async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def expiry_ctx(app: web.Application) -> AsyncIterator[None]:
-    """Delete expired documents and expired OpenAI vector stores."""
+    """Delete expired documents and expired OpenAI vector stores. A replica learns of it from its store."""
+    if app[CONFIG].store.replica:
+        yield
+        return
     every_s = app[CONFIG].index.expire_every_s
     async with (
         in_background(keep_deleting(lambda: app[CATALOG].collections, every_s)),

@@ -108,3 +108,47 @@ def test_a_machine_is_lost(tmp_path: Path, environ: dict[str, str], monkeypatch:
     held = [bucket.read(name) for name in CollectionLog(bucket, uid).objects_held()]
     assert not [content for content in held if b"note number 0" in content or b"note number 4" in content]
     assert [content for content in held if b"note number 1" in content]
+
+
+def test_a_replica_follows_and_is_promoted(tmp_path: Path, environ: dict[str, str]) -> None:
+    """It has what was acknowledged within moments, survives kills of either side, refuses writes by naming the writer,
+    and takes over when it is promoted."""
+    environ = {**environ, "NEARLINE_STORE_URL": "s3://books/replicas", "NEARLINE_STORE_POLL_MS": "50"}
+    follows = {**environ, "NEARLINE_STORE_REPLICA": "true"}
+
+    def write(http: Http, number: int) -> int:
+        document = {"id": f"n{number}", "text": f"note number {number}"}
+        return int(http.ok("POST", "/v1/collections/docs/documents", {"documents": [document]})["seq"])
+
+    def found(http: Http, seq: int) -> list[str]:
+        search = {"query": "note", "k": 20, "min_seq": seq, "deadline_ms": 30_000}
+        hits = http.ok("POST", "/v1/collections/docs/search", search)["hits"]
+        return sorted(hit["document_id"] for hit in hits)
+
+    with serving(tmp_path / "a", environ) as writer:
+        http = Http(writer.url)
+        http.ok("POST", "/v1/collections", {"name": "docs"})
+        seq = write(http, 0)
+        with serving(tmp_path / "b", follows) as replica:
+            other = Http(replica.url)
+            assert found(other, seq) == ["n0"]
+            for number in range(1, 4):
+                assert len(found(other, write(http, number))) == number + 1
+            refused = other.call(
+                "POST", "/v1/collections/docs/documents", {"documents": [{"id": "x", "text": "x"}]}
+            )
+            assert refused.status == 409
+            assert "this service is a replica; writes go to " in refused.body["error"]["message"]
+            assert other.ok("GET", "/v1/collections/docs")["store"]["seq"] == 4
+            replica.kill()
+        seq = write(http, 4)
+        with serving(tmp_path / "b", follows) as replica:
+            other = Http(replica.url)
+            assert len(found(other, seq)) == 5
+            writer.kill()
+            assert len(found(other, seq)) == 5
+    promoted = nearline(environ, "promote", "--data", str(tmp_path / "b"))
+    assert promoted.returncode == 0, promoted.stderr
+    with serving(tmp_path / "b", environ) as writer:
+        http = Http(writer.url)
+        assert len(found(http, write(http, 5))) == 6

@@ -1,0 +1,304 @@
+"""A replica: a data directory that follows a store which another service writes to, and serves searches.
+
+It asks the store again and again for the next slot of each log, and writes what it finds into a log of its own, with
+the same numbers: at the same operation it gives the same hits with the same scores as the writer. Indexes are its own:
+they are built here, as they would be without a store. It embeds queries, never documents.
+
+A collection is restored as a whole if it is new here, or has fallen behind the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+
+from indexes.base import failures
+from indexes.base.durable import disk_errors, publish
+from indexes.base.errors import (
+    Conflict,
+    Damaged,
+    NearlineError,
+    NotFound,
+    StorageError,
+    Unavailable,
+    message_of,
+)
+from indexes.base.model import Progress, Replication
+from indexes.collection.collection import Collection
+from indexes.directory.catalog import Catalog
+from indexes.directory.marker import prepare
+from indexes.parts.learned import RANKING, SYNONYMS
+from indexes.store.collection_log import VECTOR_STORE, CollectionLog
+from indexes.store.directory import DIRECTORY, Directory, Record, read_record, restore_directory, write_record
+from indexes.store.objects import Objects
+from indexes.store.opening import collections_on, directory_at, restore_collection
+from indexes.store.restoring import NEWEST
+from indexes.store.rows import LogChange, replay
+from indexes.store.slots import LogExtent, Read, SlotLog, newest_epoch
+from indexes.store.uploading import UploadState
+
+logger = logging.getLogger(__name__)
+
+FOLLOWED_TOGETHER = 8  # collections
+
+
+@dataclass(slots=True)
+class FollowedLog:
+    """A collection that is followed: `last` is the slot up to which this machine has everything."""
+
+    uid: str
+    log: CollectionLog
+    last: Read
+    level_at: float
+
+
+class Follower(Replication):
+    """Follows a store. In this order: give it to the catalog in its options, call `open` once the directory is locked,
+    `start`, `close`."""
+
+    def __init__(self, objects: Objects, url: str, data: Path, poll_s: float) -> None:
+        self._objects, self._url, self._data, self._poll_s = objects, url, data, poll_s
+        self.error = ""
+        """Why the store cannot be used; "" if it can."""
+        self.uploads = 0
+        self._writer = "another service"
+        self._names = SlotLog(objects, DIRECTORY)
+        self._names_read = 0
+        self._followed: dict[str, FollowedLog] = {}  # by name
+        self._closing = threading.Event()
+        self._pool = ThreadPoolExecutor(FOLLOWED_TOGETHER, "follow")
+        self._thread = threading.Thread(target=self._run, name="follow", daemon=True)
+
+    # -- what collections and callers ask
+
+    def require_up(self) -> None:
+        if threading.current_thread() is not self._thread:
+            raise Conflict(f"this service is a replica; writes go to {self._writer}")
+
+    def state_of(self, collection: Collection) -> UploadState:
+        followed = self._followed.get(collection.name)
+        if followed is None:
+            return UploadState(collection.log.newest_seq, 0, 0.0)
+        seq = followed.last.slot.reached.operations
+        return UploadState(seq, max(seq - collection.log.newest_seq, 0), time.monotonic() - followed.level_at)
+
+    @property
+    def lag_s(self) -> float:
+        """For how long the store was not seen to have nothing new."""
+        return max((time.monotonic() - one.level_at for one in list(self._followed.values())), default=0.0)
+
+    def erase(self, collection: Collection) -> None:
+        """Erasing here is of this machine only."""
+
+    def directory_changed(self) -> Future[None]:
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    # -- opening
+
+    def open(self, progress: Progress) -> None:
+        """Bring the directory up to date before any collection is open. Raises Conflict for a directory that has
+        written to a store, or has collections that are not of this one."""
+        record = read_record(self._data)
+        on_disk = collections_on(self._data)
+        if record is None and on_disk:
+            raise Conflict(f"{self._data} has collections of its own: a replica needs an empty directory")
+        if record is not None and not (record.replica and record.url == self._url):
+            raise Conflict(
+                f"{self._data} has written to a store, or followed another one: a replica needs its own"
+            )
+        write_record(self._data, Record(url=self._url, replica=True))
+        prepare(self._data)
+        directory = self._read_directory()
+        restore_directory(self._data, directory)
+        present = {one.name: one for one in on_disk}
+        for one in on_disk:
+            if directory.collections.get(one.name) != one.uid:
+                self._remove(one.name)
+                del present[one.name]
+        for name, uid in directory.collections.items():
+            here = present.get(name)
+            self._begin(name, uid, here.reached if here else None, progress)
+
+    def _read_directory(self) -> Directory:
+        """The newest one. Raises NotFound if nobody has written to the store yet."""
+        _, newest = newest_epoch(self._objects)
+        if newest is None:
+            raise NotFound(f"the store {self._url} is empty: start the service that writes to it first")
+        self._writer = newest.by
+        self._names_read = self._names.last().slot.number
+        return directory_at(self._names, NEWEST)
+
+    def _begin(self, name: str, uid: str, here: LogExtent | None, progress: Progress) -> None:
+        """Follow a collection from where it is, or restore it."""
+        log = CollectionLog(self._objects, uid)
+        last = None if here is None else slot_of(log, here)
+        if last is None:
+            logger.info("restoring %s from the store", name)
+            state = restore_collection(log, self._data, name, progress)
+            last = slot_of(log, state.reached)
+            if last is None:
+                raise Unavailable(f"{name} is written faster than it could be restored; try again")
+        self._followed[name] = FollowedLog(uid, log, last, time.monotonic())
+
+    def _remove(self, name: str) -> None:
+        folder = self._data / name
+        with disk_errors(folder):
+            folder.rename(gone := self._data / f".removed-{name}-{uuid.uuid4().hex}")
+        shutil.rmtree(gone, ignore_errors=True)
+
+    # -- following
+
+    def start(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._pool.shutdown(wait=True)
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._poll_s):
+            try:
+                self._follow_directory()
+                list(self._pool.map(self._follow, list(self._followed.items())))
+            except Unavailable as error:
+                self._note(message_of(error))
+            except NearlineError as error:
+                # What is here no longer continues what the store has: a new start restores it.
+                failures.report(error if isinstance(error, StorageError) else StorageError(message_of(error)))
+                return
+            except Exception as error:
+                logger.exception("the store is not followed for now")
+                self._note(repr(error))
+            else:
+                self._note("")
+
+    def _note(self, error: str) -> None:
+        if error and not self.error:
+            logger.error("the store is not followed for now: %s", error)
+        self.error = error
+
+    def _follow_directory(self) -> None:
+        changed = None
+        while True:
+            try:
+                slot = self._names.read(self._names_read + 1).slot
+            except NotFound:
+                break
+            self._names_read = slot.number
+            changed = slot
+        if changed is not None:
+            self._take(self._read_directory())
+
+    def _take(self, directory: Directory) -> None:
+        """Bring collections, aliases and keys to what a directory says. An alias moves before its target goes."""
+        catalog, wanted = self._catalog, directory.collections
+        names = {uid: name for name, uid in wanted.items()}
+        gone = [name for name, one in self._followed.items() if one.uid not in names]
+        for name in gone:
+            if name in wanted:
+                self._delete(name)
+        for name, followed in list(self._followed.items()):
+            new = names.get(followed.uid, name)
+            if new != name and new not in self._followed:
+                catalog.rename(name, new)
+                self._followed[new] = self._followed.pop(name)
+        for name, uid in wanted.items():
+            if name not in self._followed:
+                self._begin(name, uid, None, lambda *_: None)
+                catalog.open_placed(name)
+        for alias, name in directory.aliases.items():
+            if catalog.aliases.get(alias) != name:
+                catalog.set_alias(alias, name)
+        for alias in catalog.aliases.keys() - directory.aliases.keys():
+            catalog.remove_alias(alias)
+        for name in gone:
+            if name in self._followed and name not in wanted:
+                self._delete(name)
+        restore_directory(self._data, directory)
+
+    def _delete(self, name: str) -> None:
+        for alias in [alias for alias, target in self._catalog.aliases.items() if target == name]:
+            self._catalog.remove_alias(alias)
+        del self._followed[name]
+        self._catalog.delete(name)
+
+    def _follow(self, item: tuple[str, FollowedLog]) -> None:
+        """Bring one collection up to date."""
+        name, followed = item
+        collection = self._catalog.collections.get(name)
+        if collection is None:
+            return  # quarantined: it comes back when its files do
+        together: list[LogChange] = []
+        for read in followed.log.slots.following(followed.last):
+            if not read.slot.payload:
+                together = []
+            else:
+                together.append(msgspec.msgpack.decode(read.slot.payload, type=LogChange))
+                if not read.slot.whole:
+                    continue
+                self._replay(collection, together)
+                together = []
+            followed.last = read
+        followed.level_at = time.monotonic()
+
+    def _replay(self, collection: Collection, changes: list[LogChange]) -> None:
+        if any(change.anew for change in changes):
+            raise StorageError(f"the store has begun {collection.name} anew; a restart restores it")
+        if any(change.rows.documents or change.operations for change in changes):
+            collection.replay(partial(replay, changes))
+        state = changes[-1].state
+        if state is not None:
+            take_files(collection, state.files)
+
+
+def take_files(collection: Collection, files: dict[str, bytes]) -> None:
+    """Take over the settings beside a log, but for those of a generation, which is this machine's own."""
+    collection.ranking.take(files.get(RANKING))
+    collection.synonyms.take(files.get(SYNONYMS))
+    path, content = collection.folder / VECTOR_STORE, files.get(VECTOR_STORE)
+    if content is not None and (not path.exists() or path.read_bytes() != content):
+        publish(path, content)
+
+
+def slot_of(log: CollectionLog, reached: LogExtent) -> Read | None:
+    """The first slot that makes this state; None if it is before the newest checkpoint, or of another history."""
+    checkpoint = log.newest_checkpoint()
+    try:
+        first = log.slots.read(checkpoint.slot if checkpoint else 1)
+    except NotFound:
+        return None
+    for read in chain([first], log.slots.following(first)):
+        if read.slot.whole and read.slot.reached == reached:
+            return read
+        if read.slot.reached.operations > reached.operations:
+            break
+    return None
+
+
+def promote(data: Path, objects: Objects, url: str) -> None:
+    """Let the next service that serves a replica's directory write to the store. No service may use the directory.
+
+    It takes over when it starts: the writer until now, if it still lives, stops.
+    """
+    record = read_record(data)
+    if record is None or not record.replica or record.url != url:
+        raise Conflict(f"{data} is no replica of {url}")
+    number, newest = newest_epoch(objects)
+    if newest is None:
+        raise Damaged(f"the store {url} is empty")
+    write_record(data, Record(url=url, epoch=number, token=newest.token))
