@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.base.arrays import top
-from indexes.base.masks import Bits
+from indexes.base.masks import Bits, bits_at
 from indexes.base.model import Bm25, Floats, Ids, Rows
 from indexes.lexical.analysis import NONE, query_terms_and_own
 from indexes.lexical.prefixed import NO_GROUPS, Groups, Lists, Postings, postings_of
@@ -140,19 +140,24 @@ class Formula(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counts over all live passages of a snapshot. `dead` holds each part's term df among its deleted passages. With
-    `given`, the counts are over more passages than these, and it holds the df of each term among all of them."""
+    """Counts over all live passages of a snapshot. `dead` holds each part's term df among its deleted passages, and
+    `alive` each part's mask of live rows (None: all). With `given`, the counts are over more passages than these, and
+    it holds the df of each term among all of them."""
 
     passages: int
     length: int
     dead: Sequence[Mapping[str, int]] = ()
+    alive: Sequence[Bits | None] = ()
     given: Mapping[str, int] | None = None
 
-    def live(self, term: str, held: int) -> int:
-        """How many live passages have a term that `held` passages of the parts have."""
+    def live(self, term: str, held: Sequence[Postings], *, grouped: bool) -> int:
+        """How many live passages have a term, by its postings in each part. Those of a group are looked up one by one,
+        because the counts of its terms do not tell how many passages have any of them."""
         if self.given is not None:
             return self.given.get(term, 0)
-        return max(held - sum(dead.get(term, 0) for dead in self.dead), 0)
+        if grouped and self.alive:
+            return sum(_count_alive(rows, alive) for (rows, _), alive in zip(held, self.alive, strict=True))
+        return max(sum(len(rows) for rows, _ in held) - sum(dead.get(term, 0) for dead in self.dead), 0)
 
     @property
     def mean_length(self) -> float:
@@ -221,11 +226,12 @@ def weigh(
     weights = {}
     mass, complete = 0.0, True
     for at, (term, count) in enumerate(counts.items()):
-        held = sum(len(postings[at][0]) for postings in met)
-        live = statistics.live(term, held)
+        postings = [found[at] for found in met]
+        held = any(len(rows) for rows, _ in postings)
+        live = statistics.live(term, postings, grouped=term in groups)
         if live or term in own or term in groups:  # a missing form in another language is not a missing word
             mass += count * idf(live, statistics.passages)
-        complete &= held > 0 or live > 0 or term not in own
+        complete &= held or live > 0 or term not in own
         if held:
             weights[at] = (term, count * idf(max(live, 1), statistics.passages))
     return WeightedQuery(
@@ -238,6 +244,10 @@ def weigh(
         more,
         tuple((part, tuple(found[at] for at in weights)) for part, found in zip(parts, met, strict=True)),
     )
+
+
+def _count_alive(rows: NDArray[np.uint32], alive: Bits | None) -> int:
+    return len(rows) if alive is None else int(np.count_nonzero(bits_at(alive, rows.astype(np.int64))))
 
 
 def _correct(counts: Mapping[str, float], corrected: Mapping[str, str]) -> dict[str, float]:

@@ -252,15 +252,15 @@ class Snapshot:
         """What the BM25 scores of a query rest on here."""
         statistics, weighed = self.statistics(), self.prepare(query, on_step).weighed
         counts: dict[str, int] = {}
-        for at, (term, _) in enumerate(weighed.weights if weighed else ()):
-            held = sum(len(postings[at][0]) for _, postings in weighed.met) if weighed else 0
-            counts[term] = statistics.live(term, held)
+        if weighed is not None:
+            for at, (term, _) in enumerate(weighed.weights):
+                held = [postings[at] for _, postings in weighed.met]
+                counts[term] = statistics.live(term, held, grouped=term in weighed.groups)
         return TermCounts(statistics.passages, statistics.length, counts)
 
     def statistics(self, given: TermCounts | None = None) -> Statistics:
         if given is not None:
             return Statistics(given.passages, given.length, given=given.frequencies)
         length = sum(visible.part.lexical.length - visible.dead_length for visible in self.parts)
-        return Statistics(
-            self.live, length, [layer for visible in self.parts for layer in visible.dead_terms]
-        )
+        dead = [layer for visible in self.parts for layer in visible.dead_terms]
+        return Statistics(self.live, length, dead, [visible.alive for visible in self.parts])

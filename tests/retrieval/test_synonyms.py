@@ -174,3 +174,26 @@ def test_an_explanation_knows_them(meant: tuple[Http, str]) -> None:
     )
     assert "it does not hold 'wash'" in second["reason"]
     assert other["evidence"]["words"] == ["cars", "wash"]
+
+
+@pytest.mark.parametrize("query", ["k8s upgrades", "upgr*", "kube* SLA", "car spring"])
+def test_scores_forget_what_was_replaced(http: Http, query: str) -> None:
+    """Words that count as one are as rare as in a fresh collection, whatever was replaced and deleted before."""
+    documents = [{"id": one, "text": text} for one, text in TEXTS.items()]
+    old, fresh = (http.new_collection(language="en") for _ in range(2))
+    http.write(old, *documents, *({"id": f"gone{at}", "text": " ".join(TEXTS.values())} for at in range(40)))
+    http.reindex(old)
+    for number in range(5):
+        http.write(old, *({**one, "metadata": {"number": number}} for one in documents))
+    http.ok("POST", f"/v1/collections/{old}/documents/delete", {"ids": [f"gone{at}" for at in range(40)]})
+    http.write(fresh, *documents)
+    asked = {"query": query, "mode": "lexical", "operators": True, "typos": False}
+    searches = [(f"/v1/collections/{name}/search", asked) for name in (old, fresh)]
+    for name in (old, fresh):
+        http.ok("PUT", f"/v1/collections/{name}/synonyms", {"synonyms": LISTS})
+    searches += [("/v1/search", {**asked, "collections": [name]}) for name in (old, fresh)]
+    answers = [http.ok("POST", *search)["hits"] for search in searches]
+    scores = [{hit["document_id"]: hit["score"] for hit in hits} for hits in answers]
+    assert scores[0] == scores[1]
+    assert scores[2] == scores[3]
+    assert scores[0]
