@@ -258,7 +258,7 @@ class FilterPart(ABC):
         for kind, values in wanted.items():
             if column := self.column(kind, asked.key):
                 rows |= column.equal(values)
-                spans = [span for value in values if isinstance(value, str) and (span := span_of(value))]
-                if spans:
+                texts = [value for value in values if isinstance(value, str) and not asked.literal]
+                if spans := [span for text in texts if (span := span_of(text))]:
                     rows |= column.inside(spans)
         return rows.flip(0, self.size) if asked.type in ("ne", "nin") else rows

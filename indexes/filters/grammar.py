@@ -10,7 +10,8 @@ is not a number; integers and floats compare exactly, also beyond 2**53. A strin
 an instant; a day, a month (2024-06) or a year means all of it (`dates`). Strings that are dates compare with that span:
 eq and in hold inside it, gt after its end, lte up to its end. Other strings are equal only to themselves and sort by
 code points; with an ISO date as bound they do not match, but for those that begin with a year where it is a month or a
-year: 2026, 2026-Q1 and 20260105 are gte 2026.
+year: 2026, 2026-Q1 and 20260105 are gte 2026. With `"literal": true`, eq, ne, in and nin compare strings as they are
+written, dates too, as names and ids need it.
 A key is a path of keys joined with dots into objects and lists (`base.paths`); it matches a comparison if one of its
 values does, and an empty list or object is no value. Keys and strings compare in Unicode's composed form (NFC), so "é"
 is one string, however it is encoded. `ne` and `nin` are the complement of `eq` and `in`: documents without the
@@ -38,11 +39,12 @@ Kind = Literal["string", "number", "boolean"]
 
 
 class Comparison(msgspec.Struct, frozen=True, tag_field="node"):
-    """One key against one value, or against a list of values for in and nin."""
+    """One key against one value, or against a list of values for in and nin. `literal` is for eq, ne, in and nin."""
 
     type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "prefix", "in", "nin"]
     key: str
     value: Scalar | list[Scalar]
+    literal: bool = False
 
     @property
     def values(self) -> list[Scalar]:
@@ -90,6 +92,7 @@ FIELDS = {
     "or": ("type", "filters"),
     "not": ("type", "filter"),
     **dict.fromkeys(hints.COMPARISONS, ("type", "key", "value")),
+    **dict.fromkeys(("eq", "ne", "in", "nin"), ("type", "key", "value", "literal")),
 }
 
 

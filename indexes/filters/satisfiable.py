@@ -68,7 +68,7 @@ def _require_kind(
     """Require values of this one's kind. `held`: a column for each kind of value under the key."""
     missing: str = kind_of(value)
     if missing in held:
-        if not isinstance(value, str) or asked.type == "prefix":
+        if not isinstance(value, str) or asked.type == "prefix" or asked.literal:
             return
         if span_of(value) is None:
             if _must_be_a_date(value, asked, parts):

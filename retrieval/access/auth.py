@@ -122,7 +122,7 @@ class Principal:
             return condition
         visible: Filter = Exists(ACL, value=False)
         if self.groups:
-            visible = Compound("or", [visible, Comparison("in", ACL, list(self.groups))])
+            visible = Compound("or", [visible, Comparison("in", ACL, list(self.groups), literal=True)])
         return Unchecked(visible if condition is None else Compound("and", [visible, condition]))
 
     def may_read(self, metadata: Metadata) -> bool:

@@ -263,7 +263,8 @@ async def search_nodes(core: Endpoints, collection: str, search: dict[str, Any])
 
 async def remove_source(core: Endpoints, collection: str, ref_doc_id: str) -> None:
     try:
-        await remove_matching(core, collection, {"type": "eq", "key": SOURCE, "value": ref_doc_id})
+        wanted = {"type": "eq", "key": SOURCE, "value": ref_doc_id, "literal": True}
+        await remove_matching(core, collection, wanted)
     except ServiceError as error:
         if error.status != 422:  # no document has the key
             raise

@@ -95,7 +95,7 @@ def condition_of(
     parts = [] if filters is None or not filters.filters else [combination(filters)]
     for key, values in ((NODE, node_ids), (SOURCE, sources)):
         if values is not None:
-            parts.append({"type": "in", "key": key, "value": list(values)})
+            parts.append({"type": "in", "key": key, "value": list(values), "literal": True})
     return all_of(parts) if parts else None
 
 

@@ -64,12 +64,13 @@ def satisfies(metadata: Metadata, condition: Filter) -> bool:
     if isinstance(condition, Exists):
         return bool(values) == condition.value
     if condition.type in ("ne", "nin"):
-        opposite = Comparison("eq" if condition.type == "ne" else "in", condition.key, condition.value)
+        positive = {"ne": "eq", "nin": "in"}[condition.type]
+        opposite = Comparison(positive, condition.key, condition.value, condition.literal)  # type: ignore[arg-type]
         return not satisfies(metadata, opposite)
     holds = HOLDS["eq" if condition.type == "in" else condition.type]
     wanted = condition.value if isinstance(condition.value, list) else [condition.value]
     return any(
-        compares(condition.type, have, want, holds)
+        have == want if condition.literal else compares(condition.type, have, want, holds)
         for have in values
         for want in map(composed, wanted)
         if kind_of(have) == kind_of(want)
@@ -232,9 +233,13 @@ METADATA: st.SearchStrategy[Metadata] = st.dictionaries(
     st.sampled_from(KEYS), st.one_of(SCALARS, st.lists(TEXTS | SCALARS, max_size=3)), max_size=4
 )
 COMPARISONS = st.one_of(
-    st.builds(Comparison, st.sampled_from(["eq", "ne"]), st.sampled_from(KEYS), SCALARS),
+    st.builds(Comparison, st.sampled_from(["eq", "ne"]), st.sampled_from(KEYS), SCALARS, st.booleans()),
     st.builds(
-        Comparison, st.sampled_from(["in", "nin"]), st.sampled_from(KEYS), st.lists(SCALARS, max_size=4)
+        Comparison,
+        st.sampled_from(["in", "nin"]),
+        st.sampled_from(KEYS),
+        st.lists(SCALARS, max_size=4),
+        st.booleans(),
     ),
     st.builds(
         Comparison,

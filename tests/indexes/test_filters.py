@@ -47,6 +47,8 @@ def test_a_nested_filter_is_parsed() -> None:
         ({"type": "eq", "key": "a", "value": 2**64}, "filter.value"),
         ({"type": "in", "key": "a", "value": [1, -(2**63) - 1]}, "filter.value"),
         ({"type": "eq", "key": "a", "value": 1, "extra": 1}, "filter.extra"),
+        ({"type": "eq", "key": "a", "value": "1", "literal": 1}, "filter.literal"),
+        ({"type": "gt", "key": "a", "value": "1", "literal": True}, "filter.literal"),
         ({"type": "and", "filters": []}, "filter.filters"),
         ({"type": "and"}, "filter.filters"),
         ({"type": "or", "filters": [{"type": "eq", "key": "a", "value": 1}, 7]}, "filter.filters[1]"),

@@ -869,6 +869,29 @@ def test_documents_are_shown_to_their_groups_alone(
     assert {one["file_id"] for one in results} == visible
 
 
+def test_groups_are_names_whatever_they_look_like(guarded: Guarded) -> None:
+    """A group called as a year does not see documents of groups called as its days; no way of reading differs."""
+    names = [
+        "2026",
+        "2026-05",
+        "2026-05-01",
+        "2026-05-01T00:00:00Z",
+        "20260501",
+        "2026-05-01T02:00:00+02:00",
+        "true",
+    ]
+    admin = guarded.caller("admin", tenant="dates")
+    admin.ok("POST", "/v1/collections", {"name": "classes"})
+    admin.write("classes", *({"id": name, "text": "Noon.", "metadata": {"acl": [name]}} for name in names))
+    c = "/v1/collections/classes"
+    for name in names:
+        caller = guarded.caller("search", tenant="dates", groups=[name])
+        assert caller.found("classes", query="noon", collapse=False) == [name]
+        assert caller.ok("POST", f"{c}/documents/count", {})["documents"] == 1
+        assert [one["id"] for one in caller.ok("GET", f"{c}/documents")["documents"]] == [name]
+        assert [one for one in names if caller.call("GET", f"{c}/documents/{one}").status == 200] == [name]
+
+
 def test_errors_tell_nothing_of_hidden_documents(guarded: Guarded, shared: str) -> None:
     """A filter on a key that only they have matches nothing, as one on a key that none has."""
     caller = guarded.caller("search", tenant="firm", groups=["nobody"])

@@ -401,6 +401,19 @@ def test_deletion(store: NearlineVectorStore) -> None:
     store.delete("help")
 
 
+def test_ids_are_names_even_if_they_look_like_dates(store: NearlineVectorStore) -> None:
+    """Deleting and finding what a year's document has leaves alone what its days' documents have."""
+    dated = {node_id: TextNode(id_=node_id, text="A note.") for node_id in ("2026", "2026-05-01", "20260501")}
+    for node_id, node in dated.items():
+        node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id=node_id)
+    store.add([*dated.values()])
+    assert store.query(VectorStoreQuery(query_str="note", doc_ids=["2026"])).ids == ["2026"]
+    assert store.query(VectorStoreQuery(query_str="note", node_ids=["2026"])).ids == ["2026"]
+    store.delete("2026")
+    assert {one.node_id for one in store.get_nodes()} >= {"2026-05-01", "20260501"}
+    assert store.get_nodes(["2026"]) == []
+
+
 def test_the_async_methods(client: Client) -> None:
     """Do the same on an event loop."""
 
