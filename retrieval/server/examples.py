@@ -152,7 +152,7 @@ KEEPING: Bodies = {
     document_schemas.PatchDocuments: {
         "other readers, by filter": {
             "filter": ENGLISH,
-            "metadata": {"groups": ["sales", "support"]},
+            "metadata": {"acl": ["sales", "support"]},
         },
         "by id": {"ids": ["refunds"], "metadata": {"year": 2027}},
     },
