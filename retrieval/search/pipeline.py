@@ -204,8 +204,8 @@ class Pipeline:
         Raises as `search` does, and InvalidInput for vectors that do not compare.
         """
         watch, work = Stopwatch(), budget.work
-        first = collections[0].settings
-        plan = make_plan(request, first.dimensions, self._config, embeds=first.embeds)
+        embeds = any(one.settings.embeds for one in collections)
+        plan = make_plan(request, collections[0].settings.dimensions, self._config, embeds=embeds)
         require_one_model(collections, plan)
         documents = None if plan.query.condition else sum(one.documents for one in collections)
         share = BudgetShare(budget)

@@ -161,6 +161,17 @@ def test_several_of_them(http: Http, maps: str) -> None:
             assert (reply.status, reply.body["error"]["param"]) == (422, param), reply.body
 
 
+def test_one_of_them_beside_one_with_a_model(http: Http, maps: str) -> None:
+    """Only words are searched together, and only if the search says so, in whatever order they are named."""
+    embedded = http.new_collection()
+    http.write(embedded, {"id": "e", "text": "A harbor in the north."})
+    for names in ([maps, embedded], [embedded, maps]):
+        asked = {"collections": names, "query": "harbor", "k": 100, "collapse": False}
+        assert http.call("POST", "/v1/search", asked).status == 422
+        hits = http.ok("POST", "/v1/search", {**asked, "mode": "lexical"})["hits"]
+        assert {hit["collection"] for hit in hits} == {*names}
+
+
 def test_nothing_fails_for_want_of_a_model(http: Http, maps: str) -> None:
     """Whatever is asked of it is answered, or refused as the caller's mistake."""
     asked = {"query": "harbor", "token_budget": 200}
