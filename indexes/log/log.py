@@ -37,7 +37,7 @@ from indexes.log.mark import Mark, MarkFile, UnopenedLog, cycle_after, cycle_of,
 from indexes.log.owed import OWED, Owed
 from indexes.log.reader import FORMAT, LogReader
 from indexes.log.rewriting import Copy, remove_copies
-from indexes.log.schema import INSERT_CONTENT, SCHEMA
+from indexes.log.schema import CREATED, FORGOTTEN, INSERT_CONTENT, SCHEMA
 from indexes.log.sqlite import Checkpoints, checkpoint, connect, empty_wal, sqlite_errors
 from indexes.log.wal import require_whole_wal, wal_of
 
@@ -46,6 +46,10 @@ from indexes.log.wal import require_whole_wal, wal_of
 OPEN_KEPT = 64
 
 PUT_META = "INSERT OR REPLACE INTO meta VALUES(?, ?)"
+# The time of the last operation that is deleted stays.
+KEEP_FORGOTTEN = (
+    "INSERT OR REPLACE INTO meta SELECT ?, at_ms FROM operations WHERE seq <= ? ORDER BY seq DESC LIMIT 1"
+)
 
 
 logger = logging.getLogger(__name__)
@@ -109,6 +113,7 @@ class Log(LogReader):
             "uid": uid,
             "settings": msgspec.json.encode(settings).decode(),
             OWED: Owed().stored,
+            CREATED: str(now_ms()),
         }
         with changing(path):
             db = create_empty(path)
@@ -319,6 +324,7 @@ class Log(LogReader):
         with self._changing() as db:
             failpoints.reach("forget.begin")
             with db:
+                db.execute(KEEP_FORGOTTEN, (FORGOTTEN, before_seq))
                 db.execute("DELETE FROM operations WHERE seq <= ?", (before_seq,))
                 cycle = self._begin_cycle(db)
             failpoints.reach("forget.synced")

@@ -12,6 +12,8 @@ content      the content hash: a single row, because it changes with every commi
 from __future__ import annotations
 
 META = "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
+# Keys of `meta`: when the log was made, and when the last operation was committed that is no longer in `operations`.
+CREATED, FORGOTTEN = "created_ms", "forgotten_ms"
 DOCUMENTS = """CREATE TABLE documents(
     pk INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, seq INTEGER NOT NULL,
     first_passage INTEGER NOT NULL, passages INTEGER NOT NULL,

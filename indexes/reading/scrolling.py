@@ -8,7 +8,7 @@ the end, in its new version. A passage's metadata never changes, and so neither 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from indexes.base.work import OnStep, do_nothing
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter
 from indexes.log.reader import as_document, json_list
+from indexes.log.schema import CREATED, FORGOTTEN
 
 PAGE_BYTES_MAX = 16 << 20  # as JSON; a larger document is still returned, alone
 NUMBER_JSON_BYTES = 20  # a float32 at full precision
@@ -133,11 +134,22 @@ def count(collection: Collection, condition: Filter | None = None, on_step: OnSt
     raise Unavailable("the collection changes too fast to be counted; try again")
 
 
-def written_ms(collection: Collection, seqs: Iterable[int]) -> dict[int, int]:
-    """When these operations were committed, in milliseconds since 1970; uncommitted ones are left out."""
+def written_ms(collection: Collection, seqs: Sequence[int]) -> dict[int, int]:
+    """When these operations were committed, in milliseconds since 1970; uncommitted ones are left out. Rebuilds forget
+    operations: for those, it is when the last one that they forgot was committed."""
     sql = "SELECT seq, at_ms FROM operations WHERE seq IN (SELECT value FROM json_each(?))"
     with collection.log.transaction() as db:
-        return dict(db.execute(sql, (json_list(seqs),)))
+        last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'operations'").get or 0
+        forgotten = db.execute("SELECT value FROM meta WHERE key = ?", (FORGOTTEN,)).get
+        known = {seq: int(forgotten) for seq in seqs if 0 < seq <= last} if forgotten else {}
+        return known | dict(db.execute(sql, (json_list(seqs),)))
+
+
+def created_ms(collection: Collection) -> int | None:
+    """When the collection was made, in milliseconds since 1970; None if an earlier version made it."""
+    with collection.log.transaction() as db:
+        found = db.execute("SELECT value FROM meta WHERE key = ?", (CREATED,)).get
+    return None if found is None else int(found)
 
 
 def take(rows: Iterable[Any], limit: int, passage_bytes: int, bytes_max: int) -> tuple[list[Any], bool]:

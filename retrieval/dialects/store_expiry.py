@@ -16,7 +16,7 @@ from aiohttp import web
 
 from indexes.base.errors import NearlineError
 from indexes.collection.collection import Collection
-from retrieval.dialects.vector_stores import DAY_S, StoreDetails, change_details, last_written_s, read_details
+from retrieval.dialects.vector_stores import DAY_S, StoreDetails, change_details, last_used_s, read_details
 from retrieval.handlers.collections import remove
 from retrieval.handlers.state import CATALOG, USED
 
@@ -60,4 +60,4 @@ def is_due(collection: Collection, used_at: int, now: float) -> bool:
         return msgspec.structs.replace(details, used_at=used_at) if used_at > details.used_at else details
 
     kept = change_details(collection, note)
-    return max(kept.used_at, last_written_s(collection)) + days * DAY_S <= now
+    return last_used_s(collection, kept) + days * DAY_S <= now

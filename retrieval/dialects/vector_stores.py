@@ -187,21 +187,20 @@ def store_body(collection: Collection) -> OpenAIVectorStore:
     PRINCIPAL.get().require_whole()
     own = PRINCIPAL.get().own(collection.name)
     details = read_details(collection)
-    first, last = 1, collection.snapshot.seq
-    written = scrolling.written_ms(collection, [first, last])
     with disk_errors(collection.folder):
-        made_ms = int(collection.folder.stat().st_mtime * 1000)
         size = (collection.folder / "log.db").stat().st_size
-    created_ms = written.get(first, made_ms)  # before the first write, the time the folder was created
+    used = last_used_s(collection, details)
+    made_ms = scrolling.created_ms(collection) or scrolling.written_ms(collection, [1]).get(1)
+    created = used if made_ms is None else made_ms // 1000
+    active = max(used, created)
     documents = collection.documents
-    active = max(written.get(last, created_ms) // 1000, details.used_at)
     days = details.expires_days
     expires_at = None if days is None else active + days * DAY_S
     return OpenAIVectorStore(
         id=own,
         name=own if details.name is None else details.name,
         description=details.description,
-        created_at=created_ms // 1000,
+        created_at=created,
         last_active_at=active,
         usage_bytes=size,
         file_counts=OpenAIFileCounts(completed=documents, total=documents),
@@ -233,10 +232,10 @@ def change_details(collection: Collection, change: Callable[[StoreDetails], Stor
     return after
 
 
-def last_written_s(collection: Collection) -> int:
-    """Return the time of the last write in seconds since 1970, or 0 if there was none. Reads the disk."""
+def last_used_s(collection: Collection, details: StoreDetails) -> int:
+    """Return the time of the last write or noted use in seconds since 1970, 0 if there was none. Reads the disk."""
     seq = collection.snapshot.seq
-    return scrolling.written_ms(collection, [seq]).get(seq, 0) // 1000
+    return max(details.used_at, scrolling.written_ms(collection, [seq]).get(seq, 0) // 1000)
 
 
 def save_details(collection: Collection, details: StoreDetails) -> None:

@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import threading
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -498,6 +499,27 @@ def test_a_store_that_expires(client: OpenAI) -> None:
     assert longer.expires_after.days == 30
     stays = client.vector_stores.update(made.id, expires_after=None)
     assert (stays.expires_after, stays.expires_at) == (None, None)
+
+
+def test_times_outlive_rebuilds(client: OpenAI, http: Http) -> None:
+    """When a store and its files were made, and when it was last used and expires, whatever rebuilds forget."""
+    expires: Any = {"anchor": "last_active_at", "days": 7}
+    made = client.vector_stores.create(name="rebuilt", expires_after=expires)
+    for name in ("a.txt", "b.txt"):
+        file = client.files.create(file=(name, name.encode()), purpose="assistants")
+        client.vector_stores.files.create(made.id, file_id=file.id)
+    before = client.vector_stores.retrieve(made.id)
+    written = [one.created_at for one in client.vector_stores.files.list(made.id)]
+    time.sleep(1.1)  # times are in seconds
+    http.reindex(made.id)
+    http.wait_for(http.ok("POST", f"/v1/collections/{made.id}/erase", {})["job"])
+    after = client.vector_stores.retrieve(made.id)
+    assert (after.created_at, after.last_active_at, after.expires_at) == (
+        before.created_at,
+        before.last_active_at,
+        before.expires_at,
+    )
+    assert [one.created_at for one in client.vector_stores.files.list(made.id)] == [max(written)] * 2
 
 
 def test_only_what_is_not_used_is_deleted(tmp_path: Path) -> None:
