@@ -86,8 +86,9 @@ class KeyStore:
         """Called after each change."""
 
     def all(self, tenant: str = "") -> list[Key]:
-        """List the keys of one tenant, "" for all, oldest first."""
-        return [key for key in read_keys(self.path) if not tenant or key.tenant == tenant]
+        """List the keys of one tenant, "" for all, oldest first. Raises Conflict for a file from an earlier time."""
+        found, _ = self._read()
+        return [key for key in (found.keys if found else []) if not tenant or key.tenant == tenant]
 
     def create(self, key: Key) -> tuple[Key, str]:
         """Store a key with these rights. Returns it and the text that a client sends, which cannot be recovered later.
@@ -105,29 +106,33 @@ class KeyStore:
 
         Raises NotFound, or Conflict for one that has already ended.
         """
-        old = self._find(key_id, tenant)
+        with self._edit_keys() as keys:
+            made, text = self._replace(keys, self._find(key_id, tenant), grace_s)
+        return made, text
+
+    @staticmethod
+    def _replace(keys: dict[str, Key], old: Key, grace_s: float) -> tuple[Key, str]:
         now = now_ms()
         if old.revoked_ms is not None or (old.expires_ms is not None and old.expires_ms <= now):
-            raise Conflict(f"the key {key_id} has ended: make a new one", param="id")
+            raise Conflict(f"the key {old.id} has ended: make a new one", param="id")
         lifetime_ms = old.lifetime_ms
         if lifetime_ms is None:  # never rotated before: its end is its own
             lifetime_ms = 0 if old.expires_ms is None else old.expires_ms - old.created_ms
         expires_ms = now + lifetime_ms if lifetime_ms else None
         made, text = with_secret(msgspec.structs.replace(old, expires_ms=expires_ms, lifetime_ms=None))
         ends_ms = now + round(grace_s * 1000)
-        with self._edit_keys() as keys:
-            ends_ms = min(ends_ms, old.expires_ms or ends_ms)
-            end = {"expires_ms": ends_ms} if grace_s else {"revoked_ms": ends_ms}
-            keys[key_id] = msgspec.structs.replace(keys[key_id], lifetime_ms=lifetime_ms, **end)
-            keys[made.id] = made
+        ends_ms = min(ends_ms, old.expires_ms or ends_ms)
+        end = {"expires_ms": ends_ms} if grace_s else {"revoked_ms": ends_ms}
+        keys[old.id] = msgspec.structs.replace(old, lifetime_ms=lifetime_ms, **end)
+        keys[made.id] = made
         return made, text
 
     def revoke(self, key_id: str, tenant: str = "") -> Key:
         """End a key now; its record stays. Idempotent. Raises NotFound, also for one of another tenant."""
         revoked = self._find(key_id, tenant)
         if revoked.revoked_ms is None:
-            revoked = msgspec.structs.replace(revoked, revoked_ms=now_ms())
             with self._edit_keys() as keys:
+                revoked = msgspec.structs.replace(self._find(key_id, tenant), revoked_ms=now_ms())
                 keys[key_id] = revoked
         return revoked
 
@@ -135,7 +140,21 @@ class KeyStore:
         for key in self.all(tenant):
             if key.id == key_id:
                 return key
-        raise NotFound(f"no key {key_id!r}", param="id")
+        found, newest = self._read()
+        lost = newest > 0 and found is None
+        kept = f": {KEYS} is lost, and a running service keeps its keys until `nearline keys create` makes a new one"
+        raise NotFound(f"no key {key_id!r}{kept if lost else ''}", param="id")
+
+    def _read(self) -> tuple[KeyFile | None, int]:
+        """Return the file, None if there is none, and the newest revision that was published. Raises Damaged, and
+        Conflict for a file from an earlier time: keys that were revoked since would be valid again."""
+        found, newest = read_key_file(self.path), self.read_lock()[1]
+        if found is not None and found.revision < newest:
+            raise Conflict(
+                f"{KEYS} is from an earlier time: it has revision {found.revision}, the newest was {newest}. Put "
+                "that back, or delete this file and make new keys"
+            )
+        return found, newest
 
     def open(self) -> None:
         """End all keys and the lock. A service notices when it next starts; a running one stays as it is."""
@@ -169,15 +188,10 @@ class KeyStore:
         The keys are changed once their file is published: the other signs that requests need them may follow with the
         next change or start. A first file that is not published whole leaves the directory open.
 
-        Raises Conflict for a file from an earlier time: keys that were revoked since would be valid again.
+        Raises Conflict for a file from an earlier time.
         """
         with changing(self.data):
-            found, newest = read_key_file(self.path), self.read_lock()[1]
-            if found is not None and found.revision < newest:
-                raise Conflict(
-                    f"{KEYS} is from an earlier time: it has revision {found.revision}, the newest was {newest}. Put "
-                    "that back, or delete this file and make new keys"
-                )
+            found, newest = self._read()
             keys = {} if found is None else {key.id: key for key in found.keys}
             yield keys
             revision = max(newest, 0 if found is None else found.revision) + 1
@@ -210,12 +224,6 @@ def with_secret(key: Key) -> tuple[Key, str]:
         key, id=secrets.token_hex(6), sha256=hash_of(secret), created_ms=now_ms(), revoked_ms=None
     )
     return made, f"nl_{made.id}_{secret}"
-
-
-def read_keys(path: Path) -> list[Key]:
-    """Return all keys, none if there is no file. Raises Damaged."""
-    file = read_key_file(path)
-    return [] if file is None else file.keys
 
 
 def read_key_file(path: Path) -> KeyFile | None:
