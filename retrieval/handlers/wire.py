@@ -108,8 +108,12 @@ def note_search(
 
 
 async def charge(app: web.Application, searches: int) -> None:
-    """Charge a request's searches beyond the first to the limits of its key. Raises RateLimited."""
+    """Charge a request's searches beyond the first to the limits of its key. Raises RateLimited, or TooLarge for more
+    than the key may ever send in a day."""
     caller = PRINCIPAL.get()
+    most = caller.limits.per_day if caller.limits else None
+    if most is not None and searches > most:
+        raise TooLarge(f"one request has {searches} searches, and this key may send {most} requests a day")
     if searches > 1:
         await app[LIMITER].take(caller.key, caller.limits, searches - 1, forced=True)
 

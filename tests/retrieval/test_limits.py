@@ -310,6 +310,19 @@ def test_a_batch_counts_as_its_searches(guarded: Guarded) -> None:
     assert caller.call("POST", "/v1/collections/docs/search", search).status == 429
 
 
+def test_what_no_day_has_room_for_is_not_put_off(guarded: Guarded) -> None:
+    """Whatever has more searches than a day's number, in each way of asking for several, is too large."""
+    caller = limited(guarded, per_day=2)
+    bodies: dict[str, dict[str, object]] = {
+        "/v1/collections/docs/search/batch": {"searches": [{"query": "refunds"}] * 3},
+        "/v1/collections/docs/context": {"queries": ["refunds", "returns", "parcels"], "token_budget": 99},
+    }
+    for path, body in bodies.items():
+        reply = caller.call("POST", path, body)
+        assert (reply.status, reply.body["error"]["type"]) == (413, "too_large")
+        assert "Retry-After" not in reply.headers
+
+
 def test_it_is_refused_before_its_body(guarded: Guarded) -> None:
     """A client that has sent only the head of a large write hears it."""
     caller = limited(guarded, "write", per_second=0.01)
