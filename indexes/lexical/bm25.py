@@ -171,7 +171,7 @@ class WeightedQuery:
     """A query ready to score: each term with idf times its count in the query, and the mean passage length.
 
     `bound` is the score of a passage with unlimited occurrences of all terms, including those that no passage has.
-    `complete`: each word is a term of some passage, even a dead one. `met` keeps the postings that `weigh` found in
+    `complete`: each word is a term of some live passage. `met` keeps the postings that `weigh` found in
     each part, so scoring does not look terms up again.
     """
 
@@ -231,7 +231,7 @@ def weigh(
         live = statistics.live(term, postings, grouped=term in groups)
         if live or term in own or term in groups:  # a missing form in another language is not a missing word
             mass += count * idf(live, statistics.passages)
-        complete &= held or live > 0 or term not in own
+        complete &= live > 0 or term not in own
         if held:
             weights[at] = (term, count * idf(max(live, 1), statistics.passages))
     return WeightedQuery(

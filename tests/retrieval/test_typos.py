@@ -76,6 +76,19 @@ def test_it_can_be_left_out(http: Http, notes: str) -> None:
     assert http.found(notes, query="kubrenetes", mode="lexical", typos=False) == []
 
 
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_deleted_documents_vouch_for_no_word(http: Http, rebuilt: bool) -> None:
+    """A word that only they have is corrected, also before the rebuild that leaves them out."""
+    name = http.new_collection()
+    http.write(name, *DOCUMENTS, {"id": "typo", "text": "Kubernetse and the slepe of a pod."})
+    if rebuilt:
+        http.reindex(name)
+    http.ok("DELETE", f"/v1/collections/{name}/documents/typo")
+    answer = http.search(name, query="kubernetse", mode="lexical")
+    assert answer["receipt"]["corrected"] == {"kubernetse": "Kubernetes"}
+    assert [hit["document_id"] for hit in answer["hits"]] == ["k8s"]
+
+
 def test_a_context_forgives_too(http: Http, notes: str) -> None:
     """A context is found by the same search."""
     body = {"query": "kubrenetes restarting", "token_budget": 200}
