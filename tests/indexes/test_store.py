@@ -42,7 +42,11 @@ def state_of(folder: Path) -> str:
             list(log.rows(f"SELECT * FROM {table} ORDER BY 1"))
             for table in ("documents", "passages", "vectors", "content", "sqlite_sequence")
         ]
-        meta = [(key, value) for key, value in log.rows("SELECT * FROM meta ORDER BY key") if key != "owed"]
+        meta = [
+            (key, value)
+            for key, value in log.rows("SELECT * FROM meta ORDER BY key")
+            if key not in ("owed", "forgotten_ms")
+        ]
     return sha256(msgspec.msgpack.encode([found, meta])).hexdigest()
 
 
