@@ -33,7 +33,8 @@ NOT_SPACE = re.compile(r"\S+")
 SPACES = str.maketrans(dict.fromkeys("\t\n\r\v\f\x1c\x1d\x1e\x1f", " "))
 USUAL_TOKEN_CHARS = 4  # for passages without a token count
 SAMPLE_CHARS = 5_000  # the beginning of a passage, from which its tokens are estimated
-FAR_MORE = 1.25  # times the budget: if a passage seems to take so much, the estimate is enough
+FAR_MORE = 1.25  # times the room left: if a passage seems to take so much, the estimate is enough
+COUNTED_CHARS = 250_000  # of passages without a token count; those of all others are estimated from these
 EXCERPT_CHARS = 10_000  # the beginning of a passage, from which its excerpt is taken
 USUAL_NUMBER = 10  # a frame number that takes as many tokens as most
 
@@ -92,6 +93,8 @@ class Packer:
         self.left = wanted.token_budget - self.besides
         self._asked: dict[str, QueryTerms] = {}
         self._counted: dict[Key, int] = {}
+        self._shared: dict[tuple[Key, int], int] = {}  # tokens that a passage shares with the one before
+        self._counted_chars, self._counted_tokens = 0, 0
         self._frames: dict[str, int] = {}  # tokens of a frame without its text
 
     def count(self, text: str) -> int:
@@ -139,16 +142,31 @@ class Packer:
         return hit.tokens if self.wanted.tokenizer is None else hit.tokens // 2
 
     def size(self, hit: Hit) -> int:
-        """Return the tokens of a hit. Of a long one that takes far more than the budget, judging by its beginning, it
-        is an estimate."""
+        """Return the tokens of a hit. Of a long one without a token count it is an estimate if it takes far more than
+        the room left, judging by its beginning, or if COUNTED_CHARS were counted before it."""
         if self.wanted.tokenizer is None and hit.tokens:
             return hit.tokens
         key = key_of(hit)
         if key not in self._counted:
-            tokens, times = self.count(hit.text[:SAMPLE_CHARS]), len(hit.text) / SAMPLE_CHARS
-            far = tokens * times > FAR_MORE * self.wanted.token_budget
-            self._counted[key] = int(tokens * times) if far else self.count(hit.text)
+            self._counted[key] = self._count_or_estimate(hit.text)
         return self._counted[key]
+
+    def _count_or_estimate(self, text: str) -> int:
+        if self._counted_chars < COUNTED_CHARS:
+            tokens = self._count_noted(text[:SAMPLE_CHARS])
+            if len(text) <= SAMPLE_CHARS:
+                return tokens
+            estimate = tokens * len(text) // SAMPLE_CHARS
+            if estimate > FAR_MORE * self.left or self._counted_chars + len(text) > COUNTED_CHARS:
+                return estimate
+            return self._count_noted(text)
+        return max(1, len(text) * self._counted_tokens // self._counted_chars)
+
+    def _count_noted(self, text: str) -> int:
+        tokens = self.count(text)
+        self._counted_chars += len(text)
+        self._counted_tokens += tokens
+        return tokens
 
     def whole(self, hit: Hit) -> Block:
         return Block((hit,), hit.start, hit.end, hit.text, self.size(hit))
@@ -167,7 +185,7 @@ class Packer:
             if before and (hit.start <= before.end or hit.passage == before.hits[-1].passage + 1):
                 shared = max(before.end - hit.start, 0)
                 more = hit.text[shared:] if hit.start <= before.end else BETWEEN + hit.text
-                tokens = block.tokens - (len(self.starts_of(hit.text[:shared])) if shared else 0)
+                tokens = block.tokens - self._shared_tokens(hit, shared)
                 block = Block(
                     (*before.hits, hit),
                     before.start,
@@ -180,6 +198,12 @@ class Packer:
             before = block
         if before:
             yield before
+
+    def _shared_tokens(self, hit: Hit, chars: int) -> int:
+        key = key_of(hit), chars
+        if key not in self._shared:
+            self._shared[key] = self.count(hit.text[:chars])
+        return self._shared[key]
 
 
 def excerpt_tokens_of(wanted: ContextRequest, config: Config) -> int:

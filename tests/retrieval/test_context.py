@@ -117,8 +117,13 @@ def test_few_words_of_a_long_passage_are_compared() -> None:
     assert [one.document_id for one in repeats.values()] == ["a"]
 
 
-def test_little_of_many_long_passages_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens are counted in the beginnings of passages that do not fit, and words are looked for there."""
+@pytest.mark.parametrize("size", [200, 2000, 9000, 24_000])
+@pytest.mark.parametrize("budget", [2000, 50_000])
+def test_little_of_many_long_passages_is_read(
+    size: int, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens are counted in the beginnings of passages that do not fit, and words are looked for there, whatever the
+    passages and the budget have."""
     looked_through: list[int] = []
     places = QueryTerms.places
 
@@ -133,14 +138,31 @@ def test_little_of_many_long_passages_is_read(monkeypatch: pytest.MonkeyPatch) -
         return words(text)
 
     monkeypatch.setattr(QueryTerms, "places", noted)
-    hits = [hit(f"d{at}", f"asked number {at} " + "more words " * 9000) for at in range(50)]
-    wanted = ContextRequest(token_budget=2000, query="asked")
+    hits = [hit(f"d{at}", f"asked number {at} " + "more words " * size) for at in range(100)]
+    wanted = ContextRequest(token_budget=budget, query="asked")
     built = build_context(
         [SearchAnswer(hits, RECEIPT, Timings())], wanted, counting, Config(), similarity_floor=0.2
     )
     assert len(built.citations) > 10
     assert max(looked_through) <= 10_000
-    assert sum(counted) <= 500_000
+    assert sum(counted) <= 500_000 + 3 * len(built.context)
+
+
+def test_what_passages_share_is_counted_once() -> None:
+    """Each of a hundred overlapping passages of a document is merged with those before it."""
+    counted: list[str] = []
+
+    def counting(text: str) -> list[int]:
+        counted.append(text)
+        return words(text)
+
+    texts = [f"w{at:03} " * 10 + f"w{at + 1:03} " * 10 for at in range(100)]
+    hits = [hit("a", text, 50 * at, at) for at, text in enumerate(texts)]
+    wanted = ContextRequest(token_budget=10_000, query="asked", per_document=100)
+    answers = [SearchAnswer(hits, RECEIPT, Timings())]
+    (only,) = build_context(answers, wanted, counting, Config(), similarity_floor=0.2).citations
+    assert len(only.passages) == 100
+    assert len(counted) <= 400
 
 
 def test_a_passage_that_does_not_fit_makes_room_for_a_smaller_one() -> None:
