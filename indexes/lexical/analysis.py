@@ -72,6 +72,16 @@ def query_terms_and_own(
     text: str, language: str, others: Mapping[str, float]
 ) -> tuple[dict[str, float], set[str]]:
     """The same, and which of them are terms in the query's own language."""
+    analyze = _query_terms if len(text) > TOKEN_CACHED_CHARS_MAX else _query_terms.__wrapped__
+    weights, own = analyze(text, language, tuple(others.items()))
+    return dict(weights), set(own)
+
+
+@lru_cache(4)  # a request analyzes its query several times: to search, to correct it, to explain its hits
+def _query_terms(
+    text: str, language: str, shares: tuple[tuple[str, float], ...]
+) -> tuple[dict[str, float], set[str]]:
+    others = dict(shares)
     tokens, own, codes = text.split(), primary(language), tuple(others)
     stopwords, shouting = STOPWORDS.get(own, frozenset()), text.isupper()
     kept = [
@@ -114,13 +124,16 @@ BARE = regex.compile(r"^[^\w]+|[^\w]+$")
 def _look_up(token: str, own: str, others: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """The terms of a query's token, each with its language: those of each word, and its other forms in other
     languages."""
+    known: dict[str, dict[str, str]] = {}  # a long token can repeat its words thousands of times
     found: list[tuple[str, str]] = []
     for word in words(token):
-        languages: dict[str, str] = {}
-        usual = _lower(word, own)
-        for code in (own, *others):
-            lower = _lower(word, code) if code in DOTTED_I or own in DOTTED_I else usual
-            languages.setdefault(_folded_stem(lower, code), code)
+        languages = known.get(word)
+        if languages is None:
+            languages = known[word] = {}
+            usual = _lower(word, own)
+            for code in (own, *others):
+                lower = _lower(word, code) if code in DOTTED_I or own in DOTTED_I else usual
+                languages.setdefault(_folded_stem(lower, code), code)
         found += languages.items()
     return tuple(found)
 

@@ -17,6 +17,7 @@ import pytest
 
 from indexes.base.errors import DeadlineExceeded
 from indexes.base.model import Floats
+from indexes.lexical.analysis import _query_terms
 from indexes.parts.query import Query
 from indexes.reading.facets import FacetQuery
 from retrieval.base.cancellation import Abandoned
@@ -183,6 +184,7 @@ EXPLAIN: dict[str, Made] = {
     "document_id": lambda times: {"document_id": ("9" * 496)[: 124 * times]},
     "passage": lambda times: {"document_id": "long3", "passage": 0, "query": sentences(times)},
     "answer_seq": lambda times: {"document_id": OWN, "answer_seq": 1},
+    "query": lambda times: {"document_id": OWN, "query": "\u3316" * (675 * times)},  # each stands for six
     "typos": lambda times: {"document_id": OWN, "k": 1, "min_score": 0.9, "query": misspelt(8 * times)},
     "operators": lambda times: {"document_id": OWN, "k": 1, "operators": True, "query": f"{PHRASE} " * times},
 }
@@ -519,6 +521,17 @@ def test_what_others_of_a_request_took_is_not_kept(service: Service) -> None:
 def test_a_long_query_says_that_it_is_not_corrected(service: Service) -> None:
     _, _, answer = service.ask(Request(f"{C}/search", {"query": misspelt(40), "typos": True}))
     assert answer["receipt"]["over_budget"] == ["typos"]
+
+
+@pytest.mark.parametrize("route", ["search", "explain"])
+def test_a_long_query_is_analyzed_once(service: Service, route: str) -> None:
+    """A search and its explanation share the terms of a query."""
+    query = f"{next(NEW)}" + "\u3316" * 2700  # each stands for six
+    asked = {"document_id": OWN} if route == "explain" else {"explain": True}
+    before = _query_terms.cache_info().misses
+    _, status, _ = service.ask(Request(f"{C}/{route}", {"query": query, "typos": False, **asked}))
+    assert status == 200
+    assert _query_terms.cache_info().misses - before == 1
 
 
 def test_an_explanation_says_that_it_ended(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
