@@ -244,6 +244,7 @@ class FeedbackSection(Section, frozen=True, kw_only=True):
 class FilesSection(Section, frozen=True, kw_only=True):
     bytes_max: Positive = 1_073_741_824
     days: Positive = 30
+    text_factor_max: Positive = 16
 
 
 class LogSection(Section, frozen=True, kw_only=True):

@@ -78,7 +78,9 @@ async def attach_upload(
     tokens_max = (await app[EMBEDDERS].of(collection)).encoder.tokens_max - SPECIAL_TOKENS
     passages = passages_of(wanted, config.passages, tokens_max)
     upload, content = await asyncio.to_thread(app[UPLOADS].read, wanted.file_id)
-    text = await app[TEXTS].find(content, upload.filename, config.limits.document_bytes_max)
+    text = await app[TEXTS].find(
+        content, upload.filename, config.limits.document_bytes_max, config.files.text_factor_max
+    )
     stored = await asyncio.to_thread(collection.log.document, upload.id)
     metadata = check_attributes(wanted.attributes, upload.filename, app, stored.metadata if stored else {})
     document = SentDocument(

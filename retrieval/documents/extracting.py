@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from indexes.base.errors import TooLarge
 from retrieval.documents.uploads import text_of
 
 AT_ONCE = 2  # each takes up to a core and some memory; others wait
+CHARS_FREE = 65_536  # that any file may have, however small
 
 
 class Extraction(Protocol):
@@ -37,11 +39,23 @@ class TextExtractor:
         self._extract = extract or (lambda content, filename, bytes_max: None)
         self._turns = asyncio.Semaphore(AT_ONCE)
 
-    async def find(self, content: bytes, filename: str, bytes_max: int) -> str:
-        """Return the text. Raises InvalidInput. Cancelling the caller cancels the extraction."""
+    async def find(self, content: bytes, filename: str, bytes_max: int, factor_max: int) -> str:
+        """Return the text. Raises InvalidInput, and TooLarge for a file that unpacks to more than `factor_max`
+        characters for each of its bytes. Cancelling the caller cancels the extraction."""
         extraction = self._extract(content, filename, bytes_max)
         if extraction is None:
             return await asyncio.to_thread(text_of, content, filename)
+        text = await self._run(extraction)
+        allowed = max(CHARS_FREE, factor_max * len(content))
+        if len(text) > allowed:
+            raise TooLarge(
+                f"the file {filename!r} unpacks to {len(text)} characters of text, and {allowed} are allowed for its "
+                f"{len(content)} bytes (files.text_factor_max)",
+                param="file_id",
+            )
+        return text
+
+    async def _run(self, extraction: Extraction) -> str:
         async with self._turns:
             running = asyncio.ensure_future(asyncio.to_thread(extraction.run))
             try:

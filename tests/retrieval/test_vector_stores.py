@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import resource
 import signal
 import stat
@@ -19,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 from indexes.base.errors import InvalidInput, NotFound, TooLarge
 from indexes.base.model import IndexOptions, Settings
@@ -413,6 +414,39 @@ def test_a_small_file_that_unpacks_to_much_work() -> None:
     assert after.ru_utime - before.ru_utime < 2 * extraction.CPU_S_MIN
 
 
+BETWEEN_PARAGRAPHS = "</w:t></w:r></w:p><w:p><w:r><w:t>"
+
+
+@pytest.mark.parametrize("name", ["a.docx", "a.xlsx"])
+def test_a_file_that_unpacks_to_much_text(client: OpenAI, store: str, name: str) -> None:
+    """Is refused before it is embedded, which would take minutes for ten kilobytes; the limit is named."""
+    rows = [("a" * 40, "b" * 40)] * 9000
+    content = docx("Bomb", BETWEEN_PARAGRAPHS.join("a" * 95_000)) if name == "a.docx" else xlsx(S=rows)
+    file = client.files.create(file=(name, content), purpose="assistants")
+    with pytest.raises(APIStatusError, match=r"characters of text.*files\.text_factor_max") as caught:
+        client.vector_stores.files.create(store, file_id=file.id)
+    assert (caught.value.status_code, caught.value.param) == (400, "file_id")
+    batch = client.vector_stores.file_batches.create(store, file_ids=[file.id])
+    assert (batch.file_counts.failed, batch.file_counts.completed) == (1, 0)
+
+
+def test_books_do_not_unpack_to_much_text() -> None:
+    """A document of a thousand pages, and a workbook whose rows are much alike, are far from the limit."""
+    chance = random.Random(1)
+    words = ["".join(chance.choices("abcdefghijklmnop", k=chance.randint(2, 9))) for _ in range(5000)]
+    paragraphs = (" ".join(chance.choices(words, k=80)) for _ in range(5000))
+    states = [("Order", "Region", "Status")] + [
+        (at, chance.choice(["Europe", "Asia"]), chance.choice(["open", "delivered"])) for at in range(3000)
+    ]
+    for name, content in {
+        "book.docx": docx("Book", BETWEEN_PARAGRAPHS.join(paragraphs)),
+        "orders.xlsx": xlsx(Orders=states),
+    }.items():
+        texts = TextExtractor(extraction.extract)
+        text = asyncio.run(texts.find(content, name, 1 << 24, FilesSection().text_factor_max // 2))
+        assert len(text) > 60_000
+
+
 def pdf_of(stream: bytes) -> bytes:
     """A page that is drawn by a deflated stream."""
     objects = [
@@ -447,13 +481,13 @@ def test_a_caller_that_leaves_ends_the_extraction() -> None:
     async def story() -> str:
         texts = TextExtractor(stuck)
         for _ in range(AT_ONCE + 1):
-            waiting = asyncio.create_task(texts.find(b"", "a.pdf", 1000))
+            waiting = asyncio.create_task(texts.find(b"", "a.pdf", 1000, 16))
             await asyncio.to_thread(stuck.started.acquire)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
         texts = TextExtractor(extraction.extract)
-        return await texts.find(pdf("Still here."), "a.pdf", 1000)
+        return await texts.find(pdf("Still here."), "a.pdf", 1000, 16)
 
     class Stuck:
         """Extracts with a child that never answers."""
