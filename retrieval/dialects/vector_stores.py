@@ -193,7 +193,8 @@ def store_body(collection: Collection) -> OpenAIVectorStore:
     made_ms = scrolling.created_ms(collection) or scrolling.written_ms(collection, [1]).get(1)
     created = used if made_ms is None else made_ms // 1000
     active = max(used, created)
-    documents = collection.documents
+    hidden = collection.snapshot.expired  # deleted soon, and in no listing of the store's files
+    documents = collection.documents - len(collection.log.documents_of(hidden.tolist()))
     days = details.expires_days
     expires_at = None if days is None else active + days * DAY_S
     return OpenAIVectorStore(

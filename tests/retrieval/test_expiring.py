@@ -57,6 +57,8 @@ def test_nothing_shows_an_expired_document(http: Http) -> None:
         assert http.ok("POST", f"{path}/count", asked)["documents"] == 1
         assert [one["id"] for one in http.ok("POST", f"{path}/scroll", asked)["documents"]] == ["stays"]
     assert [one["id"] for one in http.ok("GET", path)["documents"]] == ["stays"]
+    files = http.ok("GET", f"/v1/vector_stores/{name}")["file_counts"]
+    assert (files["total"], files["completed"]) == (1, 1)
     context = http.ok("POST", f"/v1/collections/{name}/context", {"query": "lift", "token_budget": 200})
     assert "broken" not in str(context)
     for reply in (
