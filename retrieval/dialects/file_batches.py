@@ -26,7 +26,7 @@ from indexes.base.errors import InvalidInput, NotFound, TooLarge
 from indexes.collection.collection import Collection
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.gates import AdmittedRequest
-from retrieval.dialects.files import ends, order_of
+from retrieval.dialects.files import ends, order_of, status_of
 from retrieval.dialects.vector_store_files import attach_upload, check_attributes, find_file, require_uploads
 from retrieval.dialects.vector_store_schemas import (
     OpenAIAttachFile,
@@ -82,9 +82,11 @@ async def attach_files(request: web.Request) -> web.Response:
 async def attach_all(
     app: web.Application, collection: Collection, files: Sequence[OpenAIAttachFile], entry: AdmittedRequest
 ) -> FileBatch:
-    """Write each file as a document. Bad content or options fail only their file; a full disk or overload raises."""
+    """Write each file as a document, once, as the last that names it says. Bad content or options fail only their file;
+    a full disk or overload raises."""
     failed = {}
-    for one in files:
+    wanted = {one.file_id: one for one in files}
+    for one in wanted.values():
         try:
             await attach_upload(app, collection, one, entry)
         except (InvalidInput, TooLarge, NotFound) as error:
@@ -92,8 +94,7 @@ async def attach_all(
                 "unsupported_file" if error.param == "file" else "invalid_file"
             )
             failed[one.file_id] = OpenAILastError(code, in_callers_words(app, error).message)
-    ids = list(dict.fromkeys(one.file_id for one in files))
-    return FileBatch(VERSION, f"vsfb_{secrets.token_hex(12)}", int(time.time()), ids, failed)
+    return FileBatch(VERSION, f"vsfb_{secrets.token_hex(12)}", int(time.time()), list(wanted), failed)
 
 
 async def show_batch(request: web.Request) -> web.Response:
@@ -111,7 +112,7 @@ async def list_files(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     limit = query_int(request, "limit", LISTED, least=1, most=LISTED_MAX)
     backwards = order_of(request, default="asc") == "desc"
-    status = request.query.get("filter")
+    status = status_of(request)
     after, before = request.query.get("after"), request.query.get("before")
 
     def work() -> OpenAIStoreFileList:

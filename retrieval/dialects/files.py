@@ -31,6 +31,12 @@ from retrieval.handlers.state import CATALOG, CONFIG, HELD, UPLOADS
 from retrieval.handlers.wire import answer, form, query_int
 
 LISTED_MAX = 10_000
+STATUSES = (
+    "in_progress",
+    "completed",
+    "failed",
+    "cancelled",
+)  # of OpenAI's files in a store; ours are done or failed
 NAME_CHARS_MAX = 255
 EXPIRES = {"expires_after[anchor]", "expires_after[seconds]"}
 FIELDS = {field.name for field in msgspec.structs.fields(OpenAIUploadFile)} | EXPIRES
@@ -177,6 +183,16 @@ def order_of(request: web.Request, *, default: str) -> str:
     if order not in ("asc", "desc"):
         raise InvalidInput(f"order must be asc or desc, found {order[:40]!r}", param="order")
     return order
+
+
+def status_of(request: web.Request) -> str | None:
+    """Return the status that the files of a listing should have, if the request names one. Raises InvalidInput."""
+    status = request.query.get("filter")
+    if status not in (None, *STATUSES):
+        raise InvalidInput(
+            f"filter must be one of {', '.join(STATUSES)}, found {status[:40]!r}", param="filter"
+        )
+    return status
 
 
 def ends(ids: list[str]) -> tuple[str | None, str | None]:

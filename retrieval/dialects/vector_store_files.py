@@ -29,7 +29,7 @@ from indexes.reading.scrolling import ScrolledDocument, ScrolledPage
 from retrieval.access.auth import ACL, PRINCIPAL
 from retrieval.admission.gates import AdmittedRequest
 from retrieval.base.settings import PassagesSection
-from retrieval.dialects.files import ends, order_of
+from retrieval.dialects.files import ends, order_of, status_of
 from retrieval.dialects.vector_store_schemas import (
     Attributes,
     OpenAIAttachFile,
@@ -137,7 +137,7 @@ async def list_files(request: web.Request) -> web.Response:
     if "before" in request.query:
         raise InvalidInput("before is not supported, only after", param="before")
     after = request.query.get("after")
-    status, condition = request.query.get("filter", "completed"), PRINCIPAL.get().restrict(None)
+    status, condition = status_of(request) or "completed", PRINCIPAL.get().restrict(None)
     bytes_max = request[HELD].page(request.app[CONFIG].limits.answer_bytes_max)
 
     def work() -> OpenAIStoreFileList:

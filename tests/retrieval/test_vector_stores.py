@@ -263,6 +263,30 @@ def test_batches(client: OpenAI, store: str) -> None:
         client.vector_stores.file_batches.retrieve("vsfb_1", vector_store_id=store)
 
 
+def test_a_file_that_a_batch_names_often_is_read_once(http: Http, client: OpenAI, store: str) -> None:
+    """As the last entry says: a request of ten kilobytes would otherwise read one upload three hundred times."""
+    file = client.files.create(file=("c.docx", docx("Cats", "Cats purr.")), purpose="assistants").id
+    entries: list[Any] = [{"file_id": file, "attributes": {"at": at}} for at in range(100)]
+    before = http.ok("GET", f"/v1/collections/{store}")["seq"]
+    batch = client.vector_stores.file_batches.create(store, files=entries)
+    assert (batch.file_counts.completed, batch.file_counts.total) == (1, 1)
+    assert client.vector_stores.files.retrieve(file, vector_store_id=store).attributes == {"at": 99}
+    assert http.ok("GET", f"/v1/collections/{store}")["seq"] == before + 1
+
+
+@pytest.mark.parametrize("below", ["files", "file_batches/{batch}/files"])
+def test_a_listing_by_an_unknown_status_is_refused(
+    client: OpenAI, http: Http, store: str, below: str
+) -> None:
+    """An empty page would say that no file has it."""
+    (file, *_) = client.vector_stores.files.list(store)
+    batch = client.vector_stores.file_batches.create(store, file_ids=[file.id]).id
+    path = f"/v1/vector_stores/{store}/{below.format(batch=batch)}"
+    assert http.ok("GET", f"{path}?filter=cancelled")["data"] == []
+    refused = http.call("GET", f"{path}?filter=done")
+    assert (refused.status, refused.body["error"]["param"]) == (400, "filter")
+
+
 def test_a_bad_file_of_a_batch(client: OpenAI, store: str) -> None:
     """Is counted as failed and listed with the reason; the others are written. A batch whose files all fail has
     failed."""
