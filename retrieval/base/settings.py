@@ -243,6 +243,7 @@ class FeedbackSection(Section, frozen=True, kw_only=True):
 
 class FilesSection(Section, frozen=True, kw_only=True):
     bytes_max: Positive = 1_073_741_824
+    uploads_max: Positive = 50_000
     days: Positive = 30
     text_factor_max: Positive = 16
 

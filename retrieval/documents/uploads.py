@@ -5,7 +5,8 @@
 
 A file attached to a vector store becomes a document of that collection, and remains one when its upload expires.
 
-Durability: a file is synced when `keep` returns. Bounds: `bytes_max` for all files on disk, and `days`.
+Durability: a file is synced when `keep` returns. Bounds: `bytes_max` for all files on disk, `uploads_max` and `days`.
+The first lines of all are read once: only this process changes the folder.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeGuard
 
 import msgspec
 
@@ -69,6 +71,7 @@ class Uploads:
         self._settings = settings
         self._now = now
         self._changing = threading.Lock()
+        self._kept: dict[str, tuple[Upload | None, int]] | None = None  # by id, with the size on disk
 
     def keep(self, filename: str, content: bytes, purpose: str, expires_s: int | None = None) -> Upload:
         """Store a file. Raises TooLarge if there is no room. Without `expires_s` it is kept for the `days` of the
@@ -90,14 +93,23 @@ class Uploads:
                 with disk_errors(self._folder):
                     self._folder.mkdir(mode=0o700)
                     sync_folder(self._folder.parent)
-            held = sum(max(size, BLOCK_BYTES) for size in self._sizes().values())
+            kept, most = self._index(), self._settings.uploads_max
+            if len(kept) >= most:
+                raise TooLarge(
+                    f"no room left among the {most} uploaded files that are allowed (files.uploads_max); "
+                    "delete some, or wait until they expire",
+                    param="file",
+                )
+            held = sum(max(size, BLOCK_BYTES) for _, size in kept.values())
             if held + max(len(content), BLOCK_BYTES) > self._settings.bytes_max:
                 raise TooLarge(
                     f"no room left in the {self._settings.bytes_max} bytes allowed for all uploaded files "
                     "(files.bytes_max); delete some, or wait until they expire",
                     param="file",
                 )
-            publish(self._folder / made.id, msgspec.json.encode(made) + b"\n" + content, MODE)
+            stored = msgspec.json.encode(made) + b"\n" + content
+            publish(self._folder / made.id, stored, MODE)
+            kept[made.id] = made, len(stored)
         return made
 
     def find(self, file_id: str) -> Upload:
@@ -119,14 +131,18 @@ class Uploads:
 
     def all(self) -> list[Upload]:
         """Return the files that have not expired, oldest first."""
-        found = filter(None, map(self._upload, self._sizes()))
-        return sorted(found, key=lambda one: (one.created_at, one.id))
+        with self._changing:
+            found = [upload for upload, _ in self._index().values()]
+        visible = self._visibility()
+        return sorted(filter(visible, found), key=lambda one: (one.created_at, one.id))
 
     def remove(self, file_id: str) -> bool:
         """Delete a file durably. Returns whether it existed."""
         if not ID.fullmatch(file_id) or self._upload(file_id) is None:
             return False
-        remove(self._folder / file_id)
+        with self._changing:
+            remove(self._folder / file_id)
+            self._index().pop(file_id, None)
         return True
 
     def forget_old(self) -> None:
@@ -136,9 +152,10 @@ class Uploads:
                 with disk_errors(self._folder):
                     for leftover in self._folder.glob(".*.draft"):
                         leftover.unlink(missing_ok=True)
-            kept = {one.id for one in self.all()}
-            for name in self._sizes().keys() - kept:
+            kept, visible = self._index(), self._visibility()
+            for name in [name for name, (upload, _) in kept.items() if not visible(upload)]:
                 remove(self._folder / name)
+                del kept[name]
 
     async def keep_forgetting(self) -> None:
         """Remove expired files now and then periodically, forever."""
@@ -150,16 +167,32 @@ class Uploads:
             await asyncio.sleep(FORGET_EVERY_S)
 
     def _upload(self, name: str) -> Upload | None:
+        upload = self._read(name)
+        return upload if self._visibility()(upload) else None
+
+    def _read(self, name: str) -> Upload | None:
         path = self._folder / name
         with disk_errors(path):
             try:
                 with path.open("rb") as file:
-                    upload = decode_header(file.readline())
+                    return decode_header(file.readline())
             except FileNotFoundError:
                 return None
-        tenant = PRINCIPAL.get().tenant
-        hidden = upload is None or upload.expires_at <= self._now() or (tenant and upload.tenant != tenant)
-        return None if hidden else upload
+
+    def _visibility(self) -> Callable[[Upload | None], TypeGuard[Upload]]:
+        """Return what says whether the caller sees an upload now."""
+        tenant, now = PRINCIPAL.get().tenant, self._now()
+
+        def visible(upload: Upload | None) -> TypeGuard[Upload]:
+            return upload is not None and upload.expires_at > now and (not tenant or upload.tenant == tenant)
+
+        return visible
+
+    def _index(self) -> dict[str, tuple[Upload | None, int]]:
+        """Return all files, read from the disk at the first call. Hold the lock."""
+        if self._kept is None:
+            self._kept = {name: (self._read(name), size) for name, size in self._sizes().items()}
+        return self._kept
 
     def _sizes(self) -> dict[str, int]:
         """Return the size on disk of each file."""

@@ -32,7 +32,7 @@ from retrieval.dialects import file_batches, store_expiry
 from retrieval.dialects.file_batches import FileBatch
 from retrieval.dialects.vector_stores import StoreDetails, save_details
 from retrieval.documents.extracting import AT_ONCE, TextExtractor
-from retrieval.documents.uploads import BLOCK_BYTES, DAY_S, FOLDER, Uploads, text_of
+from retrieval.documents.uploads import BLOCK_BYTES, DAY_S, FOLDER, Upload, Uploads, text_of
 from retrieval.handlers.state import CATALOG, METRICS, PROCESSES, TASKS, USED
 from retrieval.observe.metrics import Metrics
 from retrieval.processes.pool import SearchProcesses
@@ -899,6 +899,31 @@ def test_uploads_expire_and_are_bounded(tmp_path: Path) -> None:
     assert uploads.remove(second.id)
     assert not uploads.remove(second.id)
     assert uploads.read(uploads.keep("c.txt", b"c\nd\n", "assistants").id)[1] == b"c\nd\n"
+
+
+def test_each_upload_is_read_once_for_all_listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing of many takes no longer for the disk: 20,000 took a second each time. Their number is bounded."""
+    opened: list[str] = []
+    read = Uploads._read
+
+    def noted(uploads: Uploads, name: str) -> Upload | None:
+        opened.append(name)
+        return read(uploads, name)
+
+    settings = FilesSection(uploads_max=3)
+    first = Uploads(tmp_path, settings, now=lambda: 0.0)
+    ids = [first.keep(f"{at}.txt", b"a", "assistants").id for at in range(2)]
+    monkeypatch.setattr(Uploads, "_read", noted)
+    uploads = Uploads(tmp_path, settings, now=lambda: 0.0)
+    for _ in range(3):
+        assert [one.id for one in uploads.all()] == sorted(ids)
+    assert sorted(opened) == sorted(ids)
+    ids.append(uploads.keep("c.txt", b"c", "assistants").id)
+    with pytest.raises(TooLarge, match=r"files\.uploads_max"):
+        uploads.keep("d.txt", b"d", "assistants")
+    assert uploads.remove(ids.pop(0))
+    assert [one.id for one in uploads.all()] == sorted(ids)
+    assert len(opened) == 3  # the removed one, to see whether the caller may
 
 
 @pytest.mark.parametrize("file_id", ["../LOCK", "file-", "file-" + "0" * 23 + "/", "", "file-" + "G" * 24])
