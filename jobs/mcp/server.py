@@ -8,7 +8,6 @@ With several collections, an id includes its collection, and `collection` restri
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
@@ -23,6 +22,7 @@ from pydantic import BaseModel, Field
 
 from indexes.base.suggestions import suggestion
 from nearline import AsyncClient, ServiceError, path_of
+from retrieval.base.cancellation import gather_or_cancel
 from retrieval.wire.decoding import ALIKE, shorten
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class Tools:
         names = self._collections if collection is None else [self._check_known(collection)]
 
         async def work(client: AsyncClient) -> list[list[tuple[float, str, Result]]]:
-            return await asyncio.gather(*(find(client, name) for name in names))
+            return await gather_or_cancel(find(client, name) for name in names)
 
         found = await self._ask(work)
         if len(found) > 1:  # each list is sorted; across collections, only relevance is comparable

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from contextvars import copy_context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from indexes.base.errors import DeadlineExceeded, NotReady
 from indexes.base.work import OnStep
@@ -46,6 +46,19 @@ async def run_abandonable(
         ) from None
     finally:
         gone.set()
+
+
+async def gather_or_cancel(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Do all at once, and return the results in order. If one fails, or the caller leaves, the others are cancelled and
+    have ended when this raises."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 class Stopping:

@@ -29,6 +29,7 @@ from indexes.collection.collection import Collection
 from indexes.directory.marker import NAME
 from indexes.reading import scrolling
 from retrieval.access.auth import PRINCIPAL
+from retrieval.base.cancellation import gather_or_cancel
 from retrieval.dialects.file_batches import attach_all
 from retrieval.dialects.files import ends, order_of
 from retrieval.dialects.vector_store_files import attributes_of, require_uploads
@@ -272,7 +273,7 @@ async def search(request: web.Request) -> web.Response:
         return found
 
     best: dict[tuple[str, int], Hit] = {}
-    for found in await asyncio.gather(*starmap(find, enumerate(queries))):
+    for found in await gather_or_cancel(starmap(find, enumerate(queries))):
         for hit in found.hits:
             before = best.setdefault((hit.document_id, hit.passage), hit)
             if score_of(hit) > score_of(before):

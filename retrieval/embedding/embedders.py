@@ -24,6 +24,7 @@ from indexes.base.languages import chance_of
 from indexes.base.model import Floats
 from indexes.collection.view import CollectionView
 from retrieval.access.auth import PRINCIPAL
+from retrieval.base.cancellation import gather_or_cancel
 from retrieval.base.flights import Flights
 from retrieval.base.settings import Config
 from retrieval.cache import EmbeddingCache, SharedVectors
@@ -125,7 +126,7 @@ class Embedder(QueryReader):
             vector: Floats = (await embed(pieces)).vectors[0]
             return vector
         # At once, so that one run of the model may read both; the query lane takes one text at a time.
-        found = await asyncio.gather(*(embed([piece]) for piece in pieces))
+        found = await gather_or_cancel(embed([piece]) for piece in pieces)
         return self.mean_of([one.vectors for one in found])
 
     async def documents(self, texts: list[str], progress: Callable[[float], None] | None = None) -> Floats:

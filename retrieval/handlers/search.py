@@ -15,7 +15,7 @@ from indexes.base.errors import DeadlineExceeded, InvalidInput, NearlineError, N
 from indexes.collection.collection import Collection
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import AnswerBudget
-from retrieval.base.cancellation import run_abandonable
+from retrieval.base.cancellation import gather_or_cancel, run_abandonable
 from retrieval.cache import REDIS_WAIT, RedisWait
 from retrieval.context.building import build_context, check_context, search_requests
 from retrieval.context.encodings import Encoding, encoding
@@ -192,12 +192,7 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
     # To a caller with groups, the keys that there are would tell of hidden documents.
     if wanted.date_key is not None and PRINCIPAL.get().groups is None:
         await asyncio.to_thread(collection.snapshot.require_key, wanted.date_key, "date_key")
-    searches = [asyncio.ensure_future(find(search)) for search in wanted_searches]
-    try:
-        found = await asyncio.gather(*searches)
-    finally:
-        for search in searches:  # one failed or the caller has gone: the rest would be wasted work
-            search.cancel()
+    found = await gather_or_cancel(map(find, wanted_searches))
     return await run_abandonable(
         lambda on_step: build_context(
             found,

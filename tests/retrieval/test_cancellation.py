@@ -9,7 +9,7 @@ import pytest
 
 from indexes.base.errors import DeadlineExceeded
 from indexes.base.work import OnStep
-from retrieval.base.cancellation import run_abandonable
+from retrieval.base.cancellation import gather_or_cancel, run_abandonable
 
 
 class Steps:
@@ -64,3 +64,32 @@ def test_results_and_errors_come_through() -> None:
     assert asyncio.run(run_abandonable(lambda on_step: 7)) == 7
     with pytest.raises(ValueError, match="ours"):
         asyncio.run(run_abandonable(fail))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_when_one_of_several_fails_or_the_caller_leaves_the_others_end(fails: bool) -> None:
+    """They have ended when the error is raised: what they use may be closed then."""
+    ended = []
+
+    async def endless(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(name)
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise DeadlineExceeded("too late")
+
+    async def story() -> None:
+        work = [endless("a"), fail(), endless("b")] if fails else [endless("a"), endless("b")]
+        asking = asyncio.ensure_future(gather_or_cancel(work))
+        await asyncio.sleep(0.01)
+        if not fails:
+            asking.cancel()
+        with pytest.raises(DeadlineExceeded if fails else asyncio.CancelledError):
+            await asking
+        assert ended == ["a", "b"]
+
+    asyncio.run(story())
