@@ -26,6 +26,8 @@ The service maps each to one HTTP status (`retrieval/wire/errors.py`); a test ke
 
 from __future__ import annotations
 
+import re
+
 
 def message_of(error: Exception) -> str:
     """Return what an error says, in one line: of an OSError the path and the system's words, without a number."""
@@ -133,3 +135,16 @@ class OlderFormat(StorageError):
 
 class Locked(StorageError):
     """Another process has locked the data directory."""
+
+
+# Characters that change what a terminal shows, or override the direction of text.
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202d\u202e]")
+
+
+def escape_controls(text: str, kept: str = "") -> str:
+    """Return a text that is safe to show in terminals and logs: control characters but those in `kept` are escaped."""
+
+    def escape(found: re.Match[str]) -> str:
+        return found[0] if found[0] in kept else found[0].encode("unicode_escape").decode()
+
+    return CONTROLS.sub(escape, text)

@@ -17,7 +17,7 @@ from jobs.commands.ingest_output import (
     to_json_value,
     warn_if_nothing,
 )
-from jobs.commands.options import COLLECTION, JSON, URL, ask, print_result
+from jobs.commands.options import COLLECTION, JSON, URL, ask, print_result, say
 from jobs.ingestion.ingesting import IngestProgress, ingest, limits_of
 from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
 from nearline import AsyncClient, ServiceError
@@ -195,7 +195,7 @@ def command(
     done = send_all(paths, url, collection, created, options, report, hidden=as_json)
     report.check_columns(options)
     for line in report.notes:
-        click.echo(line, err=True)
+        say(line, err=True)
     show_failures(report)
     print_result(
         to_json_value(done, report), describe_end(done, collection), *report.summary(), as_json=as_json

@@ -12,7 +12,7 @@ import click
 import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from jobs.commands.options import errors, format_count
+from jobs.commands.options import errors, format_count, say
 from jobs.ingestion.ingesting import IngestProgress
 from jobs.ingestion.ingesting import Progress as OnProgress
 from jobs.sources.files import FORMATS, printable
@@ -72,7 +72,7 @@ def show_failures(report: SourceReport) -> None:
         return
     click.echo(f"{report.failures:,} failed:", err=True)
     for one in report.failed[:FAILURES_SHOWN]:
-        click.echo(f"  {one.source}: {one.reason}", err=True)
+        say(f"  {one.source}: {one.reason}", err=True)
     if report.failures > FAILURES_SHOWN:
         click.echo(f"  and {report.failures - FAILURES_SHOWN:,} more; --json names them", err=True)
 

@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 
 import click
 import msgspec
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
+from rich.segment import Segment
 
+from indexes.base.errors import escape_controls
 from nearline import AsyncClient
 from retrieval.clients.transport import TIMEOUT_S, Patience
 
@@ -49,8 +51,25 @@ class NumberRange(click.FloatRange):
 
 LINE_MAX = 10_000  # characters; programs that read our output want one line per item
 
-console = Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else LINE_MAX)
-errors = Console(stderr=True)
+
+class SafeConsole(Console):
+    """Shows control characters of texts escaped: those of documents and names must not reach a terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+def visible(text: str) -> str:
+    return escape_controls(text, kept="\n\t")
+
+
+def say(line: str, *, err: bool = False) -> None:
+    click.echo(visible(line), err=err)
+
+
+console = SafeConsole(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else LINE_MAX)
+errors = SafeConsole(stderr=True)
 
 
 def format_count(number: int, thing: str) -> str:
@@ -72,7 +91,7 @@ def print_result(value: Any, *lines: str, as_json: bool) -> None:
         print_json(value)
     else:
         for line in lines:
-            click.echo(line)
+            say(line)
 
 
 def ask(

@@ -21,7 +21,7 @@ from jobs.commands.ingest_output import (
     to_json_value,
     warn_if_nothing,
 )
-from jobs.commands.options import ask, exit_on_sigterm, format_count, print_json
+from jobs.commands.options import ask, exit_on_sigterm, format_count, print_json, say
 from jobs.ingestion.sync_record import SyncRecord
 from jobs.ingestion.syncing import Synced, record_path, state_folder, sync
 from jobs.ingestion.watching import watch
@@ -157,7 +157,7 @@ class Syncs:
         if self.quiet and not (new or done.ingested.documents or done.deleted):
             return
         for line in report.notes:
-            click.echo(line, err=True)
+            say(line, err=True)
         if new:
             show_failures(report)
         if self.as_json:
@@ -174,7 +174,7 @@ class Syncs:
             f"{format_count(done.deleted, 'document')} deleted{shared}"
         )
         for line in report.summary():
-            click.echo(line)
+            say(line)
         if done.gone:
             show_gone(done.gone)
             if not self.dry_run:

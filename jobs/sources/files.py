@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO, cast
 
+from indexes.base.errors import escape_controls
 from jobs.sources.model import SourceError
 
 LANGUAGES = {
@@ -231,5 +232,6 @@ class _Utf8(io.RawIOBase):
 
 
 def printable(path: Path) -> str:
-    """Return `path` as valid UTF-8 for terminals and logs, with undecodable bytes escaped."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    """Return `path` as one line of valid UTF-8 for terminals and logs, with undecodable bytes and control characters
+    escaped."""
+    return escape_controls(os.fsencode(path).decode("utf-8", "backslashreplace"))

@@ -72,6 +72,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_control_characters_reach_no_terminal(service: ServerProcess, http: Http, tmp_path: Path) -> None:
+    """Those of documents, titles and file names are shown escaped, and a name takes one line."""
+    name, escape = http.new_collection(), "\x1b]0;title\x07\x1b[31m"
+    http.write(name, {"id": "e", "text": f"evil {escape} whales\nsing", "title": f"Whales {escape}"})
+    (tmp_path / f"new\nline{escape.replace('/', '')}.txt").write_text("x")
+    for ended in (
+        nearline("search", "--url", service.url, "-c", name, "evil whales"),
+        nearline("explain", "--url", service.url, "-c", name, "--document", "e", f"evil {escape}"),
+        nearline("ingest", "--url", service.url, "-c", name, tmp_path),
+    ):
+        assert "\\x1b" in ended.stdout + ended.stderr
+        assert not set("\x1b\x07") & set(ended.stdout + ended.stderr)
+    assert r"new\nline\x1b" in ended.stderr
+
+
 def test_ingest_search_reindex_evaluate(service: ServerProcess, http: Http, folder: Path) -> None:
     """Files of each kind go in, are found, rebuilt, and measured."""
     name = http.new_collection()
