@@ -33,7 +33,7 @@ from retrieval.dialects.file_batches import FileBatch
 from retrieval.dialects.vector_stores import StoreDetails, save_details
 from retrieval.documents.extracting import AT_ONCE, TextExtractor
 from retrieval.documents.uploads import BLOCK_BYTES, DAY_S, FOLDER, Upload, Uploads, text_of
-from retrieval.handlers.state import CATALOG, METRICS, PROCESSES, TASKS, USED
+from retrieval.handlers.state import CATALOG, METRICS, PROCESSES, STORE, TASKS, USED
 from retrieval.observe.metrics import Metrics
 from retrieval.processes.pool import SearchProcesses
 from retrieval.upkeep.tasks import Tasks
@@ -588,7 +588,14 @@ def test_only_what_is_not_used_is_deleted(tmp_path: Path) -> None:
         save_details(catalog.create(name, settings), StoreDetails(expires_days=days, used_at=1_000_000))
     processes = SearchProcesses((), 0, Config(), tmp_path)
     tasks = Tasks(lambda *_: None)
-    app: Any = {CATALOG: catalog, USED: {}, TASKS: tasks, METRICS: Metrics(), PROCESSES: processes}
+    app: Any = {
+        CATALOG: catalog,
+        USED: {},
+        TASKS: tasks,
+        METRICS: Metrics(),
+        PROCESSES: processes,
+        STORE: None,
+    }
     look = partial(store_expiry.delete_expired, app)
 
     async def story() -> None:
