@@ -57,7 +57,7 @@ RUN nearline export-model --from hub \
 FROM ${BASE}
 # hadolint ignore=DL3013
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
-    pip install --no-cache-dir --no-index --find-links /wheels nearline \
+    pip install --no-cache-dir --no-index --find-links /wheels 'nearline[store]' \
     && groupadd --gid 10001 nearline \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin nearline \
     && install --directory --owner nearline --group nearline --mode 0700 /data

@@ -72,7 +72,7 @@ LOCKS := configs/locks
 
 lock: $(VENV)/.installed ## configs/locks: what the image installs, with hashes
 	$(VENV)/bin/python $(PIP_INSTALL) 'uv>=0.9'
-	$(UV_COMPILE) pyproject.toml --output-file $(LOCKS)/serve.txt
+	$(UV_COMPILE) pyproject.toml --extra store --output-file $(LOCKS)/serve.txt
 	$(UV_COMPILE) --constraint $(LOCKS)/serve.txt $(LOCKS)/build.in --output-file $(LOCKS)/build.txt
 	$(UV_COMPILE) --constraint $(LOCKS)/serve.txt $(LOCKS)/model.in --output-file $(LOCKS)/model.txt
 	$(UV_COMPILE) --no-deps $(LOCKS)/weights.in --output-file $(LOCKS)/weights.txt

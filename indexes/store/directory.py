@@ -94,15 +94,15 @@ def describe_directory(data: Path, collections: dict[str, str], before: Director
 
 def restore_directory(data: Path, directory: Directory) -> None:
     """Write aliases and access keys into a directory that has just been made. One that needed keys needs them again,
-    whatever happens in between."""
+    whatever happens in between; without any, those that are there stay."""
     with changing(data):
         change_held_marker(
             data,
             lambda found: msgspec.structs.replace(
                 found,
                 aliases=directory.aliases,
-                locked=directory.locked or bool(directory.keys),
-                keys_revision=directory.keys_revision,
+                locked=found.locked or directory.locked or bool(directory.keys),
+                keys_revision=directory.keys_revision if directory.keys else found.keys_revision,
             ),
         )
         if directory.keys:

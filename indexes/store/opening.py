@@ -5,7 +5,7 @@
 | holds the newest epoch | anything | the store gets what it lacks; what the directory lost is restored |
 | new | empty | the store gets everything |
 | has collections, but never had this store | not empty | refused |
-| empty | not empty | everything is restored; an older writer that still lives is fenced off |
+| has nothing, but perhaps keys | not empty | everything is restored; an older writer that still lives is fenced off |
 | held an older epoch | | refused: another service has taken over; the error says what only this directory has |
 
 A fence goes into every log before anything is compared, so nothing can change in between.
@@ -37,7 +37,6 @@ from indexes.directory.catalog import check_name
 from indexes.directory.marker import (
     change_marker,
     collection_folders,
-    has_keys,
     is_data_directory,
     prepare,
     read_marker,
@@ -127,7 +126,7 @@ def open_store(
             "the store %s is empty, although this directory had filled it: it is filled again", url
         )
     elif newest is not None and token not in {record.token, record.taking}:
-        if not is_empty(data, on_disk):
+        if on_disk or (is_data_directory(data) and read_marker(data).aliases):
             raise Conflict(refusal(objects, on_disk, record, newest), param="store.url")
         logger.info("%s is empty: restoring everything from %s", data, url)
         record = msgspec.structs.replace(record, restoring=True)
@@ -151,10 +150,6 @@ def open_store(
     write_record(data, record)
     level(opened, data, on_disk, record, progress, restores=restores)
     return opened
-
-
-def is_empty(data: Path, on_disk: list[OnDisk]) -> bool:
-    return not on_disk and not has_keys(data) and not (is_data_directory(data) and read_marker(data).aliases)
 
 
 def collections_on(data: Path) -> list[OnDisk]:

@@ -28,6 +28,7 @@ from retrieval.server.routes import ROUTES
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES, SYSTEMD = ROOT / "configs" / "kubernetes", ROOT / "configs" / "systemd"
+REPLICAS = ROOT / "configs" / "kubernetes-replicas"
 CRONTAB = ROOT / "configs" / "schedules" / "crontab"
 GUIDE = (ROOT / "docs" / "deploy.md").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -180,6 +181,41 @@ def test_the_first_start_requires_keys(way: str, tmp_path: Path) -> None:
 def test_kubernetes_takes_it(one: dict[str, Any], version: str) -> None:
     """By the schema of the API, without unknown fields."""
     kubernetes_validate.validate(one, version, strict=True)
+
+
+def replicas() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((REPLICAS / "replicas.yaml").read_text()))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_takes_replicas(version: str) -> None:
+    for one in replicas():
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_replicas_are_like_the_writer() -> None:
+    """Their pods differ from the writer's in what a replica is: its arguments, the store, a volume that may go. The
+    patches fit what they patch, and variables are those that the service has."""
+    deployment, front = replicas()
+    pod, writer = deployment["spec"]["template"]["spec"], service()
+    (mine,), (theirs,) = pod["containers"], writer["containers"]
+    assert [one for one in mine["args"] if one != "--replica"] == theirs["args"]
+    assert parsed(mine["args"]).params["replica"] is True
+    for key in ("ports", "readinessProbe", "livenessProbe", "lifecycle", "securityContext", "volumeMounts"):
+        assert mine[key] == theirs[key], key
+    for key in ("securityContext", "initContainers", "terminationGracePeriodSeconds"):
+        assert pod[key] == writer[key], key
+    patch, network = (yaml.safe_load((REPLICAS / one).read_text()) for one in ("writer.yaml", "network.yaml"))
+    (patched,) = patch["spec"]["template"]["spec"]["containers"]
+    assert patched["env"] == mine["env"]
+    assert not ignored_variables({one["name"]: "s3://a/b" for one in mine["env"]})
+    (policy,) = of_kind("NetworkPolicy")
+    assert network["spec"]["egress"][:2] == policy["spec"]["egress"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"] == front["spec"]["selector"] == labels
+    whole = yaml.safe_load((REPLICAS / "kustomization.yaml").read_text())
+    named = {*whole["resources"], *(one["path"] for one in whole["patches"]), "kustomization.yaml"}
+    assert named == {"../kubernetes", *(path.name for path in REPLICAS.iterdir())}
 
 
 def test_the_kustomization_is_whole(tmp_path: Path) -> None:
