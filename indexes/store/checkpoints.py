@@ -12,7 +12,7 @@ one at least as large as they were, so that a row is written again about as ofte
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from pyroaring import BitMap64
 
 from indexes.log.reader import LogReader
 from indexes.store.objects import Objects
-from indexes.store.rows import PART_BYTES, LoggedState, Row, Rows, parts_between
+from indexes.store.rows import PART_BYTES, LoggedState, Rows, parts_between
 from indexes.store.slots import FORMAT, name_of, seal, unseal
 
 CHECKPOINTS, PARTS = "checkpoint", "part"
@@ -49,8 +49,7 @@ class SealedParts(msgspec.Struct):
 
 class StoredCheckpoint(msgspec.Struct, frozen=True):
     """A state after a slot, whose digest is `digest`, and whose last operation is of `last_ms`; made at `at_ms`.
-    `live` are the numbers of the live documents, as a serialized BitMap64. Slots before `oldest_slot` are gone.
-    `generation` names an uploaded one; "" if there is none."""
+    `live` are the numbers of the live documents, as a serialized BitMap64. Slots before `oldest_slot` are gone."""
 
     format: int
     slot: int
@@ -58,11 +57,9 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
     last_ms: int
     at_ms: int
     state: LoggedState
-    operations: list[Row]
     live: bytes
     parts: list[StoredPart]
     oldest_slot: int
-    generation: str = ""
 
     @property
     def name(self) -> str:
@@ -114,22 +111,20 @@ class StoredCheckpoints:
         return StoredPart(name, after, upto, len(rows.documents), len(content))
 
     def make_parts(
-        self, log: LogReader, parts: Sequence[StoredPart], upto: int, *, least_live: float
-    ) -> list[StoredPart]:
-        """Parts for all documents up to a number, most of them as they are. Those of which less than `least_live` is
-        alive are written again, as are small ones at the end."""
+        self, log: LogReader, parts: Sequence[StoredPart], upto: int, least_live: float
+    ) -> Iterator[StoredPart]:
+        """Make the parts for all documents up to a number, in order, most of them as they are. Those of which less than
+        `least_live` is alive are written again, as are small ones at the end."""
         with log.transaction() as db:
             live = live_documents(db)
-        made: list[StoredPart] = []
         for after, end, kept in ranges(parts, live, upto, least_live):
             if kept is not None:
-                made.append(kept)
+                yield kept
                 continue
             begin = after
             for reached, rows in parts_between(log, after, end):
-                made.append(self.put_part(begin, reached, rows))
+                yield self.put_part(begin, reached, rows)
                 begin = reached
-        return made
 
     def put(self, checkpoint: StoredCheckpoint) -> None:
         self.objects.create(f"{self.folder}/{CHECKPOINTS}/{checkpoint.name}", seal(checkpoint))

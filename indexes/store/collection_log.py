@@ -7,9 +7,8 @@ collections/<uid>/checkpoint, /part      see `checkpoints`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,12 +21,13 @@ from indexes.store.checkpoints import (
     PARTS,
     StoredCheckpoint,
     StoredCheckpoints,
+    StoredPart,
     kept_moments,
     live_documents,
 )
 from indexes.store.directory import COLLECTIONS
 from indexes.store.objects import Objects
-from indexes.store.rows import OPERATIONS, LogChange, changes_since, last_change
+from indexes.store.rows import LogChange, changes_since, last_change, reached_by, read_rows
 from indexes.store.slots import FORMAT, Read, SlotLog, SlotWriter, name_of
 
 SLOTS_BETWEEN = 256  # checkpoints: so many small objects are read at most to restore
@@ -66,9 +66,13 @@ class CollectionUpload:
         writer: SlotWriter,
         log: LogReader,
         checkpoint: StoredCheckpoint | None,
+        *,
         keep_ms: int,
+        on_upload: Callable[[int], None] = lambda seq: None,
     ) -> None:
+        """`on_upload` is called with the last operation that the store has after each upload."""
         self.log, self._held, self._writer, self._keep_ms = log, held, writer, keep_ms
+        self._on_upload = on_upload
         self._checkpoint = checkpoint
         self._oldest = checkpoint.oldest_slot if checkpoint else 1
         self._files: dict[str, bytes] | None = None  # as they are in the store, if that is known
@@ -82,15 +86,19 @@ class CollectionUpload:
     def upload(self, now_ms: int) -> int:
         """Bring the store up to the last commit; returns the last operation there. After Unavailable, call it again.
         Raises Superseded."""
+        self._upload_changes()
+        last = self._checkpoint.slot if self._checkpoint else 0
+        if self._writer.last.slot.number - last >= SLOTS_BETWEEN:
+            self.check_in(now_ms)
+        return self.seq
+
+    def _upload_changes(self) -> None:
         self._writer.settle()
         files = files_beside(self.log.path.parent)
         for change in changes_since(self.log, self._writer.last.slot.reached, files):
             if change.state is None or change.operations or files != self._files:
                 self._append(change)
-        last = self._checkpoint.slot if self._checkpoint else 0
-        if self._writer.last.slot.number - last >= SLOTS_BETWEEN:
-            self.check_in(now_ms)
-        return self.seq
+        self._on_upload(self.seq)
 
     def _append(self, change: LogChange) -> None:
         last, state = self._writer.last.slot, change.state
@@ -103,24 +111,24 @@ class CollectionUpload:
     def check_in(self, now_ms: int, *, erase: bool = False) -> None:
         """Make a checkpoint, and remove what no kept one needs. With `erase`, no object holds a deleted text then, and
         no earlier moment can be restored. Raises like `upload`."""
-        self._writer.settle()
+        self._upload_changes()
+        end = self._writer.last.slot.reached.documents
         known = self._checkpoint.parts if self._checkpoint else []
-        reached = self._writer.last.slot.reached
-        least = 1.0 if erase else LIVE_MIN
-        parts = self._held.checkpoints.make_parts(self.log, known, reached.documents, least_live=least)
-        with (
-            self.log.transaction() as db
-        ):  # one commit: what is live now is what the parts and the change make
+        parts: list[StoredPart] = []
+        for part in self._held.checkpoints.make_parts(self.log, known, end, 1.0 if erase else LIVE_MIN):
+            parts.append(part)
+            self._upload_changes()  # whoever waits for the store does not wait for all parts
+        with self.log.transaction() as db:  # at one commit: parts, rows and change together make its state
+            reached = self._writer.last.slot.reached
             change = last_change(db, reached, reached.documents, files_beside(self.log.path.parent))
-            operations: Any = db.execute(OPERATIONS, (0,)).fetchall()
+            rows = read_rows(db, end, reached_by(db).documents)
             live = live_documents(db)
         state = change.state
         assert state is not None
         if change.operations or state.files != self._files:
             self._append(change)
-        if change.rows.documents:
-            end = state.reached.documents
-            parts.append(self._held.checkpoints.put_part(reached.documents, end, change.rows))
+        if rows.documents:
+            parts.append(self._held.checkpoints.put_part(end, state.reached.documents, rows))
         last = self._writer.last
         self._checkpoint = made = StoredCheckpoint(
             FORMAT,
@@ -129,7 +137,6 @@ class CollectionUpload:
             last_ms=last.slot.at_ms,
             at_ms=now_ms,
             state=state,
-            operations=operations,
             live=live.serialize(),
             parts=parts,
             oldest_slot=self._oldest,
@@ -159,6 +166,13 @@ class CollectionUpload:
         remove(f"{folder}/{PARTS}/{name}" for name in unneeded)
         remove(f"{folder}/log/{name_of(number)}" for number in range(self._oldest, first))
         self._oldest = first
+
+
+def changes_of_files(folder: Path) -> tuple[int, ...]:
+    """When the settings that lie beside a log were changed; 0 for those that are not there."""
+    return tuple(
+        path.stat().st_mtime_ns if path.exists() else 0 for path in (folder / name for name in FILES)
+    )
 
 
 def files_beside(folder: Path) -> dict[str, bytes]:

@@ -136,7 +136,7 @@ class Follower(Replication):
         _, newest = newest_epoch(self._objects)
         if newest is None:
             raise NotFound(f"the store {self._url} is empty: start the service that writes to it first")
-        self._writer = newest.by
+        self._writer = newest.by.partition(":")[0]  # callers need no paths
         self._names_read = self._names.last().slot.number
         return directory_at(self._names, NEWEST)
 

@@ -59,7 +59,7 @@ def restore_log(
                 log.insert(rows)
                 done += len(rows.documents)
                 progress("documents", done, len(live))
-            log.set_state(checkpoint.state, checkpoint.operations)
+            log.set_state(checkpoint.state, checkpoint.last_ms)
         for changes in changes_after(held, checkpoint, until):
             log.apply(changes)
             done += sum(len(change.rows.documents) for change in changes)

@@ -21,6 +21,7 @@ from indexes.log.content import ContentHash
 from indexes.log.log import create_empty, make_mark
 from indexes.log.owed import OWED, Owed
 from indexes.log.reader import LogReader
+from indexes.log.schema import FORGOTTEN
 from indexes.log.sqlite import checkpoint, sqlite_errors
 from indexes.store.slots import LogExtent
 
@@ -164,6 +165,7 @@ class RestoredLog:
         self._path, self._db = path, create_empty(path)
         self._db.execute("PRAGMA synchronous = OFF")  # `finish` syncs it
         self.state: LoggedState | None = None
+        self._forgotten_ms = 0
 
     def insert(self, rows: Rows) -> None:
         """Add rows. A document replaces that of the same id."""
@@ -178,11 +180,10 @@ class RestoredLog:
             write_changes(db, changes)
         self.state = state
 
-    def set_state(self, state: LoggedState, operations: list[Row]) -> None:
-        with sqlite_errors(self._path, self._db), self._db as db:
-            for operation in operations:
-                insert_operation(db, operation)
-        self.state = state
+    def set_state(self, state: LoggedState, last_ms: int) -> None:
+        """Take what was inserted for a state, the last operation of which is of `last_ms`. Its operations are not
+        known: they would only tell older indexes what died."""
+        self.state, self._forgotten_ms = state, last_ms
 
     def finish(self, uid: str | None = None) -> LoggedState:
         """Check that the documents are those of the state, and make the log durable. Raises Damaged."""
@@ -196,6 +197,8 @@ class RestoredLog:
             if content.stored != state.sums:
                 raise Damaged(f"what the store holds does not make the documents of operation {last}")
             meta = state.meta if uid is None else {**state.meta, "uid": uid}
+            if self._forgotten_ms:
+                meta = {**meta, FORGOTTEN: str(self._forgotten_ms)}
             with db:
                 db.execute("DELETE FROM meta")
                 db.executemany("INSERT INTO meta VALUES(?, ?)", list(meta.items()))

@@ -30,7 +30,7 @@ from indexes.base.model import Progress, Replication, WriteResult, now_ms
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
 from indexes.store.checkpoints import DAY_MS
-from indexes.store.collection_log import CollectionLog, CollectionUpload
+from indexes.store.collection_log import CollectionLog, CollectionUpload, changes_of_files
 from indexes.store.directory import Directory, describe_directory, note_removal, read_record
 from indexes.store.objects import Objects
 from indexes.store.opening import OpenStore, open_store
@@ -45,7 +45,7 @@ LOOK_S = 0.1  # how often the thread looks for what is due
 FILES_EVERY_S = 5.0  # how often it looks for settings that have changed
 CLEAR_EVERY_S = 3600.0
 RETRY_S = (0.5, 15.0)  # the first pause after a failure, and the longest
-FLUSH_S = 10.0  # at the end
+FLUSH_S = 4.0  # at the end; the service has little more
 CONFIRM_S = 15.0  # how long a write waits for the store
 
 
@@ -72,12 +72,12 @@ class UploadState:
 @dataclass(slots=True)
 class Tracked:
     """A collection whose commits are uploaded. `waiting_since`: when the oldest commit that is not in the store was
-    made, by the monotonic clock; 0 if all are."""
+    made, by the monotonic clock; 0 if all are. `files`: when the settings beside its log were changed."""
 
     collection: Collection
-    upload: CollectionUpload | None = None
     waiting_since: float = 0.0
-    looked_at: float = 0.0
+    files_due: float = 0.0
+    files: tuple[int, ...] = ()
     is_uploading: bool = False
 
 
@@ -105,6 +105,7 @@ class Uploader(Replication):
         self.uploads = 0
         self._lock = threading.RLock()
         self._tracked: dict[str, Tracked] = {}  # by uid
+        self._uploads: dict[str, CollectionUpload] = {}  # by uid; also of collections that are gone
         self._stopped = False
         self._wake, self._closing = threading.Event(), threading.Event()
         self._failed_since, self._retry_at, self._pause_s = 0.0, 0.0, RETRY_S[0]
@@ -163,12 +164,14 @@ class Uploader(Replication):
 
     def require_up(self) -> None:
         if self.options.acknowledge == "bucket" and self.error:
-            raise Unavailable(f"writes wait for the store: {self.error}", retry_after_s=self._pause_s)
+            raise Unavailable(
+                "writes wait for the store, which cannot be used now; the log says why",
+                retry_after_s=self._pause_s,
+            )
 
     def last_copied(self, uid: str) -> float:
-        tracked = self._tracked.get(uid)
-        if tracked is not None and tracked.upload is not None:
-            return tracked.upload.seq
+        if uid in self._uploads:
+            return self._uploads[uid].seq
         if self._opened is not None and uid in self._opened.writers:
             return self._opened.writers[uid].slots.last.slot.reached.operations
         return 0
@@ -287,12 +290,18 @@ class Uploader(Replication):
         wait_s = 0.0 if at_once else self.options.lag_s_max / 2
         for tracked in list(self._tracked.values()):
             waits = tracked.waiting_since and now >= tracked.waiting_since + wait_s
-            if (waits or now >= tracked.looked_at + FILES_EVERY_S) and self._begin(tracked):
-                tracked.looked_at = now
+            if (waits or self._has_new_files(tracked, now)) and self._begin(tracked):
                 self._pool.submit(self._work, tracked)
         if now >= self._clear_due:
             self._clear_due = now + CLEAR_EVERY_S
             self._pool.submit(self._clear_removed)
+
+    def _has_new_files(self, tracked: Tracked, now: float) -> bool:
+        if now < tracked.files_due:
+            return False
+        tracked.files_due = now + FILES_EVERY_S
+        before, tracked.files = tracked.files, changes_of_files(tracked.collection.folder)
+        return tracked.files != before
 
     def _track(self) -> None:
         """Follow collections that are new or were opened again, and forget those that are gone."""
@@ -304,8 +313,8 @@ class Uploader(Replication):
             elif known.collection is collection:
                 continue
             known.collection = collection
-            if known.upload is not None:
-                known.upload.log = collection.log
+            if uid in self._uploads:
+                self._uploads[uid].log = collection.log
             collection.on_commit.append(partial(self._committed, known))
             known.waiting_since = time.monotonic()
         for uid in [uid for uid in self._tracked if uid not in present]:
@@ -323,18 +332,25 @@ class Uploader(Replication):
     def _upload_of(self, tracked: Tracked) -> CollectionUpload:
         if self._opened is None:
             raise Unavailable(f"the store cannot be used yet: {self.error}")
-        if tracked.upload is None:
-            writer = self._opened.writer_of(tracked.collection.uid)
+        uid = tracked.collection.uid
+        if uid not in self._uploads:
+            writer = self._opened.writer_of(uid)
             keep_ms = int(self.options.keep_days * DAY_MS)
-            log = tracked.collection.log
-            tracked.upload = CollectionUpload(writer.held, writer.slots, log, writer.checkpoint, keep_ms)
-        return tracked.upload
+            self._uploads[uid] = CollectionUpload(
+                writer.held,
+                writer.slots,
+                tracked.collection.log,
+                writer.checkpoint,
+                keep_ms=keep_ms,
+                on_upload=partial(self._confirm, uid),
+            )
+        return self._uploads[uid]
 
     def _work(self, tracked: Tracked) -> None:
         """Upload one collection, on a thread of the pool."""
         began, tracked.waiting_since = tracked.waiting_since, 0.0  # a commit from here on is one more
         try:
-            seq = self._upload_of(tracked).upload(self._clock())
+            self._upload_of(tracked).upload(self._clock())
         except Superseded as error:
             self._stop(error)
         except Exception as error:  # noqa: BLE001 - tried again
@@ -344,7 +360,6 @@ class Uploader(Replication):
         else:
             self.uploads += 1
             self._recover()
-            self._confirm(tracked.collection.uid, seq)
         finally:
             tracked.is_uploading = False
             if self._confirming or self._naming:
@@ -361,7 +376,7 @@ class Uploader(Replication):
                 resolve(one.future, one.result)
 
     def _give_up_late(self) -> None:
-        now, why = time.monotonic(), self.error or "it takes too long"
+        now = time.monotonic()
         with self._lock:
             late = [one for waiting in self._confirming.values() for one in waiting if one.until < now]
             kept = {
@@ -370,7 +385,7 @@ class Uploader(Replication):
             self._confirming = {uid: waiting for uid, waiting in kept.items() if waiting}
             names_late = [future for future, until in self._naming if until < now]
             self._naming = [one for one in self._naming if one[1] >= now]
-        error = Unavailable(f"done here, but not yet in the store: {why}")
+        error = Unavailable("done here, but not yet in the store; the log says why")
         for one in late:
             resolve(one.future, error)
         for future in names_late:

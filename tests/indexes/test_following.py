@@ -146,7 +146,7 @@ def test_writes_are_refused(tmp_path: Path, objects: MemoryObjects) -> None:
                 lambda: replica.catalog.set_alias("live", "docs"),
                 lambda: replica.catalog.remove_alias("live"),
             ):
-                with pytest.raises(Conflict, match=r"this service is a replica; writes go to .*/a"):
+                with pytest.raises(Conflict, match="this service is a replica; writes go to "):
                     change()
             assert objects.held.keys() >= {"epoch/0000000001"}
             assert collection.log.document("d1") is not None

@@ -32,7 +32,7 @@ def uploader(
     objects: Objects, collection: Collection, epoch: int = 1, keep_ms: int = NEVER
 ) -> CollectionUpload:
     writer = fence_log(CollectionLog(objects, collection.uid), epoch)
-    return CollectionUpload(writer.held, writer.slots, collection.log, writer.checkpoint, keep_ms)
+    return CollectionUpload(writer.held, writer.slots, collection.log, writer.checkpoint, keep_ms=keep_ms)
 
 
 def state_of(folder: Path) -> str:
