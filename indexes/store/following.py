@@ -41,9 +41,9 @@ from indexes.parts.learned import RANKING, SYNONYMS
 from indexes.store.collection_log import VECTOR_STORE, CollectionLog
 from indexes.store.directory import DIRECTORY, Directory, Record, read_record, restore_directory, write_record
 from indexes.store.objects import Objects
-from indexes.store.opening import collections_on, directory_at, restore_collection
+from indexes.store.opening import OnDisk, collections_on, directory_at, restore_collection
 from indexes.store.restoring import NEWEST
-from indexes.store.rows import LogChange, replay
+from indexes.store.rows import LogChange, reached_by, replay
 from indexes.store.slots import LogExtent, Read, SlotLog, newest_epoch
 from indexes.store.uploading import UploadState
 
@@ -75,6 +75,7 @@ class Follower(Replication):
         self._names = SlotLog(objects, DIRECTORY)
         self._names_read = 0
         self._followed: dict[str, FollowedLog] = {}  # by name
+        self._is_level = False
         self._closing = threading.Event()
         self._pool = ThreadPoolExecutor(FOLLOWED_TOGETHER, "follow")
         self._thread = threading.Thread(target=self._run, name="follow", daemon=True)
@@ -108,8 +109,8 @@ class Follower(Replication):
     # -- opening
 
     def open(self, progress: Progress) -> None:
-        """Bring the directory up to date before any collection is open. Raises Conflict for a directory that has
-        written to a store, or has collections that are not of this one."""
+        """Bring the directory up to date before any collection is open; as it is, if the store is away. Raises Conflict
+        for a directory that has written to a store, or has collections that are not of this one."""
         record = read_record(self._data)
         on_disk = collections_on(self._data)
         if record is None and on_disk:
@@ -120,6 +121,14 @@ class Follower(Replication):
             )
         write_record(self._data, Record(url=self._url, replica=True))
         prepare(self._data)
+        try:
+            self._level(on_disk, progress)
+        except Unavailable as error:
+            if not on_disk:
+                raise
+            self._note(message_of(error))
+
+    def _level(self, on_disk: list[OnDisk], progress: Progress) -> None:
         directory = self._read_directory()
         restore_directory(self._data, directory)
         present = {one.name: one for one in on_disk}
@@ -130,6 +139,22 @@ class Follower(Replication):
         for name, uid in directory.collections.items():
             here = present.get(name)
             self._begin(name, uid, here.reached if here else None, progress)
+        self._is_level = True
+
+    def _resume(self) -> None:
+        """Go on, once the store is back after a start without it, if what is open continues what it has."""
+        directory = self._read_directory()
+        for name, one in self._catalog.collections.items():
+            log = CollectionLog(self._objects, one.uid)
+            with one.log.transaction() as db:
+                last = slot_of(log, reached_by(db)) if directory.collections.get(name) == one.uid else None
+            if last is None:
+                raise StorageError(
+                    f"{name} is too far behind the store, or gone from it; a restart brings it up to date"
+                )
+            self._followed[name] = FollowedLog(one.uid, log, last, time.monotonic())
+        self._take(directory)
+        self._is_level = True
 
     def _read_directory(self) -> Directory:
         """The newest one. Raises NotFound if nobody has written to the store yet."""
@@ -173,6 +198,8 @@ class Follower(Replication):
     def _run(self) -> None:
         while not self._closing.wait(self._poll_s):
             try:
+                if not self._is_level:
+                    self._resume()
                 self._follow_directory()
                 list(self._pool.map(self._follow, list(self._followed.items())))
             except Unavailable as error:

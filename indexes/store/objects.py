@@ -50,14 +50,18 @@ class Bucket:
     """Objects under a URL, by obstore, which takes credentials, region and endpoint from the environment, under the
     names that the provider's own tools use."""
 
-    def __init__(self, url: str) -> None:
-        """Raises InvalidInput for a URL that cannot be used."""
+    def __init__(self, url: str, *, makes_folder: bool = False) -> None:
+        """Raises InvalidInput for a URL that cannot be used, or of a folder that is missing unless this makes it."""
         self.url = url
         parts = urlsplit(url)
         if parts.scheme not in SCHEMES:
             raise InvalidInput(
                 f"store.url {url!r} should begin with {', '.join(f'{one}://' for one in SCHEMES)}",
                 param="store.url",
+            )
+        if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
+            raise InvalidInput(
+                f"store.url {url!r} should be file:/// and an absolute path", param="store.url"
             )
         try:
             import obstore
@@ -72,7 +76,7 @@ class Bucket:
         try:
             from_url: Any = store.from_url  # its overloads want literal options
             if self._folder is not None:
-                self._store: Any = store.LocalStore(prefix=self._folder, mkdir=True)
+                self._store: Any = store.LocalStore(prefix=self._folder, mkdir=makes_folder)
             else:
                 self._store = from_url(
                     url,
@@ -92,6 +96,8 @@ class Bucket:
                 self._obstore.put(self._store, name, content, mode="create", use_multipart=False)
             except self._obstore.exceptions.AlreadyExistsError:
                 return False
+            except FileNotFoundError as error:
+                raise Unavailable(f"the store {self.url} does not exist: {first_line(error)}") from error
         if self._folder is not None:  # which obstore does not sync
             with self._errors(name):
                 self._sync(self._folder, name)

@@ -6,7 +6,8 @@
 | new | empty | the store gets everything |
 | has collections, but never had this store | not empty | refused |
 | has nothing, but perhaps keys | not empty | everything is restored; an older writer that still lives is fenced off |
-| held an older epoch | | refused: another service has taken over; the error says what only this directory has |
+| held an older epoch | of the same path and machine, and nothing is only here | brought up to date |
+| held an older epoch | otherwise | refused: another service has taken over; the error says what is only here |
 
 A fence goes into every log before anything is compared, so nothing can change in between.
 """
@@ -28,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from indexes.base.durable import disk_errors, publish_folder
-from indexes.base.errors import Conflict, InvalidInput, NearlineError, NotFound, message_of
+from indexes.base.errors import Conflict, InvalidInput, NearlineError, NotFound, Unavailable, message_of
 from indexes.base.model import Progress, now_ms
 from indexes.collection.collection import DRAFT_PREFIX
 from indexes.directory.backup.backup import choose
@@ -44,7 +45,15 @@ from indexes.directory.marker import (
 from indexes.log.pinned import pin
 from indexes.store.checkpoints import StoredCheckpoint
 from indexes.store.collection_log import CollectionLog
-from indexes.store.directory import DIRECTORY, Directory, Record, read_record, restore_directory, write_record
+from indexes.store.directory import (
+    DIRECTORY,
+    RECORD,
+    Directory,
+    Record,
+    read_record,
+    restore_directory,
+    write_record,
+)
 from indexes.store.objects import Objects, prove
 from indexes.store.restoring import NEWEST, Until, restore_log
 from indexes.store.rows import LoggedState, reached_by
@@ -59,6 +68,7 @@ from indexes.store.slots import (
     SlotWriter,
     Superseded,
     newest_epoch,
+    read_epoch,
     take_epoch,
 )
 
@@ -75,9 +85,20 @@ class OpenStore:
     objects: Objects
     url: str
     epoch: int
+    token: str
     names: SlotWriter
     directory: Directory
     writers: dict[str, LogWriter] = field(default_factory=dict)
+
+    def require_present(self) -> None:
+        """Raise Unavailable if the store no longer has what this directory began with: its folder is not mounted, or it
+        was emptied. What would be put there could not be restored."""
+        try:
+            is_there = read_epoch(self.objects, self.epoch).token == self.token
+        except NotFound:
+            is_there = False
+        if not is_there:
+            raise Unavailable(f"the store {self.url} has lost what it held, or is another one now")
 
     def writer_of(self, uid: str) -> LogWriter:
         """The writer of a collection, begun if the store does not have it."""
@@ -110,6 +131,26 @@ def open_store(
 
     Raises Conflict if this directory must not write to the store, or the store cannot be used; Damaged, Unavailable.
     """
+    on_disk = collections_on(data)
+    record, number = claim(objects, url, data, on_disk)
+    names = fence_slots(SlotLog(objects, DIRECTORY), number, NOTHING)
+    directory = directory_at(names.log, NEWEST)
+    uids = list(directory.collections.values())
+    with ThreadPoolExecutor(FENCED_TOGETHER, "store-fence") as pool:
+        fenced = list(pool.map(lambda uid: fence_log(CollectionLog(objects, uid), number), uids))
+    writers = dict(zip(uids, fenced, strict=True))
+    opened = OpenStore(objects, url, number, record.taking, names, directory, writers)
+    if record.restoring:
+        prepare(data)
+        restore_directory(data, directory)
+    record = msgspec.structs.replace(record, epoch=number, token=record.taking, taking="", restoring=False)
+    write_record(data, record)
+    level(opened, data, on_disk, record, progress, restores=restores)
+    return opened
+
+
+def claim(objects: Objects, url: str, data: Path, on_disk: list[OnDisk]) -> tuple[Record, int]:
+    """Take the next epoch, if this directory may. Returns its record, with the token as `taking`, and the epoch."""
     prove(objects)
     record = read_record(data)
     if record is None or record.url != url:
@@ -118,38 +159,26 @@ def open_store(
         raise Conflict(
             f"{data} is a replica of the store: serve it with --replica, or let it write with `nearline promote`"
         )
-    on_disk = collections_on(data)
     number, newest = newest_epoch(objects)
-    token = newest.token if newest else ""
-    if newest is None and record.token:
-        logger.warning(
-            "the store %s is empty, although this directory had filled it: it is filled again", url
-        )
-    elif newest is not None and token not in {record.token, record.taking}:
-        if on_disk or (is_data_directory(data) and read_marker(data).aliases):
-            raise Conflict(refusal(objects, on_disk, record, newest), param="store.url")
-        logger.info("%s is empty: restoring everything from %s", data, url)
-        record = msgspec.structs.replace(record, restoring=True)
-    taking = secrets.token_hex(16)
-    write_record(data, record := msgspec.structs.replace(record, epoch=number, token=token, taking=taking))
     by = f"{socket.gethostname()}:{data.resolve()}"
+    if newest is None and record.token:
+        raise Unavailable(
+            f"the store {url} is empty, although this directory has filled it. If what it held is lost for good, "
+            f"remove {RECORD} from the data directory: the next start fills it again"
+        )
+    if newest is not None and newest.token not in {record.token, record.taking}:
+        lacking = [one for one in (only_on(objects, held, record) for held in on_disk) if one]
+        aliases = read_marker(data).aliases if is_data_directory(data) else {}
+        if lacking or ((on_disk or aliases) and newest.by != by):
+            raise Conflict(refusal(lacking, record, newest), param="store.url")
+        logger.warning("%s is empty or from an earlier time: restoring from %s", data, url)
+        record = msgspec.structs.replace(record, restoring=True)
+    token, taking = newest.token if newest else "", secrets.token_hex(16)
+    record = msgspec.structs.replace(record, epoch=number, token=token, taking=taking)
+    write_record(data, record)
     if not take_epoch(objects, number + 1, taking, by, now_ms()):
         raise Conflict("another service has just taken over the store", param="store.url")
-    directory = Directory()
-    names = fence_slots(SlotLog(objects, DIRECTORY), number + 1, NOTHING)
-    with contextlib.suppress(NotFound):
-        directory = directory_at(names.log, NEWEST)
-    uids = list(directory.collections.values())
-    with ThreadPoolExecutor(FENCED_TOGETHER, "store-fence") as pool:
-        fenced = list(pool.map(lambda uid: fence_log(CollectionLog(objects, uid), number + 1), uids))
-    opened = OpenStore(objects, url, number + 1, names, directory, dict(zip(uids, fenced, strict=True)))
-    if record.restoring:
-        prepare(data)
-        restore_directory(data, directory)
-    record = msgspec.structs.replace(record, epoch=number + 1, token=taking, taking="", restoring=False)
-    write_record(data, record)
-    level(opened, data, on_disk, record, progress, restores=restores)
-    return opened
+    return record, number + 1
 
 
 def collections_on(data: Path) -> list[OnDisk]:
@@ -164,14 +193,13 @@ def collections_on(data: Path) -> list[OnDisk]:
     return found
 
 
-def refusal(objects: Objects, on_disk: list[OnDisk], record: Record, newest: Epoch) -> str:
+def refusal(lacking: list[str], record: Record, newest: Epoch) -> str:
     """Why a directory must not write to a store, and what only it has."""
     when = datetime.fromtimestamp(newest.at_ms / 1000, UTC).isoformat(timespec="seconds")
     if not record.token:
         why = f"the store belongs to another data directory ({newest.by}, since {when})"
     else:
         why = f"another service has taken over the store: {newest.by}, at {when}"
-    lacking = [one for one in (only_on(objects, held, record) for held in on_disk) if one]
     only = "; only here are " + ", ".join(lacking) if lacking else ", and it has everything that is here"
     return f"{why}{only}. An empty data directory gets all that the store has; or choose another store.url"
 
@@ -348,6 +376,6 @@ def directory_at(names: SlotLog, until: Until) -> Directory:
         if slot.payload and slot.at_ms <= until.at_ms:
             return msgspec.msgpack.decode(slot.payload, type=Directory)
         number -= 1
-    raise NotFound(
-        "the store holds nothing that is so early" if until != NEWEST else "the store holds no collection"
-    )
+    if until == NEWEST:
+        return Directory()  # nobody has made a collection yet
+    raise NotFound("the store holds nothing that is so early")

@@ -202,6 +202,12 @@ def newest_epoch(objects: Objects) -> tuple[int, Epoch | None]:
     return int(names[-1]), unseal(names[-1], objects.read(f"{EPOCH_FOLDER}/{names[-1]}"), Epoch)
 
 
+def read_epoch(objects: Objects, number: int) -> Epoch:
+    """Raises NotFound."""
+    name = f"{EPOCH_FOLDER}/{number:010}"
+    return unseal(name, objects.read(name), Epoch)
+
+
 def take_epoch(objects: Objects, number: int, token: str, by: str, now_ms: int) -> bool:
     """Take an epoch. False if another service has taken it."""
     content = seal(Epoch(FORMAT, token, by, now_ms))

@@ -46,6 +46,7 @@ FILES_EVERY_S = 5.0  # how often it looks for settings that have changed
 CLEAR_EVERY_S = 3600.0
 RETRY_S = (0.5, 15.0)  # the first pause after a failure, and the longest
 FLUSH_S = 4.0  # at the end; the service has little more
+PRESENT_S = 1.0  # how often a bucket is asked whether it is still the one that was opened; a folder each time
 CONFIRM_S = 15.0  # how long a write waits for the store
 
 
@@ -111,7 +112,7 @@ class Uploader(Replication):
         self._failed_since, self._retry_at, self._pause_s = 0.0, 0.0, RETRY_S[0]
         self._opened: OpenStore | None = None
         self._directory = Directory()
-        self._directory_due = self._clear_due = 0.0
+        self._directory_due = self._clear_due = self._present_until = 0.0
         self._cleared: set[str] = set()
         self._confirming: dict[str, list[Confirming]] = {}  # by uid
         self._naming: list[tuple[Future[None], float]] = []
@@ -324,6 +325,12 @@ class Uploader(Replication):
         """On the thread that writes to the collection."""
         tracked.waiting_since = tracked.waiting_since or time.monotonic()
 
+    def _require_present(self) -> None:
+        if self._opened is not None and time.monotonic() >= self._present_until:
+            self._opened.require_present()
+            cheap = self.options.url.startswith("file:")
+            self._present_until = time.monotonic() + (0.0 if cheap else PRESENT_S)
+
     def _begin(self, tracked: Tracked) -> bool:
         with self._lock:
             begins, tracked.is_uploading = not tracked.is_uploading, True
@@ -350,7 +357,9 @@ class Uploader(Replication):
         """Upload one collection, on a thread of the pool."""
         began, tracked.waiting_since = tracked.waiting_since, 0.0  # a commit from here on is one more
         try:
-            self._upload_of(tracked).upload(self._clock())
+            upload = self._upload_of(tracked)
+            self._require_present()
+            upload.upload(self._clock())
         except Superseded as error:
             self._stop(error)
         except Exception as error:  # noqa: BLE001 - tried again
@@ -397,8 +406,9 @@ class Uploader(Replication):
             naming, self._naming = self._naming, []
         try:
             names = self._opened.names
-            names.settle()
             if (now := self._described()) != self._directory:
+                self._require_present()
+                names.settle()
                 reached = LogExtent(names.last.slot.reached.operations + 1, content=now.digest)
                 names.append(msgspec.msgpack.encode(now), reached, self._clock())
                 self._directory = now

@@ -31,6 +31,7 @@ from indexes.directory.marker import (
     is_data_directory,
     read_marker,
 )
+from indexes.store.directory import read_record
 from retrieval.access.limits import Limits
 from retrieval.wire.decoding import check_built
 
@@ -156,8 +157,15 @@ class KeyStore:
             )
         return found, newest
 
+    def _require_own(self) -> None:
+        if (record := read_record(self.data)) is not None and record.replica:
+            raise Conflict(
+                f"{self.data} is a replica's: keys are changed where the service is that writes to its store"
+            )
+
     def open(self) -> None:
         """End all keys and the lock. A service notices when it next starts; a running one stays as it is."""
+        self._require_own()
         if not self.read_lock()[0] and not self.path.exists():
             return  # and leave no lock file, which would lock a running service
         with changing(self.data):
@@ -190,6 +198,7 @@ class KeyStore:
 
         Raises Conflict for a file from an earlier time.
         """
+        self._require_own()
         with changing(self.data):
             found, newest = self._read()
             keys = {} if found is None else {key.id: key for key in found.keys}

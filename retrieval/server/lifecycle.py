@@ -138,7 +138,7 @@ def store_of(config: Config, data: Path) -> Uploader | Follower | None:
     if store.replica:
         return Follower(Bucket(store.url), store.url, data, store.poll_ms / 1000)
     options = StoreOptions(store.url, store.acknowledge, store.lag_s_max, store.keep_days)
-    return Uploader(Bucket(store.url), options, data)
+    return Uploader(Bucket(store.url, makes_folder=True), options, data)
 
 
 def leave_on_failure(app: web.Application, loop: asyncio.AbstractEventLoop) -> failures.Listener:

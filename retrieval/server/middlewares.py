@@ -23,6 +23,7 @@ from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.gates import Load
 from retrieval.admission.turns import PATIENT
 from retrieval.cache import REDIS_WAIT, RedisWait
+from retrieval.handlers import feedback, jobs
 from retrieval.handlers.browsers import FORM, let_page_read, require_known_caller
 from retrieval.handlers.error_shapes import response
 from retrieval.handlers.state import (
@@ -40,6 +41,7 @@ from retrieval.handlers.state import (
     READY,
     SCOPES,
     STOPPING,
+    STORE,
 )
 from retrieval.handlers.wire import form, in_callers_words, require_once
 from retrieval.observe.request_log import CLIENT_LEFT, LOG, REQUEST_ID, log_request, request_id_of
@@ -138,6 +140,20 @@ async def within_grace(request: web.Request, handler: Handler) -> web.StreamResp
         return await handler(request)
 
 
+OF_THIS_MACHINE = {jobs.reindex, jobs.tune, jobs.rollback}  # its indexes
+
+
+def require_own(request: web.Request) -> None:
+    """On a replica, raise Conflict for what only the service that writes to the store may change."""
+    handler = request.match_info.handler
+    scope = request.app[SCOPES].get(handler, "key")
+    changes = scope == "admin" and request.method not in {"GET", "HEAD"} and handler not in OF_THIS_MACHINE
+    if (changes or scope == "write" or handler is feedback.write) and (
+        store := request.app[STORE]
+    ) is not None:
+        store.require_up()
+
+
 @web.middleware
 async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Admit a known caller whose key allows the request, once its body is here and its class has room for it.
@@ -155,6 +171,8 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
         caller = app[KEYS].admit(request.headers, app[SCOPES].get(request.match_info.handler, "key"))
         PRINCIPAL.set(caller)
         require_known_parameters(request)
+        if app[CONFIG].store.replica:
+            require_own(request)
         with app[LIMITER].under_way(caller.key, caller.limits):
             load = load_of(request)
             if load is None:

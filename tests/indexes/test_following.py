@@ -18,6 +18,7 @@ from indexes.directory.marker import KEYS, is_locked
 from indexes.parts.learned import SynonymSettings
 from indexes.store import collection_log
 from indexes.store.following import Follower, promote
+from retrieval.access.key_file import KeyStore
 from tests.indexes.test_store import state_of
 from tests.indexes.test_uploading import BUCKET, WAIT_S, WORLD, Service, away, near, serving, wait_for
 from tests.support.object_stores import MemoryObjects
@@ -208,6 +209,32 @@ def test_a_promoted_replica_writes_and_the_old_writer_stops(tmp_path: Path, obje
         promoted.write("docs", 3).result(WAIT_S)
     with pytest.raises(Conflict, match="another service has taken over"):
         Service(tmp_path / "a", objects, BUCKET)
+
+
+def test_it_starts_while_the_store_is_away(tmp_path: Path, objects: MemoryObjects) -> None:
+    """It serves what it has, and goes on when the store is back."""
+    with serving(tmp_path / "a", objects) as writer:
+        writer.create("docs")
+        writer.write("docs", 1).result(WAIT_S)
+        with following(tmp_path / "b", objects):
+            pass
+        objects.fault = away
+        with following(tmp_path / "b", objects) as replica:
+            assert replica.catalog.get("docs").document("d1").id == "d1"
+            objects.fault = near
+            writer.write("docs", 2).result(WAIT_S)
+            writer.create("new")
+            wait_for(lambda: replica.has(writer.catalog.get("docs")) and "new" in replica.catalog.collections)
+
+
+def test_it_follows_a_store_without_collections(tmp_path: Path, objects: MemoryObjects) -> None:
+    with serving(tmp_path / "a", objects) as writer, following(tmp_path / "b", objects) as replica:
+        writer.create("docs")
+        wait_for(lambda: "docs" in replica.catalog.collections)
+        with pytest.raises(Conflict, match="is a replica's"):
+            KeyStore(tmp_path / "b").open()
+        with pytest.raises(Conflict, match="is a replica's"), KeyStore(tmp_path / "b")._edit_keys():
+            pass
 
 
 def test_an_empty_store_has_no_replicas(tmp_path: Path, objects: MemoryObjects) -> None:

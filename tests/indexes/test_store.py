@@ -288,7 +288,7 @@ def test_a_store_that_replaces_objects_is_refused() -> None:
 
 def test_a_folder_is_a_store(collection: Collection, tmp_path: Path) -> None:
     """`file://` keeps objects in a folder that may have any name, through the library that also speaks to buckets."""
-    objects = Bucket((tmp_path / "a b#c").as_uri())
+    objects = Bucket((tmp_path / "a b#c").as_uri(), makes_folder=True)
     prove(objects)
     upload = uploader(objects, collection, keep_ms=0)
     fill(collection, WORLD, range(30))

@@ -343,3 +343,52 @@ def test_a_start_that_fails_anywhere_can_be_repeated(
             assert other.catalog.aliases == {"live": "docs"}
             assert (data / KEYS).exists()
     assert failed > 3
+
+
+def test_a_store_that_lost_everything_gets_nothing(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket that was emptied, or a folder that is not mounted, is not written to: nothing there could be restored.
+    When what it held is back, all goes on. A start finds that out, too."""
+    monkeypatch.setattr(uploading, "PRESENT_S", 0.0)
+    monkeypatch.setattr(uploading, "CONFIRM_S", 0.5)
+    monkeypatch.setattr(uploading, "RETRY_S", (0.1, 0.2))
+    held = objects.held
+    with serving(tmp_path / "a", objects) as service:
+        service.create("docs")
+        service.write("docs", 1).result(WAIT_S)
+        objects.held = {}
+        with pytest.raises(Unavailable):
+            service.write("docs", 2).result(WAIT_S)
+        assert "has lost what it held" in service.uploader.error
+    with serving(tmp_path / "a", objects) as service:
+        assert "although this directory has filled it" in service.uploader.error
+        assert not [name for name in objects.held if not name.startswith("proof/")]
+        objects.held = held
+        wait_for(service.is_level)
+        service.write("docs", 3).result(WAIT_S)
+    with serving(tmp_path / "b", objects) as other:
+        assert other.ids("docs") == {"d1", "d2", "d3"}
+
+
+def test_a_disk_from_before_a_restart_catches_up(tmp_path: Path, objects: MemoryObjects) -> None:
+    """The disk is set back to a time before the last starts of the same service; with writes that only it has, it is
+    refused."""
+    with serving(tmp_path / "a", objects) as service:
+        service.create("docs")
+        service.write("docs", 1).result(WAIT_S)
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    for number in (2, 3):
+        with serving(tmp_path / "a", objects) as service:
+            service.write("docs", number).result(WAIT_S)
+    shutil.rmtree(tmp_path / "a")
+    shutil.copytree(tmp_path / "copy", tmp_path / "a")
+    with serving(tmp_path / "a", objects) as service:
+        assert service.ids("docs") == {"d1", "d2", "d3"}
+    shutil.rmtree(tmp_path / "a")
+    shutil.copytree(tmp_path / "copy", tmp_path / "a")
+    alone = Catalog(tmp_path / "a", IndexOptions())
+    alone.get("docs").write([WORLD.document(9)]).result(WAIT_S)
+    alone.close()
+    with pytest.raises(Conflict, match=r"only here are docs \(operations 2 to 2\)"):
+        Service(tmp_path / "a", objects, BUCKET)

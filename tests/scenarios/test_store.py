@@ -139,6 +139,15 @@ def test_a_replica_follows_and_is_promoted(tmp_path: Path, environ: dict[str, st
             )
             assert refused.status == 409
             assert "this service is a replica; writes go to " in refused.body["error"]["message"]
+            for method, path, body in (
+                ("POST", "/v1/keys", {"scopes": ["search"]}),
+                ("POST", "/v1/collections/docs/erase", {}),
+                ("POST", "/v1/collections/docs/feedback", {"feedback": []}),
+                ("DELETE", "/v1/collections/docs", None),
+                ("PUT", "/v1/aliases/live", {"collection": "docs"}),
+            ):
+                assert other.call(method, path, body).status == 409, path
+            assert other.call("POST", "/v1/collections/docs/reindex", {}).status == 202
             assert other.ok("GET", "/v1/collections/docs")["store"]["seq"] == 4
             replica.kill()
         seq = write(http, 4)

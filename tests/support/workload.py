@@ -312,7 +312,7 @@ def storm(folder: Path, tell: Tell, options: Options) -> None:
 
 def open_with_store(folder: Path, url: str) -> tuple[Catalog, Uploader]:
     """Open a directory that acknowledges what its store has; an empty one gets what the store has."""
-    uploader = Uploader(Bucket(url), StoreOptions(url, "bucket"), folder)
+    uploader = Uploader(Bucket(url, makes_folder=True), StoreOptions(url, "bucket"), folder)
     tuning = replace(TUNING, replication=uploader)
     catalog = Catalog(folder, tuning, before_opening=lambda: uploader.open(lambda *_: None))
     uploader.start(catalog)
