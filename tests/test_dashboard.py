@@ -73,6 +73,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
     folder = tmp_path_factory.mktemp("prometheus")
     environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_SEARCH_STRAINED_FROM": "1"}
     with contextlib.ExitStack() as stack:
+        environ["NEARLINE_STORE_URL"] = (folder / "store").as_uri()
         environ["NEARLINE_REDIS_URL"] = stack.enter_context(redis_server(folder)).url
         service = Http(stack.enter_context(serving(folder / "data", environ)).url)
         url = stack.enter_context(prometheus(folder, service.url.removeprefix("http://")))
