@@ -44,12 +44,16 @@ from indexes.store.objects import Objects
 from indexes.store.opening import OnDisk, collections_on, directory_at, restore_collection
 from indexes.store.restoring import NEWEST
 from indexes.store.rows import LogChange, reached_by, replay
-from indexes.store.slots import LogExtent, Read, SlotLog, newest_epoch
-from indexes.store.uploading import UploadState
+from indexes.store.slots import LogExtent, Read, SlotLog, newest_epoch, read_epoch
+from indexes.store.uploading import PRESENT_S, UploadState
 
 logger = logging.getLogger(__name__)
 
 FOLLOWED_TOGETHER = 8  # collections
+
+
+class OutOfStep(StorageError):
+    """What is here no longer continues what the store has: a new start restores it."""
 
 
 @dataclass(slots=True)
@@ -76,6 +80,7 @@ class Follower(Replication):
         self._names_read = 0
         self._followed: dict[str, FollowedLog] = {}  # by name
         self._is_level = False
+        self._epoch, self._present_until = 0, 0.0
         self._closing = threading.Event()
         self._pool = ThreadPoolExecutor(FOLLOWED_TOGETHER, "follow")
         self._thread = threading.Thread(target=self._run, name="follow", daemon=True)
@@ -149,7 +154,7 @@ class Follower(Replication):
             with one.log.transaction() as db:
                 last = slot_of(log, reached_by(db)) if directory.collections.get(name) == one.uid else None
             if last is None:
-                raise StorageError(
+                raise OutOfStep(
                     f"{name} is too far behind the store, or gone from it; a restart brings it up to date"
                 )
             self._followed[name] = FollowedLog(one.uid, log, last, time.monotonic())
@@ -158,7 +163,7 @@ class Follower(Replication):
 
     def _read_directory(self) -> Directory:
         """The newest one. Raises NotFound if nobody has written to the store yet."""
-        _, newest = newest_epoch(self._objects)
+        self._epoch, newest = newest_epoch(self._objects)
         if newest is None:
             raise NotFound(f"the store {self._url} is empty: start the service that writes to it first")
         self._writer = newest.by.partition(":")[0]  # callers need no paths
@@ -198,21 +203,30 @@ class Follower(Replication):
     def _run(self) -> None:
         while not self._closing.wait(self._poll_s):
             try:
+                self._require_present()
                 if not self._is_level:
                     self._resume()
                 self._follow_directory()
                 list(self._pool.map(self._follow, list(self._followed.items())))
-            except Unavailable as error:
-                self._note(message_of(error))
-            except NearlineError as error:
-                # What is here no longer continues what the store has: a new start restores it.
-                failures.report(error if isinstance(error, StorageError) else StorageError(message_of(error)))
+            except OutOfStep as error:
+                failures.report(error)
                 return
             except Exception as error:
-                logger.exception("the store is not followed for now")
-                self._note(repr(error))
+                if not isinstance(error, NearlineError):
+                    logger.exception("following the store failed")
+                self._note(message_of(error))
             else:
                 self._note("")
+
+    def _require_present(self) -> None:
+        """Raise Unavailable if the store has lost what it held: that there is no next slot would say nothing."""
+        if not self._is_level or time.monotonic() < self._present_until:
+            return
+        try:
+            read_epoch(self._objects, self._epoch)
+        except NotFound:
+            raise Unavailable(f"the store {self._url} has lost what it held, or is another one now") from None
+        self._present_until = time.monotonic() + PRESENT_S
 
     def _note(self, error: str) -> None:
         if error and not self.error:
@@ -239,11 +253,14 @@ class Follower(Replication):
         for name in gone:
             if name in wanted:
                 self._delete(name)
-        for name, followed in list(self._followed.items()):
-            new = names.get(followed.uid, name)
-            if new != name and new not in self._followed:
-                catalog.rename(name, new)
-                self._followed[new] = self._followed.pop(name)
+        while free := [
+            name for name in self._moved(names) if names[self._followed[name].uid] not in self._followed
+        ]:
+            followed = self._followed.pop(free[0])
+            catalog.rename(free[0], names[followed.uid])
+            self._followed[names[followed.uid]] = followed
+        for name in self._moved(names):  # two have exchanged their names
+            self._delete(name)
         for name, uid in wanted.items():
             if name not in self._followed:
                 self._begin(name, uid, None, lambda *_: None)
@@ -257,6 +274,10 @@ class Follower(Replication):
             if name in self._followed and name not in wanted:
                 self._delete(name)
         restore_directory(self._data, directory)
+
+    def _moved(self, names: dict[str, str]) -> list[str]:
+        """The collections that have another name in the store."""
+        return [name for name, one in self._followed.items() if names.get(one.uid, name) != name]
 
     def _delete(self, name: str) -> None:
         for alias in [alias for alias, target in self._catalog.aliases.items() if target == name]:
@@ -285,7 +306,7 @@ class Follower(Replication):
 
     def _replay(self, collection: Collection, changes: list[LogChange]) -> None:
         if any(change.anew for change in changes):
-            raise StorageError(f"the store has begun {collection.name} anew; a restart restores it")
+            raise OutOfStep(f"the store has begun {collection.name} anew; a restart restores it")
         if any(change.rows.documents or change.operations for change in changes):
             collection.replay(partial(replay, changes))
         state = changes[-1].state

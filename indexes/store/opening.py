@@ -143,7 +143,10 @@ def open_store(
     if record.restoring:
         prepare(data)
         restore_directory(data, directory)
-    record = msgspec.structs.replace(record, epoch=number, token=record.taking, taking="", restoring=False)
+    removed = [uid for uid in record.removed if uid in writers]  # the store lists the others no more
+    record = msgspec.structs.replace(
+        record, epoch=number, token=record.taking, taking="", restoring=False, removed=removed
+    )
     write_record(data, record)
     level(opened, data, on_disk, record, progress, restores=restores)
     return opened

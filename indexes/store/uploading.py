@@ -364,7 +364,7 @@ class Uploader(Replication):
             self._stop(error)
         except Exception as error:  # noqa: BLE001 - tried again
             tracked.waiting_since = began or time.monotonic()
-            if self._tracked.get(tracked.collection.uid) is tracked:  # else it was deleted meanwhile
+            if is_readable(tracked.collection):
                 self._fail(error)
         else:
             self.uploads += 1
@@ -470,6 +470,15 @@ class Uploader(Replication):
         if self.error:
             logger.info("the store can be used again after %.0f s", time.monotonic() - self._failed_since)
         self.error, self._retry_at = "", 0.0
+
+
+def is_readable(collection: Collection) -> bool:
+    """Whether a failure can be due to the store: the log is neither damaged nor closed, for a new name or for good."""
+    try:
+        collection.log.position()
+    except NearlineError:
+        return False
+    return True
 
 
 def resolve(future: Future[T], outcome: T | BaseException) -> None:

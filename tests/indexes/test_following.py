@@ -123,8 +123,15 @@ def test_names_aliases_keys_and_settings_follow(tmp_path: Path, objects: MemoryO
         wait_for(lambda: replica.has(writer.catalog.get("next")))
         wait_for(lambda: replica.catalog.get("next").synonyms.current is not None)
         wait_for(lambda: (tmp_path / "b" / KEYS).exists() and is_locked(tmp_path / "b"))
-        writer.catalog.rename("next", "later")
-        writer.catalog.delete("docs")
+        writer.create("docs-2")
+        for old, new in (("next", "other"), ("docs", "next"), ("other", "docs"), ("docs-2", "other")):
+            writer.catalog.rename(old, new)
+        writer.write("docs", 4).result(WAIT_S)
+        wait_for(lambda: all(replica.has(one) for one in writer.catalog.collections.values()))
+        wait_for(lambda: set(replica.catalog.collections) == {"docs", "next", "other"})
+        writer.catalog.rename("docs", "later")
+        writer.catalog.delete("next")
+        writer.catalog.delete("other")
         writer.write("later", 3).result(WAIT_S)
         wait_for(lambda: set(replica.catalog.collections) == {"later"})
         wait_for(lambda: replica.has(writer.catalog.get("later")))
@@ -165,6 +172,10 @@ def test_a_store_that_is_away_leaves_it_serving(tmp_path: Path, objects: MemoryO
             assert replica.follower.lag_s > 0.05
             objects.fault = near
             wait_for(lambda: replica.follower.error == "" and replica.follower.lag_s < 1)
+            held, objects.held = objects.held, {}
+            wait_for(lambda: "has lost what it held" in replica.follower.error)
+            objects.held = held
+            wait_for(lambda: replica.follower.error == "")
 
 
 def test_a_replica_that_was_away_for_long_is_restored(
