@@ -272,7 +272,9 @@ class Uploader(Replication):
             resolve(future, error)
 
     def _is_done(self) -> bool:
-        return not any(one.waiting_since or one.is_uploading for one in list(self._tracked.values()))
+        """Whether the store has everything; a new collection is listed only after its first upload."""
+        busy = any(one.waiting_since or one.is_uploading for one in list(self._tracked.values()))
+        return not busy and self._opened is not None and self._described() == self._directory
 
     def _look(self) -> None:
         """Begin every upload that is due."""

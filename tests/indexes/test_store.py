@@ -126,8 +126,7 @@ def test_any_moment_is_restored_as_it_was(
 def test_little_more_is_read_than_lives(
     collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After documents were replaced again and again, restoring reads at most twice as many bytes as one upload of what
-    lives."""
+    """After documents were replaced sixty times, restoring reads what lives and the slots since the last checkpoint."""
     monkeypatch.setattr(collection_log, "SLOTS_BETWEEN", 10)
     objects = MemoryObjects()
     upload = uploader(objects, collection, keep_ms=0)
@@ -140,7 +139,7 @@ def test_little_more_is_read_than_lives(
     objects.calls.clear()
     restored(objects, collection.uid, tmp_path / "there")
     read = sum(len(objects.held[name]) for operation, name in objects.calls if operation == "read")
-    assert read < 2 * live + 10 * live  # the last checkpoint, and up to ten slots of as many documents
+    assert read < 12 * live  # the last checkpoint, and up to ten slots of as many documents
     assert sum(map(len, objects.held.values())) < 25 * live  # of 60 versions
 
 

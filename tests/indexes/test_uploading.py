@@ -168,6 +168,19 @@ def test_a_service_starts_while_its_store_is_away(
         assert other.ids("docs") == {"d1", "d2"}
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2])
+def test_what_was_written_just_before_the_end_is_stored(
+    pause_s: float, tmp_path: Path, objects: MemoryObjects
+) -> None:
+    """A service that stops uploads the rest first, new collections with their names."""
+    with serving(tmp_path / "a", objects, LOCAL) as service:
+        service.create("docs")
+        service.write("docs", 1).result(WAIT_S)
+        time.sleep(pause_s)
+    with serving(tmp_path / "b", objects, LOCAL) as other:
+        assert other.ids("docs") == {"d1"}
+
+
 def test_a_new_machine_fences_the_old_one_off(tmp_path: Path, objects: MemoryObjects) -> None:
     """A service whose store was taken over acknowledges nothing more and ends; started again it is refused, and told
     what only it has."""
