@@ -202,23 +202,30 @@ class Log(LogReader):
         """Run one synced transaction. If it raises, nothing of it remains, except as `commit` says."""
         results: list[WriteResult] = []
         applied: list[Applied] = []
-        content, newest_before, owed, cycle = self._content.copy(), self.newest_seq, self.owed, self._cycle
-        db = self._db
+        content, owed, cycle = self._content.copy(), self.owed, self._cycle
+        with self._transaction() as db:
+            for operations in writes:
+                done = [apply(db, operation, content) for operation in operations]
+                applied += [one for one in done if one is not None]
+                results.append(self._summarize(operations, done, last_seq(db)))
+            if applied:
+                db.execute("UPDATE content SET sums = ?", (content.stored,))
+                cycle = self._begin_cycle(db)
+                self.newest_seq = applied[-1].seq
+            if dead := sum(one.dead_bytes for one in applied):
+                owed = owed.plus(dead, now_ms())
+                db.execute(PUT_META, (OWED, owed.stored))
+        return Transacted(results, applied, content, owed, cycle)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[apsw.Connection]:
+        """A transaction that is synced at the end of the block, or rolled back with `newest_seq` if that raises."""
+        db, newest_before = self._db, self.newest_seq
         with changing(self.path, db):
             failpoints.reach("commit.begin")
             db.execute("BEGIN IMMEDIATE")
             try:
-                for operations in writes:
-                    done = [apply(db, operation, content) for operation in operations]
-                    applied += [one for one in done if one is not None]
-                    results.append(self._summarize(operations, done, last_seq(db)))
-                if applied:
-                    db.execute("UPDATE content SET sums = ?", (content.stored,))
-                    cycle = self._begin_cycle(db)
-                    self.newest_seq = applied[-1].seq
-                if dead := sum(one.dead_bytes for one in applied):
-                    owed = owed.plus(dead, now_ms())
-                    db.execute(PUT_META, (OWED, owed.stored))
+                yield db
                 failpoints.reach("commit.before_sync")
                 db.execute("COMMIT")
             except BaseException:
@@ -226,7 +233,6 @@ class Log(LogReader):
                     db.execute("ROLLBACK")
                     self.newest_seq = newest_before
                 raise
-        return Transacted(results, applied, content, owed, cycle)
 
     def replay(self, write: Callable[[apsw.Connection], int]) -> None:
         """Commit, in one synced transaction, rows with the numbers that the log of another machine gave them, counters
@@ -234,24 +240,15 @@ class Log(LogReader):
 
         Raises like `commit`.
         """
-        with self._changing() as db:
-            newest_before = self.newest_seq
-            db.execute("BEGIN IMMEDIATE")
-            try:
+        with self._sound():
+            with self._transaction() as db:
                 dead = write(db)
                 content = ContentHash(bytes(db.execute("SELECT sums FROM content").get))
                 cycle = self._begin_cycle(db)
                 owed = self.owed.plus(dead, now_ms()) if dead else self.owed
                 db.execute(PUT_META, (OWED, owed.stored))
                 self.newest_seq = last_seq(db)
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                    self.newest_seq = newest_before
-                raise
-        self._content, self.owed = content, owed
-        with self._sound():
+            self._content, self.owed = content, owed
             self._committed(cycle)
 
     def _begin_cycle(self, db: apsw.Connection) -> int:

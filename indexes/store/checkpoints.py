@@ -12,7 +12,7 @@ one at least as large as they were, so that a row is written again about as ofte
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,7 @@ class StoredCheckpoints:
         self.objects, self.folder = objects, folder
 
     def moments(self) -> list[Moment]:
+        """The checkpoints, oldest first."""
         return [Moment.of(name) for name in self.objects.names(f"{self.folder}/{CHECKPOINTS}")]
 
     def read(self, moment: Moment) -> StoredCheckpoint:
@@ -164,10 +165,10 @@ def live_documents(db: Any) -> BitMap64:
     return BitMap64(pk for (pk,) in db.execute(LIVE))
 
 
-def kept_moments(moments: Iterable[Moment], since_ms: int) -> list[Moment]:
+def kept_moments(moments: list[Moment], since_ms: int) -> list[Moment]:
     """Which checkpoints to keep so that every moment since a time can be restored, newest first: the last two, one of
     each day, and the newest one from before that time, or else the oldest one."""
-    newest_first = sorted(moments, key=lambda one: (one.slot, one.at_ms), reverse=True)
+    newest_first = moments[::-1]
     kept, days = newest_first[:2], {one.at_ms // DAY_MS for one in newest_first[:2]}
     for one in newest_first[2:]:
         if kept[-1].at_ms <= since_ms:

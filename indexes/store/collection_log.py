@@ -45,7 +45,7 @@ class CollectionLog:
 
     def newest_checkpoint(self) -> StoredCheckpoint | None:
         moments = self.checkpoints.moments()
-        return self.checkpoints.read(max(moments, key=lambda one: (one.slot, one.at_ms))) if moments else None
+        return self.checkpoints.read(moments[-1]) if moments else None
 
     def last(self, checkpoint: StoredCheckpoint | None) -> Read:
         return self.slots.last(checkpoint.slot if checkpoint else 0)
@@ -117,7 +117,7 @@ class CollectionUpload:
         parts: list[StoredPart] = []
         for part in self._held.checkpoints.make_parts(self.log, known, end, 1.0 if erase else LIVE_MIN):
             parts.append(part)
-            self._upload_changes()  # whoever waits for the store does not wait for all parts
+            self._upload_changes()  # callers that wait for the store do not wait for all parts
         with self.log.transaction() as db:  # at one commit: parts, rows and change together make its state
             reached = self._writer.last.slot.reached
             change = last_change(db, reached, reached.documents, files_beside(self.log.path.parent))

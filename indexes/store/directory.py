@@ -3,8 +3,8 @@
     directory/<slot>          in the store, a log of its own: names, aliases and access keys after each change of them
     data/store.json           on the disk: the epoch that this directory holds, and collections that were deleted
 
-The epoch tells whether nobody else has written since: only then do the newest writes of this directory belong to what
-the store holds.
+The epoch tells whether any other service has written since. If none has, the newest writes of this directory belong to
+what the store holds.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 import uuid
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -100,16 +100,8 @@ class Follower(Replication):
 
     @property
     def lag_s(self) -> float:
-        """For how long the store was not seen to have nothing new."""
+        """Seconds since every collection last had all that the store has."""
         return max((time.monotonic() - one.level_at for one in list(self._followed.values())), default=0.0)
-
-    def erase(self, collection: Collection) -> None:
-        """Erasing here is of this machine only."""
-
-    def directory_changed(self) -> Future[None]:
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
 
     # -- opening
 
@@ -162,7 +154,7 @@ class Follower(Replication):
         self._is_level = True
 
     def _read_directory(self) -> Directory:
-        """The newest one. Raises NotFound if nobody has written to the store yet."""
+        """The newest one. Raises NotFound if no service has written to the store yet."""
         self._epoch, newest = newest_epoch(self._objects)
         if newest is None:
             raise NotFound(f"the store {self._url} is empty: start the service that writes to it first")
@@ -305,8 +297,8 @@ class Follower(Replication):
         followed.level_at = time.monotonic()
 
     def _replay(self, collection: Collection, changes: list[LogChange]) -> None:
-        if any(change.anew for change in changes):
-            raise OutOfStep(f"the store has begun {collection.name} anew; a restart restores it")
+        if any(change.restarts for change in changes):
+            raise OutOfStep(f"{collection.name} was uploaded again from the start; a restart restores it")
         if any(change.rows.documents or change.operations for change in changes):
             collection.replay(partial(replay, changes))
         state = changes[-1].state

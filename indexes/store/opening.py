@@ -28,12 +28,11 @@ from pathlib import Path
 
 import msgspec
 
-from indexes.base.durable import disk_errors, publish_folder
+from indexes.base.durable import disk_errors
 from indexes.base.errors import Conflict, InvalidInput, NearlineError, NotFound, Unavailable, message_of
 from indexes.base.model import Progress, now_ms
-from indexes.collection.collection import DRAFT_PREFIX
 from indexes.directory.backup.backup import choose
-from indexes.directory.backup.restoring import restore_aliases, take
+from indexes.directory.backup.restoring import placing, restore_aliases, take
 from indexes.directory.catalog import check_name
 from indexes.directory.marker import (
     change_marker,
@@ -291,11 +290,8 @@ def restore_collection(
     uid: str | None = None,
 ) -> LoggedState:
     """Place a collection, whole and durable, or put it into the place of one that is behind."""
-    folder, draft = data / name, data / f"{DRAFT_PREFIX}{name}"
-    shutil.rmtree(draft, ignore_errors=True)
-    try:
-        with disk_errors(draft):
-            draft.mkdir(parents=True)
+    folder = data / name
+    with placing(folder) as draft:
         state = restore_log(held, draft, until, lambda _, done, total: progress(name, done, total), uid)
         if folder.exists():
             for kept in KEPT_BESIDE:
@@ -303,9 +299,6 @@ def restore_collection(
                     shutil.copy2(folder / kept, draft / kept)
             with disk_errors(folder):
                 folder.rename(data / f".removed-{name}-{uuid.uuid4().hex}")
-        publish_folder(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return state
 
 
@@ -314,7 +307,7 @@ def restore_collection(
 
 @dataclass(frozen=True, slots=True)
 class RestoredFromStore:
-    """A collection that was restored, and its last operation with the time of it."""
+    """A collection that was restored, with its last operation, and the aliases restored with it."""
 
     name: str
     uid: str
@@ -380,5 +373,5 @@ def directory_at(names: SlotLog, until: Until) -> Directory:
             return msgspec.msgpack.decode(slot.payload, type=Directory)
         number -= 1
     if until == NEWEST:
-        return Directory()  # nobody has made a collection yet
+        return Directory()  # no collection was ever made
     raise NotFound("the store holds nothing that is so early")

@@ -83,7 +83,7 @@ def restore_log(
 
 def checkpoint_before(held: CollectionLog, until: Until) -> StoredCheckpoint | None:
     """The newest checkpoint that is not too late."""
-    for moment in sorted(held.checkpoints.moments(), key=lambda one: (one.slot, one.at_ms), reverse=True):
+    for moment in reversed(held.checkpoints.moments()):
         checkpoint = held.checkpoints.read(moment)
         if until.includes(checkpoint.last_ms, checkpoint.state.reached.operations):
             return checkpoint

@@ -70,13 +70,13 @@ class LoggedState(msgspec.Struct, frozen=True):
 
 
 class LogChange(msgspec.Struct):
-    """What one slot of a log holds. Without a state, more follows in the next one. `anew`: nothing of what came before
-    is left."""
+    """What one slot of a log holds. Without a state, more follows in the next one. `restarts`: it
+    replaces everything before it."""
 
     rows: Rows
     operations: list[Row] = []
     state: LoggedState | None = None
-    anew: bool = False
+    restarts: bool = False
 
 
 def reached_by(db: apsw.Connection) -> LogExtent:
@@ -131,9 +131,9 @@ def changes_since(log: LogReader, since: LogExtent, files: dict[str, bytes]) -> 
     """What leads from a state of the log to its last commit. All but the last have no state."""
     with log.transaction() as db:
         last = reached_by(db).documents
-        anew = since.operations > 0 and not has_operations_after(db, since)
-    if anew:  # it was written while no store was configured, and rebuilt
-        yield LogChange(Rows(), anew=True)
+        restarts = since.operations > 0 and not has_operations_after(db, since)
+    if restarts:  # it was written while no store was configured, and rebuilt
+        yield LogChange(Rows(), restarts=True)
         since = LogExtent()
     after = since.documents
     if last - after > BLOCK:
@@ -205,7 +205,6 @@ class RestoredLog:
                 db.execute("DELETE FROM content")
                 db.execute("INSERT INTO content VALUES(?)", (state.sums,))
                 number(db, state.reached)
-                drop_gaps(db, last)
             db.execute("PRAGMA synchronous = FULL")
             checkpoint(db, self._path)
         sync_file(self._path)
@@ -255,7 +254,7 @@ def replay(changes: list[LogChange], db: apsw.Connection) -> int:
 def write_changes(db: apsw.Connection, changes: list[LogChange]) -> int:
     dead = 0
     for change in changes:
-        if change.anew:
+        if change.restarts:
             db.execute(EMPTY)
         insert(db, change.rows)
         for operation in change.operations:
@@ -269,14 +268,3 @@ def number(db: apsw.Connection, reached: LogExtent) -> None:
     db.execute("DELETE FROM sqlite_sequence")
     numbers = [(one, getattr(reached, one)) for one in ("operations", "documents", "passages")]
     db.executemany("INSERT INTO sqlite_sequence VALUES(?, ?)", numbers)
-
-
-def drop_gaps(db: apsw.Connection, last: int) -> None:
-    """Keep the operations that follow one another up to the last: a log may lack only its oldest."""
-    found: Any = db.execute(
-        "SELECT max(seq) FROM (SELECT seq, lead(seq, 1, ?) OVER (ORDER BY seq) AS next FROM operations)"
-        " WHERE next <> seq + 1",
-        (last + 1,),
-    ).get
-    if found is not None:
-        db.execute("DELETE FROM operations WHERE seq <= ?", (found,))

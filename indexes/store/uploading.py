@@ -1,6 +1,6 @@
 """Carries what is written on this machine into a store, in the background, and says how far it has come.
 
-One thread looks after all collections, and a few others upload. A commit is uploaded at the latest half of `lag_s_max`
+One thread looks after all collections, and a few others upload. The upload of a commit begins half of `lag_s_max`
 after it was made, together with those that came meanwhile. If writes are acknowledged only when the store has them
 (`acknowledge = "bucket"`), it is uploaded at once, and what is committed during an upload goes with the next one.
 

@@ -157,7 +157,6 @@ async def set_ranking(request: web.Request) -> web.Response:
         wanted = replace(wanted, method="weighted")
     check_coefficients(wanted.coefficients)
     settings = RankingSettings(**msgspec.structs.asdict(wanted), set_ms=now_ms())
-    collection.options.replication.require_up()
     await asyncio.to_thread(collection.ranking.set, settings)
     return await answer_from(lambda: describe(request.app, collection))
 
@@ -165,7 +164,6 @@ async def set_ranking(request: web.Request) -> web.Response:
 async def remove_ranking(request: web.Request) -> web.Response:
     """Remove the ranking. Idempotent: succeeds if there is none."""
     _, collection = collection_of(request)
-    collection.options.replication.require_up()
     await asyncio.to_thread(collection.ranking.clear)
     return web.Response(status=204)
 
@@ -176,7 +174,6 @@ async def set_synonyms(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     check_synonyms(wanted.synonyms)
     settings = SynonymSettings.of(wanted.synonyms, now_ms())
-    collection.options.replication.require_up()
     await asyncio.to_thread(collection.synonyms.set, settings)
     return answer(synonyms_body(collection))
 
@@ -191,7 +188,6 @@ async def show_synonyms(request: web.Request) -> web.Response:
 async def remove_synonyms(request: web.Request) -> web.Response:
     """Remove the synonyms. Idempotent: succeeds if there are none."""
     _, collection = collection_of(request)
-    collection.options.replication.require_up()
     await asyncio.to_thread(collection.synonyms.clear)
     return web.Response(status=204)
 

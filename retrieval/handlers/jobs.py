@@ -9,6 +9,7 @@ from aiohttp import web
 
 from indexes.base.errors import TooLarge
 from indexes.base.model import Floats
+from indexes.store.uploading import Uploader
 from indexes.upkeep.tuner import check_number
 from retrieval.access.auth import PRINCIPAL
 from retrieval.handlers import evaluation
@@ -77,7 +78,7 @@ async def erase(request: web.Request) -> web.Response:
         await asyncio.to_thread(evaluation.forget, collection)
         app[PIPELINE].forget_answers()
         app[EMBEDDERS].cache.clear()
-        if (store := app[STORE]) is not None:
+        if isinstance(store := app[STORE], Uploader):
             await asyncio.to_thread(store.erase, collection)
 
     job = app[TASKS].erase(collection.name, collection, forget)

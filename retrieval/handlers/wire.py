@@ -18,6 +18,7 @@ from indexes.collection.collection import Collection
 from indexes.directory.catalog import tenant_of
 from indexes.reading import scrolling
 from indexes.reading.scrolling import ScrolledDocument
+from indexes.store.uploading import Uploader
 from retrieval.access.auth import PRINCIPAL
 from retrieval.handlers.browsers import FORM
 from retrieval.handlers.state import (
@@ -186,7 +187,7 @@ def store_state(app: web.Application, collection: Collection) -> StoreState | No
 async def names_stored(app: web.Application) -> None:
     """Wait until the store has a change of collections or aliases, if it must. Raises Unavailable; the change is made
     here then, and may come to be in the store."""
-    if (store := app[STORE]) is not None:
+    if isinstance(store := app[STORE], Uploader):
         await asyncio.wrap_future(store.directory_changed())
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from indexes.collection.collection import Collection
 from indexes.directory.backup.restoring import restore
 from tests.support.inspection import consistent
-from tests.support.oracle import Child, Oracle
+from tests.support.oracle import Child, Oracle, read_until_killed
 from tests.support.workload import BACKUPS, TUNING, Options
 
 KILLS_IN_CI = 25
@@ -28,23 +27,7 @@ def kill_again_and_again(folder: Path, kills: int, seed: int) -> Oracle:
     checked: set[Path] = set()
     for kill in range(kills):
         child = Child(folder, Options(story="storm", seed=seed + kill, round=kill, hot_capacity=100))
-        lines = child.lines()
-        for line in lines:
-            oracle.read([line])
-            if line.started:
-                break
-        else:
-            raise AssertionError(child.end())
-        # The pipe is emptied while it waits: a workload that has to wait for its reader is not at work.
-        until = time.monotonic() + rng.uniform(0.0, 0.5)
-        for line in lines:
-            oracle.read([line])
-            if time.monotonic() > until:
-                break
-        child.kill()
-        oracle.read(lines)
-        status, errors = child.end()
-        assert status == -9, errors
+        read_until_killed(child, oracle, rng.uniform(0.0, 0.5))
         oracle.check(folder)
         check_backups(folder, checked)
     child.end_its_children()

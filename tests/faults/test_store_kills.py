@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.oracle import Child, Oracle
+from tests.support.oracle import Child, Oracle, read_until_killed
 from tests.support.workload import BACKUPS, Options, open_with_store
 
 KILLS_IN_CI = 10
@@ -28,22 +27,7 @@ def lose_machines(folder: Path, kills: int, seed: int) -> Oracle:
         child = Child(
             folder, Options(story="storm", seed=seed + kill, round=kill, hot_capacity=100, store=url)
         )
-        lines = child.lines()
-        for line in lines:
-            oracle.read([line])
-            if line.started:
-                break
-        else:
-            raise AssertionError(child.end())
-        until = time.monotonic() + rng.uniform(0.0, 1.0)
-        for line in lines:
-            oracle.read([line])
-            if time.monotonic() > until:
-                break
-        child.kill()
-        oracle.read(lines)
-        status, errors = child.end()
-        assert status == -9, errors
+        read_until_killed(child, oracle, rng.uniform(0.0, 1.0))
         child.end_its_children()
         if kill % 2 == 0:
             shutil.rmtree(folder)

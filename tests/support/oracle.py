@@ -157,6 +157,27 @@ class Oracle:
             promises.seqs.clear()
 
 
+def read_until_killed(child: Child, oracle: Oracle, seconds: float) -> None:
+    """Kill a storm so many seconds after it has started. The pipe is emptied while this waits: a workload that has to
+    wait for its reader is not at work."""
+    lines = child.lines()
+    for line in lines:
+        oracle.read([line])
+        if line.started:
+            break
+    else:
+        raise AssertionError(child.end())
+    until = time.monotonic() + seconds
+    for line in lines:
+        oracle.read([line])
+        if time.monotonic() > until:
+            break
+    child.kill()
+    oracle.read(lines)
+    status, errors = child.end()
+    assert status == -9, errors
+
+
 def without_none(facts: Facts) -> dict[str, Value]:
     return {key: value for key, value in facts.items() if value is not None}
 

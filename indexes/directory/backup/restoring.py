@@ -12,7 +12,7 @@ import contextlib
 import shutil
 import uuid
 from collections.abc import Collection as Names
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,9 +138,7 @@ def check_files(folder: Path, collections: Names[CollectionBackup], progress: Pr
 
 
 def place(source: Path, one: CollectionBackup, target: Path, progress: Progress) -> str:
-    """Copy a collection under its final name; returns its new uid. The catalog removes leftover drafts on opening."""
-    draft = target.with_name(f"{DRAFT_PREFIX}{target.name}")
-    shutil.rmtree(draft, ignore_errors=True)
+    """Copy a collection under its final name; returns its new uid."""
     done = 0
 
     def on_block(size: int) -> None:
@@ -148,7 +146,7 @@ def place(source: Path, one: CollectionBackup, target: Path, progress: Progress)
         done += size
         progress("place", done, one.bytes)
 
-    try:
+    with placing(target) as draft:
         for name, sealed in one.files.items():
             try:
                 copied = copy_file(source / name, draft / name, on_block)
@@ -156,11 +154,7 @@ def place(source: Path, one: CollectionBackup, target: Path, progress: Progress)
                 raise Damaged(f"{source / name} is missing") from None
             if copied != sealed:
                 raise Damaged(f"{source / name} changed while it was read")
-        uid = renew_uid(draft / "log.db")
-        publish_folder(draft, target)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return uid
+        return renew_uid(draft / "log.db")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +166,21 @@ class Remains:
     seq: int
     documents: int
     removed: list[int]
+
+
+@contextlib.contextmanager
+def placing(target: Path) -> Iterator[Path]:
+    """A draft for a collection's files, which gets the name `target` at the end of the block. The catalog removes
+    leftover drafts on opening."""
+    draft = target.with_name(f"{DRAFT_PREFIX}{target.name}")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        with disk_errors(draft):
+            draft.mkdir(parents=True)
+        yield draft
+        publish_folder(draft, target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def survey(data: Path, name: str) -> Remains:
