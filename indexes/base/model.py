@@ -250,6 +250,10 @@ class Replication:
     def removing(self, name: str) -> None:
         """A collection is about to be deleted."""
 
+    def builds(self, uid: str) -> bool:
+        """Whether rebuilds of a collection begin by themselves on this machine."""
+        return True
+
 
 NO_REPLICATION = Replication()
 

@@ -72,7 +72,8 @@ class Collection(CollectionView):
         try:
             super().__init__(folder, options, log)
             self.opening = uuid.uuid4().bytes  # passage ids mean the same as long as it is open
-            self._adopting = threading.Lock()
+            self._adopting, self._numbering = threading.Lock(), threading.Lock()
+            self._numbered = 0
             self._lost_generation: str | None = None  # why the generation named by CURRENT was unusable
             self.hits: Hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
             self.documents = self.log.document_count()
@@ -282,6 +283,8 @@ class Collection(CollectionView):
 
     def wants_rebuild(self) -> str | None:
         """Why a rebuild is due under the options' rules, or None. Cheap enough to call after every write."""
+        if self._lost_generation is None and not self.options.replication.builds(self.uid):
+            return None
         return self._lost_generation or rebuild_reason(self.snapshot, self.options)
 
     def begin_build(self, hot_capacity: int | None = None) -> BuildRequest:
@@ -293,7 +296,7 @@ class Collection(CollectionView):
             self._assembly.build_ends = position.last_passage
             return BuildRequest(
                 collection=str(self.folder),
-                number=self.shelf.next_number(),
+                number=self.take_number(),
                 seq=position.seq,
                 last_passage=position.last_passage,
                 hot_capacity=self.settings.hot_capacity if hot_capacity is None else hot_capacity,
@@ -306,6 +309,12 @@ class Collection(CollectionView):
         request = self.on_writer(fix)
         self.hits.fade()
         return request
+
+    def take_number(self, at_least: int = 1) -> int:
+        """A number for a generation that is to be built, or to come from elsewhere."""
+        with self._numbering:
+            self._numbered = max(at_least, self._numbered + 1, self.shelf.next_number())
+            return self._numbered
 
     def rebuild_failed(self) -> None:
         """Seal the deltas left unsealed for the rebuild to replace: it may be a long time until one succeeds."""
@@ -321,15 +330,14 @@ class Collection(CollectionView):
             self.shelf.require_recall(number, self.options.floor)
             generation = self._usable(number)
             failpoints.reach("adopt.verified")
-            live = self._assembly.generation
-            reached = live.manifest.last_passage if live else 0
-            tail = self._assembly.read_back(self.log.entries(generation.manifest.last_passage, reached))
+            live, last = self._assembly.generation, generation.manifest.last_passage
+            reached = self.on_writer(lambda: self._assembly.separate(last))
+            reached = max(reached, live.manifest.last_passage if live else 0)
+            tail = self._assembly.read_back(self.log.entries(last, reached))
 
             def install() -> None:
                 # On the writer thread, so nothing is removed between reading the deletions and publishing.
-                arranged = self._assembly.arrange(
-                    generation, tail, self.log.dead_since(generation.manifest.seq)
-                )
+                arranged = self._assembly.arrange(generation, tail, self._dead_since(generation), reached)
                 failpoints.reach("adopt.arranged")
                 self.shelf.set_current(number)
                 self._lost_generation = None
@@ -396,7 +404,7 @@ class Collection(CollectionView):
         """Verify and load a generation. Raises Damaged if this version cannot serve it, Unavailable for no room."""
         require_generation_room(self.shelf.path(number), self.options)
         generation = Generation.load(self.shelf.path(number), self._assembly.new_files())
-        generation.manifest.require_fit(self.settings.fingerprint, self.log.forgotten())
+        generation.manifest.require_fit(self.settings.fingerprint)
         generation.spare_cold(self.options.cold)
         if self.chosen:
             self.chosen.apply(generation)
@@ -424,7 +432,7 @@ class Collection(CollectionView):
         segments = self._load_segments(generation, position.last_passage)
         require_delta_room(self.log, gaps_of(generation, segments, position.last_passage), self.options)
         tail, dead = self._read_after(generation, segments, position.last_passage)
-        self._assembly.install(self._assembly.arrange(generation, tail, dead))
+        self._assembly.install(self._assembly.arrange(generation, tail, dead, position.last_passage))
         self._assembly.reopen()
         self._sealing.keep_files()
         return self._assembly.snapshot(position.seq, self.log.content)

@@ -144,7 +144,7 @@ class Replica(CollectionView):
             return loaded if number else None
         folder = self.shelf.path(number)
         manifest = read_manifest(folder)
-        manifest.require_fit(self.settings.fingerprint, self.log.forgotten())
+        manifest.require_fit(self.settings.fingerprint)
         generation = Generation(folder, manifest, self._assembly.new_files())
         generation.spare_cold(self.options.cold)
         if self.chosen is not None:

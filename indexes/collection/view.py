@@ -8,6 +8,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from indexes.base.errors import Damaged, NotFound
 from indexes.base.model import Floats, Ids, IndexOptions, StoredDocument, StoredPassage
 from indexes.base.work import OnStep, do_nothing
@@ -98,7 +100,18 @@ class CollectionView:
         for gap, segment in zip_longest(gaps, segments):
             parts += self._assembly.read_back(self.log.entries(*gap))
             parts += [] if segment is None else [segment]
-        return parts, self.log.dead_since(end_of(generation)[1]) if generation or segments else []
+        if generation is not None:
+            return parts, self._dead_since(generation)
+        return parts, self.log.dead_since(0) if segments else []
+
+    def _dead_since(self, generation: Generation) -> list[range]:
+        """The passages that died since a generation was begun. If the log was restored and does not know all operations
+        since then, those of the generation are the ones that the log does not hold."""
+        seq, end = generation.manifest.seq, generation.manifest.last_passage
+        dead = self.log.dead_since(seq)
+        if seq < self.log.forgotten():
+            dead += ranges_of(np.setdiff1d(generation.ids(), self.log.passage_ids(end), assume_unique=True))
+        return dead
 
     def passages(self, ids: Sequence[int]) -> dict[int, StoredPassage]:
         """The passages among these that are live in the log. Deleted ones are absent even if an index returned them."""
@@ -119,6 +132,12 @@ class CollectionView:
         """
         allowed = self.snapshot.allowed(condition)
         return nearest(self.log.vectors(0, self.log.position().last_passage), queries, k, allowed, on_step)
+
+
+def ranges_of(ids: Ids) -> list[range]:
+    """Ascending ids as ranges without gaps."""
+    cuts = np.flatnonzero(np.diff(ids) > 1) + 1
+    return [range(int(some[0]), int(some[-1]) + 1) for some in np.split(ids, cuts) if len(some)]
 
 
 def end_of(generation: Generation | None) -> tuple[int, int]:

@@ -217,14 +217,27 @@ class Assembly:
         return True
 
     def arrange(
-        self, generation: Generation | None, tail: Sequence[Part], dead: Sequence[range]
+        self, generation: Generation | None, tail: Sequence[Part], dead: Sequence[range], reached: int
     ) -> Arrangement:
-        """A generation, the tail read after it, and the current parts newer than both.
+        """A generation, the tail read after it up to a passage, and the current parts after that.
 
-        `dead` are the passages removed since the generation's seq. Nothing changes until `install`.
+        `dead` are the passages removed since the generation's seq. Nothing changes until `install`. Raises Conflict if
+        a part begins before that passage and ends after it.
         """
-        last = generation.manifest.last_passage if generation else 0
-        return Arrangement(generation, [*hide_dead(generation, tail, dead), *self.after(last)])
+        return Arrangement(generation, [*hide_dead(generation, tail, dead), *self.after(reached)])
+
+    def separate(self, last_passage: int) -> int:
+        """The passage after which the parts in memory can follow a generation that ends with this one. It is a later
+        one if the generation was built elsewhere and ends inside a part; no segment will span it."""
+        if self._delta.size and ends_of(self._delta.view())[0] <= last_passage:
+            self.rotate()
+        for visible in self._parts:
+            if not isinstance(visible.part, Generation):
+                first, last = ends_of(visible.part)
+                if first <= last_passage < last:
+                    self.build_ends = last
+                    return last
+        return last_passage
 
     def new_files(self) -> Files:
         """File access for loading a generation that will replace the current one, and segments."""
@@ -312,10 +325,16 @@ def holds_after(part: Part, last_passage: int) -> bool:
     """Whether an in-memory part holds passages after this one. No part spans it: a build starts a new delta."""
     if isinstance(part, Generation):
         return False
-    first, last = part.ids_of(np.array([0, part.size - 1]))
+    first, last = ends_of(part)
     if first <= last_passage < last:
         raise Conflict("the generation ends inside a part; rebuild from the present state")
-    return bool(first > last_passage)
+    return first > last_passage
+
+
+def ends_of(part: Part) -> tuple[int, int]:
+    """The first and the last passage of a delta or a segment."""
+    first, last = part.ids_of(np.array([0, part.size - 1])).tolist()
+    return first, last
 
 
 def rebuild_reason(snapshot: Snapshot, options: IndexOptions) -> str | None:

@@ -86,6 +86,10 @@ class Generation:
     def newest(self) -> int:
         return int(self._ids[self._order[-1]]) if self.size else 0
 
+    def ids(self) -> Ids:
+        """The ids of all passages, ascending."""
+        return self._ids[self._order]
+
     def ids_of(self, rows: Rows) -> Ids:
         return self._ids[rows]
 

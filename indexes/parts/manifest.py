@@ -78,18 +78,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             return self.files["hot.hnsw"].bytes <= self.files["cold.ivf"].bytes
         return bool(self.hot) and (not self.cold or policy.mode != "always")
 
-    def require_fit(self, fingerprint: str, forgotten: int) -> None:
-        """Raise Damaged unless it fits this model, this version, and a log that has all operations after
-        `forgotten`."""
+    def require_fit(self, fingerprint: str) -> None:
+        """Raise Damaged unless it fits this model and this version."""
         if self.fingerprint != fingerprint:
             raise Damaged("it was built with another model")
         if self.analysis != analysis.ANALYSIS_VERSION:
             raise Damaged(
                 f"it has text analysis {self.analysis}; this version needs {analysis.ANALYSIS_VERSION}"
-            )
-        if self.seq < forgotten:
-            raise Damaged(
-                f"it holds operations up to {self.seq}; the log has forgotten those up to {forgotten}"
             )
 
     def below(self, floor: float) -> str | None:

@@ -2,6 +2,7 @@
 
 collections/<uid>/log/<slot>             a group of commits each: what was written, and what died
 collections/<uid>/checkpoint, /part      see `checkpoints`
+collections/<uid>/generation             see `generations`
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from indexes.base.work import do_nothing
 from indexes.log.reader import LogReader
 from indexes.parts.learned import RANKING, SYNONYMS
 from indexes.rebuild.chosen import FILE as CHOSEN
@@ -26,6 +28,7 @@ from indexes.store.checkpoints import (
     live_documents,
 )
 from indexes.store.directory import COLLECTIONS
+from indexes.store.generations import GENERATIONS, StoredGenerations, generation_in
 from indexes.store.objects import Objects
 from indexes.store.rows import LogChange, changes_since, last_change, reached_by, read_rows
 from indexes.store.slots import FORMAT, Read, SlotLog, SlotWriter, name_of
@@ -42,6 +45,7 @@ class CollectionLog:
         self.objects, self.folder = objects, f"{COLLECTIONS}/{uid}"
         self.slots = SlotLog(objects, f"{self.folder}/log")
         self.checkpoints = StoredCheckpoints(objects, self.folder)
+        self.generations = StoredGenerations(objects, self.folder)
 
     def newest_checkpoint(self) -> StoredCheckpoint | None:
         moments = self.checkpoints.moments()
@@ -50,9 +54,17 @@ class CollectionLog:
     def last(self, checkpoint: StoredCheckpoint | None) -> Read:
         return self.slots.last(checkpoint.slot if checkpoint else 0)
 
+    def files_at(self, last: Read, checkpoint: StoredCheckpoint | None) -> dict[str, bytes] | None:
+        """The files of the last state up to a slot; None if there is none."""
+        for number in range(last.slot.number, checkpoint.slot if checkpoint else 0, -1):
+            payload = self.slots.read(number).slot.payload
+            if payload and (state := msgspec.msgpack.decode(payload, type=LogChange).state) is not None:
+                return state.files
+        return checkpoint.state.files if checkpoint else None
+
     def objects_held(self) -> Iterator[str]:
         """Every object of the collection."""
-        for room in ("log", CHECKPOINTS, PARTS):
+        for room in ("log", CHECKPOINTS, PARTS, GENERATIONS):
             folder = f"{self.folder}/{room}"
             yield from (f"{folder}/{name}" for name in self.objects.names(folder))
 
@@ -75,7 +87,10 @@ class CollectionUpload:
         self._on_upload = on_upload
         self._checkpoint = checkpoint
         self._oldest = checkpoint.oldest_slot if checkpoint else 1
-        self._files: dict[str, bytes] | None = None  # as they are in the store, if that is known
+        self._files = held.files_at(writer.last, checkpoint)  # as they are in the store
+        self.generation = generation_in(self._files or {})
+        """The live generation, if it is in the store; the next state names it."""
+        self._cleared = self.generation  # the live one when others were removed
         self._parts_of: dict[str, set[str]] = {}  # of checkpoints, by name
 
     @property
@@ -90,15 +105,37 @@ class CollectionUpload:
         last = self._checkpoint.slot if self._checkpoint else 0
         if self._writer.last.slot.number - last >= SLOTS_BETWEEN:
             self.check_in(now_ms)
+        self._clear_generations(now_ms)
         return self.seq
 
     def _upload_changes(self) -> None:
         self._writer.settle()
-        files = files_beside(self.log.path.parent)
+        files = self._files_now()
         for change in changes_since(self.log, self._writer.last.slot.reached, files):
-            if change.state is None or change.operations or files != self._files:
+            state, before = change.state, self._writer.last.slot.reached
+            if state is None or state.reached != before or files != self._files:
                 self._append(change)
         self._on_upload(self.seq)
+
+    def _files_now(self) -> dict[str, bytes]:
+        files = files_beside(self.log.path.parent)
+        if self.generation is not None:
+            files[GENERATIONS] = msgspec.msgpack.encode(self.generation)
+        return files
+
+    def take_generation(self, folder: Path, now_ms: int, on_piece: Callable[[], None] = do_nothing) -> bool:
+        """Upload the live generation, unless the store has it, for the next `upload` to say so. Returns whether it did.
+        It takes long, so another thread may upload changes. Raises NotFound if it was replaced."""
+        if self.generation is not None and self.generation.is_of(folder):
+            return False
+        self.generation = self._held.generations.put(folder, now_ms, on_piece)
+        return True
+
+    def _clear_generations(self, now_ms: int, *, only_live: bool = False) -> None:
+        live = generation_in(self._files or {})
+        if only_live or live != self._cleared:
+            self._held.generations.clear(live, now_ms, only_this=only_live)
+            self._cleared = live
 
     def _append(self, change: LogChange) -> None:
         last, state = self._writer.last.slot, change.state
@@ -120,7 +157,7 @@ class CollectionUpload:
             self._upload_changes()  # callers that wait for the store do not wait for all parts
         with self.log.transaction() as db:  # at one commit: parts, rows and change together make its state
             reached = self._writer.last.slot.reached
-            change = last_change(db, reached, reached.documents, files_beside(self.log.path.parent))
+            change = last_change(db, reached, reached.documents, self._files_now())
             rows = read_rows(db, end, reached_by(db).documents)
             live = live_documents(db)
         state = change.state
@@ -144,6 +181,8 @@ class CollectionUpload:
         self._held.checkpoints.put(made)
         self._parts_of[made.name] = {part.name for part in parts}
         self._clear(now_ms, only_this=erase)
+        if erase:
+            self._clear_generations(now_ms, only_live=True)
 
     def _clear(self, now_ms: int, *, only_this: bool) -> None:
         """Remove checkpoints that need not be kept, and slots and parts that no kept one needs."""

@@ -1,14 +1,15 @@
 """A replica: a data directory that follows a store which another service writes to, and serves searches.
 
 It asks the store again and again for the next slot of each log, and writes what it finds into a log of its own, with
-the same numbers: at the same operation it gives the same hits with the same scores as the writer. Indexes are its own:
-they are built here, as they would be without a store. It embeds queries, never documents.
+the same numbers: at the same operation it gives the same hits with the same scores as the writer. It takes the writer's
+generations from the store, and builds its own only if it cannot use one of them. It embeds queries, never documents.
 
 A collection is restored as a whole if it is new here, or has fallen behind the newest checkpoint.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import threading
@@ -29,6 +30,8 @@ from indexes.base.errors import (
     Damaged,
     NearlineError,
     NotFound,
+    NotReady,
+    RecallTooLow,
     StorageError,
     Unavailable,
     message_of,
@@ -38,8 +41,11 @@ from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
 from indexes.directory.marker import prepare
 from indexes.parts.learned import RANKING, SYNONYMS
+from indexes.rebuild.chosen import FILE as CHOSEN
+from indexes.rebuild.chosen import TunedSettings
 from indexes.store.collection_log import VECTOR_STORE, CollectionLog
 from indexes.store.directory import DIRECTORY, Directory, Record, read_record, restore_directory, write_record
+from indexes.store.generations import GENERATIONS, generation_in
 from indexes.store.objects import Objects
 from indexes.store.opening import OnDisk, collections_on, directory_at, restore_collection
 from indexes.store.restoring import NEWEST
@@ -50,6 +56,7 @@ from indexes.store.uploading import PRESENT_S, UploadState
 logger = logging.getLogger(__name__)
 
 FOLLOWED_TOGETHER = 8  # collections
+TAKE_AGAIN_S = 5.0
 
 
 class OutOfStep(StorageError):
@@ -58,12 +65,19 @@ class OutOfStep(StorageError):
 
 @dataclass(slots=True)
 class FollowedLog:
-    """A collection that is followed: `last` is the slot up to which this machine has everything."""
+    """A collection that is followed: `last` is the slot up to which this machine has everything. `files` are those of
+    the last state, and `taken` of the last one whose generation and search settings this machine has. A generation that
+    it could not use is `refused`; one that it could not get is tried again at `take_at`."""
 
     uid: str
     log: CollectionLog
     last: Read
     level_at: float
+    files: dict[str, bytes]
+    taken: dict[str, bytes] | None = None
+    is_taking: bool = False
+    take_at: float = 0.0
+    refused: bytes | None = None
 
 
 class Follower(Replication):
@@ -83,6 +97,7 @@ class Follower(Replication):
         self._epoch, self._present_until = 0, 0.0
         self._closing = threading.Event()
         self._pool = ThreadPoolExecutor(FOLLOWED_TOGETHER, "follow")
+        self._takes = ThreadPoolExecutor(1, "take")
         self._thread = threading.Thread(target=self._run, name="follow", daemon=True)
 
     # -- what collections and callers ask
@@ -90,6 +105,10 @@ class Follower(Replication):
     def require_up(self) -> None:
         if threading.current_thread() is not self._thread:
             raise Conflict(f"this service is a replica; writes go to {self._writer}")
+
+    def builds(self, uid: str) -> bool:
+        known = [one for one in list(self._followed.values()) if one.uid == uid]
+        return any(one.refused is not None and one.refused == one.files.get(GENERATIONS) for one in known)
 
     def state_of(self, collection: Collection) -> UploadState:
         followed = self._followed.get(collection.name)
@@ -149,7 +168,7 @@ class Follower(Replication):
                 raise OutOfStep(
                     f"{name} is too far behind the store, or gone from it; a restart brings it up to date"
                 )
-            self._followed[name] = FollowedLog(one.uid, log, last, time.monotonic())
+            self._followed[name] = follow_from(one.uid, log, last)
         self._take(directory)
         self._is_level = True
 
@@ -172,7 +191,7 @@ class Follower(Replication):
             last = slot_of(log, state.reached)
             if last is None:
                 raise Unavailable(f"{name} is written faster than it could be restored; try again")
-        self._followed[name] = FollowedLog(uid, log, last, time.monotonic())
+        self._followed[name] = follow_from(uid, log, last)
 
     def _remove(self, name: str) -> None:
         folder = self._data / name
@@ -191,6 +210,7 @@ class Follower(Replication):
         if self._thread.is_alive():
             self._thread.join()
         self._pool.shutdown(wait=True)
+        self._takes.shutdown(wait=True, cancel_futures=True)
 
     def _run(self) -> None:
         while not self._closing.wait(self._poll_s):
@@ -200,6 +220,7 @@ class Follower(Replication):
                     self._resume()
                 self._follow_directory()
                 list(self._pool.map(self._follow, list(self._followed.items())))
+                self._begin_takes()
             except OutOfStep as error:
                 failures.report(error)
                 return
@@ -291,23 +312,70 @@ class Follower(Replication):
                 together.append(msgspec.msgpack.decode(read.slot.payload, type=LogChange))
                 if not read.slot.whole:
                     continue
-                self._replay(collection, together)
+                self._replay(collection, followed, together)
                 together = []
             followed.last = read
         followed.level_at = time.monotonic()
 
-    def _replay(self, collection: Collection, changes: list[LogChange]) -> None:
+    def _replay(self, collection: Collection, followed: FollowedLog, changes: list[LogChange]) -> None:
         if any(change.restarts for change in changes):
             raise OutOfStep(f"{collection.name} was uploaded again from the start; a restart restores it")
         if any(change.rows.documents or change.operations for change in changes):
             collection.replay(partial(replay, changes))
         state = changes[-1].state
-        if state is not None:
+        if state is not None and state.files != followed.files:
             take_files(collection, state.files)
+            followed.files = state.files
+
+    def _begin_takes(self) -> None:
+        for name, one in self._followed.items():
+            due = one.taken != one.files and not one.is_taking and time.monotonic() >= one.take_at
+            if due and name in self._catalog.collections:
+                one.is_taking = True
+                self._takes.submit(self._take_generation, self._catalog.collections[name], one)
+
+    def _take_generation(self, collection: Collection, followed: FollowedLog) -> None:
+        """Adopt the generation that is live where the collection is written, and its search settings. If it cannot be
+        used, this machine builds its own."""
+        files, live = followed.files, generation_in(followed.files)
+        try:
+            if live is not None and not live.is_of(collection.shelf.path(collection.generation)):
+                number = collection.take_number(live.number)
+                followed.log.generations.fetch(live, collection.shelf, number, self._on_piece)
+                collection.adopt(number)
+            take_chosen(collection, files)
+            followed.taken = files
+        except (Damaged, NotFound, RecallTooLow) as error:
+            logger.warning("the generation of %s cannot be used: %s", collection.name, error.message)
+            followed.taken, followed.refused = files, files[GENERATIONS]
+        except Exception as error:  # noqa: BLE001 - tried again
+            logger.info("the generation of %s is taken later: %s", collection.name, message_of(error))
+            followed.take_at = time.monotonic() + TAKE_AGAIN_S
+        finally:
+            followed.is_taking = False
+
+    def _on_piece(self, stage: str, done: int, total: int) -> None:
+        if self._closing.is_set():
+            raise NotReady("the service is closing")
+
+
+def follow_from(uid: str, log: CollectionLog, last: Read) -> FollowedLog:
+    files = log.files_at(last, log.newest_checkpoint()) or {}
+    return FollowedLog(uid, log, last, time.monotonic(), files)
+
+
+def take_chosen(collection: Collection, files: dict[str, bytes]) -> None:
+    """Search with the settings that were chosen where the collection is written, if they are for this generation."""
+    if (content := files.get(CHOSEN)) is None:
+        return
+    chosen = msgspec.json.decode(content, type=TunedSettings)
+    if chosen != collection.chosen and collection.generation:
+        with contextlib.suppress(Conflict):
+            collection.set_search(chosen)
 
 
 def take_files(collection: Collection, files: dict[str, bytes]) -> None:
-    """Take over the settings beside a log, but for those of a generation, which is this machine's own."""
+    """Take over the settings beside a log, but for those of a generation."""
     collection.ranking.take(files.get(RANKING))
     collection.synonyms.take(files.get(SYNONYMS))
     path, content = collection.folder / VECTOR_STORE, files.get(VECTOR_STORE)

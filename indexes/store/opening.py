@@ -53,6 +53,7 @@ from indexes.store.directory import (
     restore_directory,
     write_record,
 )
+from indexes.store.generations import restore_generation
 from indexes.store.objects import Objects, prove
 from indexes.store.restoring import NEWEST, Until, restore_log
 from indexes.store.rows import LoggedState, reached_by
@@ -292,7 +293,12 @@ def restore_collection(
     """Place a collection, whole and durable, or put it into the place of one that is behind."""
     folder = data / name
     with placing(folder) as draft:
-        state = restore_log(held, draft, until, lambda _, done, total: progress(name, done, total), uid)
+
+        def tell(_: str, done: int, total: int) -> None:
+            progress(name, done, total)
+
+        state = restore_log(held, draft, until, tell, uid)
+        restore_generation(held.generations, state.files, draft, tell)
         if folder.exists():
             for kept in KEPT_BESIDE:
                 with contextlib.suppress(FileNotFoundError):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from pyroaring import BitMap64
@@ -18,12 +15,9 @@ from indexes.base.errors import Damaged, NotFound, Unavailable
 from indexes.base.model import Progress
 from indexes.store.checkpoints import StoredCheckpoint
 from indexes.store.collection_log import FILES, CollectionLog
+from indexes.store.reading import in_order
 from indexes.store.rows import LogChange, LoggedState, RestoredLog
 from indexes.store.slots import NOTHING, Read, name_of, require_successor
-
-READ_TOGETHER = 8  # objects: a part has some 16 MB
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +113,3 @@ def changes_after(
         if read.slot.whole:
             yield together
             together = []
-
-
-def in_order(read: Callable[[T], R], wanted: Iterable[T]) -> Iterator[R]:
-    """Read several objects at a time, and return them in order."""
-    with ThreadPoolExecutor(READ_TOGETHER, "store-read") as pool:
-        under_way = deque[Future[R]]()
-        try:
-            for one in wanted:
-                under_way.append(pool.submit(read, one))
-                if len(under_way) >= READ_TOGETHER:
-                    yield under_way.popleft().result()
-            while under_way:
-                yield under_way.popleft().result()
-        finally:
-            for future in under_way:
-                future.cancel()

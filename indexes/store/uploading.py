@@ -25,7 +25,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from indexes.base import failures
-from indexes.base.errors import NearlineError, NotReady, Unavailable, message_of
+from indexes.base.errors import Damaged, NearlineError, NotFound, NotReady, Unavailable, message_of
 from indexes.base.model import Progress, Replication, WriteResult, now_ms
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
@@ -73,13 +73,16 @@ class UploadState:
 @dataclass(slots=True)
 class Tracked:
     """A collection whose commits are uploaded. `waiting_since`: when the oldest commit that is not in the store was
-    made, by the monotonic clock; 0 if all are. `files`: when the settings beside its log were changed."""
+    made, by the monotonic clock; 0 if all are. `files`: when the settings beside its log were changed. `generation`:
+    which live one was last compared with that in the store."""
 
     collection: Collection
     waiting_since: float = 0.0
     files_due: float = 0.0
     files: tuple[int, ...] = ()
     is_uploading: bool = False
+    generation: int = 0
+    is_carrying: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,15 +233,21 @@ class Uploader(Replication):
 
         Raises Unavailable; repeat it then."""
         tracked = self._tracked[collection.uid]
-        while not self._begin(tracked):
+        self._wait_for(self._begin_carrying, tracked)
+        try:
+            self._take_generation(tracked)
+            self._wait_for(self._begin, tracked)
+            try:
+                self._upload_of(tracked).check_in(self._clock(), erase=True)
+            finally:
+                tracked.is_uploading = False
+        finally:
+            tracked.is_carrying = False
+
+    def _wait_for(self, begin: Callable[[Tracked], bool], tracked: Tracked) -> None:
+        while not begin(tracked):
             if self._closing.wait(LOOK_S):
                 raise NotReady("the service is closing")
-        try:
-            upload = self._upload_of(tracked)
-            upload.upload(self._clock())
-            upload.check_in(self._clock(), erase=True)
-        finally:
-            tracked.is_uploading = False
 
     # -- the thread
 
@@ -295,6 +304,12 @@ class Uploader(Replication):
             waits = tracked.waiting_since and now >= tracked.waiting_since + wait_s
             if (waits or self._has_new_files(tracked, now)) and self._begin(tracked):
                 self._pool.submit(self._work, tracked)
+            if (
+                tracked.collection.generation != tracked.generation
+                and not self._closing.is_set()
+                and self._begin_carrying(tracked)
+            ):
+                self._pool.submit(self._carry, tracked)
         if now >= self._clear_due:
             self._clear_due = now + CLEAR_EVERY_S
             self._pool.submit(self._clear_removed)
@@ -338,6 +353,11 @@ class Uploader(Replication):
             begins, tracked.is_uploading = not tracked.is_uploading, True
             return begins
 
+    def _begin_carrying(self, tracked: Tracked) -> bool:
+        with self._lock:
+            begins, tracked.is_carrying = not tracked.is_carrying, True
+            return begins
+
     def _upload_of(self, tracked: Tracked) -> CollectionUpload:
         if self._opened is None:
             raise Unavailable(f"the store cannot be used yet: {self.error}")
@@ -376,6 +396,33 @@ class Uploader(Replication):
             if self._confirming or self._naming:
                 self._directory_due = 0.0
                 self._wake.set()
+
+    def _carry(self, tracked: Tracked) -> None:
+        """Upload the live generation of a collection, on a thread of the pool."""
+        try:
+            self._take_generation(tracked)
+        except (NotFound, NotReady):
+            logger.debug("the generation of %s was replaced, or the service closes", tracked.collection.name)
+        except Damaged as error:
+            tracked.generation = tracked.collection.generation
+            logger.warning("the indexes of %s are not stored: %s", tracked.collection.name, error.message)
+        except Exception as error:  # noqa: BLE001 - tried again
+            self._fail(error)
+        finally:
+            tracked.is_carrying = False
+
+    def _take_generation(self, tracked: Tracked) -> None:
+        upload, number = self._upload_of(tracked), tracked.collection.generation
+        self._require_present()
+        if number and upload.take_generation(
+            tracked.collection.shelf.path(number), self._clock(), self._require_open
+        ):
+            tracked.waiting_since = tracked.waiting_since or time.monotonic()
+        tracked.generation = number
+
+    def _require_open(self) -> None:
+        if self._closing.is_set() or self._stopped:
+            raise NotReady("the service is closing")
 
     def _confirm(self, uid: str, seq: int) -> None:
         with self._lock:

@@ -109,23 +109,27 @@ class Oracle:
                 self.actors.setdefault(line.by, Promises()).read(line)
                 self.acknowledged += line.seq is not None
 
-    def check(self, folder: Path) -> dict[str, Value]:
-        """Open the directory and compare; from now on what was found is certain. Returns it."""
+    def check(self, folder: Path, accepted: tuple[str, ...] = ()) -> dict[str, Value]:
+        """Open the directory and compare; from now on what was found is certain. Returns it. Nothing was promised of
+        facts that begin like those accepted."""
         catalog = Catalog(folder, TUNING)
         try:
             found = everything(catalog)
+            for prefix in accepted:
+                self._accept(prefix, found)
             self._compare(found)
             self._compare_seqs(catalog)
         finally:
             catalog.close()
         return found
 
-    def forget(self, prefix: str) -> None:
-        """Expect nothing any more of the facts that begin like this."""
+    def _accept(self, prefix: str, found: dict[str, Value]) -> None:
+        """Take the facts that begin like this as they are now."""
         for promises in self.actors.values():
-            for facts in (promises.certain, *promises.open.values()):
-                for key in [key for key in facts if key.startswith(prefix)]:
-                    del facts[key]
+            for key in filter(lambda one: one.startswith(prefix), promises.keys()):
+                promises.certain[key] = found.get(key)
+                for one in promises.open.values():
+                    one.pop(key, None)
 
     def _compare(self, found: dict[str, Value]) -> None:
         unclaimed = set(found)
