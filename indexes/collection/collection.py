@@ -37,7 +37,7 @@ from indexes.base.model import (
     WriteResult,
 )
 from indexes.collection.info import CollectionInfo, describe
-from indexes.collection.view import CollectionView, gaps_of
+from indexes.collection.view import CollectionView, end_of, gaps_of
 from indexes.filters.checks import check_upsert, with_language
 from indexes.log.applying import Applied
 from indexes.log.log import Log
@@ -286,6 +286,11 @@ class Collection(CollectionView):
         if self._lost_generation is None and not self.options.replication.builds(self.uid):
             return None
         return self._lost_generation or rebuild_reason(self.snapshot, self.options)
+
+    @property
+    def live_seq(self) -> int:
+        """The last operation in the live generation; 0 if there is none."""
+        return end_of(self._assembly.generation)[1]
 
     def begin_build(self, hot_capacity: int | None = None) -> BuildRequest:
         """Fix the next generation's contents: everything written so far. Later passages go to separate parts."""

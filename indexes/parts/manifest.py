@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -70,6 +70,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     files: dict[str, SealedFile]
     sha256: str = ""
+
+    def outcome(self) -> dict[str, Any]:
+        """What those who asked for the build are told."""
+        return {
+            "generation": self.number,
+            "seq": self.seq,
+            "hot": self.hot,
+            "cold": self.cold,
+            "moves": self.moves,
+            "recall": self.recall,
+            "recall_evidence": self.evidence,
+            "build_s": self.build_s,
+        }
 
     def walked(self, policy: ColdPolicy) -> bool:
         """Whether searches may walk the graph of the hot tier: nothing is cold, or the cold tier may be skipped. `auto`

@@ -81,10 +81,12 @@ class CollectionUpload:
         *,
         keep_ms: int,
         on_upload: Callable[[int], None] = lambda seq: None,
+        on_append: Callable[[], None] = do_nothing,
     ) -> None:
-        """`on_upload` is called with the last operation that the store has after each upload."""
-        self.log, self._held, self._writer, self._keep_ms = log, held, writer, keep_ms
-        self._on_upload = on_upload
+        """`on_upload` is called with the last operation that the store has after each upload, `on_append` after each
+        slot."""
+        self.log, self.held, self._writer, self._keep_ms = log, held, writer, keep_ms
+        self._on_upload, self._on_append = on_upload, on_append
         self._checkpoint = checkpoint
         self._oldest = checkpoint.oldest_slot if checkpoint else 1
         self._files = held.files_at(writer.last, checkpoint)  # as they are in the store
@@ -128,13 +130,13 @@ class CollectionUpload:
         It takes long, so another thread may upload changes. Raises NotFound if it was replaced."""
         if self.generation is not None and self.generation.is_of(folder):
             return False
-        self.generation = self._held.generations.put(folder, now_ms, on_piece)
+        self.generation = self.held.generations.put(folder, now_ms, on_piece)
         return True
 
     def _clear_generations(self, now_ms: int, *, only_live: bool = False) -> None:
         live = generation_in(self._files or {})
         if only_live or live != self._cleared:
-            self._held.generations.clear(live, now_ms, only_this=only_live)
+            self.held.generations.clear(live, now_ms, only_this=only_live)
             self._cleared = live
 
     def _append(self, change: LogChange) -> None:
@@ -144,6 +146,7 @@ class CollectionUpload:
         at_ms = change.operations[-1][1] if change.operations else last.at_ms
         reached = state.reached if state else last.reached
         self._writer.append(msgspec.msgpack.encode(change), reached, at_ms, whole=state is not None)
+        self._on_append()
 
     def check_in(self, now_ms: int, *, erase: bool = False) -> None:
         """Make a checkpoint, and remove what no kept one needs. With `erase`, no object holds a deleted text then, and
@@ -152,7 +155,7 @@ class CollectionUpload:
         end = self._writer.last.slot.reached.documents
         known = self._checkpoint.parts if self._checkpoint else []
         parts: list[StoredPart] = []
-        for part in self._held.checkpoints.make_parts(self.log, known, end, 1.0 if erase else LIVE_MIN):
+        for part in self.held.checkpoints.make_parts(self.log, known, end, 1.0 if erase else LIVE_MIN):
             parts.append(part)
             self._upload_changes()  # callers that wait for the store do not wait for all parts
         with self.log.transaction() as db:  # at one commit: parts, rows and change together make its state
@@ -165,7 +168,7 @@ class CollectionUpload:
         if change.operations or state.files != self._files:
             self._append(change)
         if rows.documents:
-            parts.append(self._held.checkpoints.put_part(end, state.reached.documents, rows))
+            parts.append(self.held.checkpoints.put_part(end, state.reached.documents, rows))
         last = self._writer.last
         self._checkpoint = made = StoredCheckpoint(
             FORMAT,
@@ -178,7 +181,7 @@ class CollectionUpload:
             parts=parts,
             oldest_slot=self._oldest,
         )
-        self._held.checkpoints.put(made)
+        self.held.checkpoints.put(made)
         self._parts_of[made.name] = {part.name for part in parts}
         self._clear(now_ms, only_this=erase)
         if erase:
@@ -187,7 +190,7 @@ class CollectionUpload:
     def _clear(self, now_ms: int, *, only_this: bool) -> None:
         """Remove checkpoints that need not be kept, and slots and parts that no kept one needs."""
         assert self._checkpoint is not None
-        held, folder = self._held.checkpoints, self._held.folder
+        held, folder = self.held.checkpoints, self.held.folder
         moments = held.moments()
         since_ms = now_ms - self._keep_ms
         kept = [moments[-1]] if only_this else kept_moments(moments, since_ms)
@@ -197,10 +200,10 @@ class CollectionUpload:
         self._parts_of = {one.name: self._parts_of[one.name] for one in kept}
         gone = [one.name for one in moments if one not in kept]
         needed = set[str]().union(*self._parts_of.values())
-        unneeded = [name for name in self._held.objects.names(f"{folder}/{PARTS}") if name not in needed]
+        unneeded = [name for name in self.held.objects.names(f"{folder}/{PARTS}") if name not in needed]
         reaches_back = only_this or kept[-1].at_ms <= since_ms
         first = min(one.slot for one in kept) if reaches_back else self._oldest
-        remove = self._held.objects.remove
+        remove = self.held.objects.remove
         remove(f"{folder}/{CHECKPOINTS}/{name}" for name in gone)
         remove(f"{folder}/{PARTS}/{name}" for name in unneeded)
         remove(f"{folder}/log/{name_of(number)}" for number in range(self._oldest, first))

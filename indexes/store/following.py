@@ -57,6 +57,7 @@ logger = logging.getLogger(__name__)
 
 FOLLOWED_TOGETHER = 8  # collections
 TAKE_AGAIN_S = 5.0
+TOLD_POLL_S = 5.0  # how often the store is asked at least, while the writer tells what is new
 
 
 class OutOfStep(StorageError):
@@ -84,12 +85,15 @@ class Follower(Replication):
     """Follows a store. In this order: give it to the catalog in its options, call `open` once the directory is locked,
     `start`, `close`."""
 
-    def __init__(self, objects: Objects, url: str, data: Path, poll_s: float) -> None:
+    def __init__(self, objects: Objects, url: str, data: Path, poll_s: float, writer: str = "") -> None:
+        """`writer` names the service that writes to callers; "" if only the store knows it."""
         self._objects, self._url, self._data, self._poll_s = objects, url, data, poll_s
         self.error = ""
         """Why the store cannot be used; "" if it can."""
         self.uploads = 0
-        self._writer = "another service"
+        self._writer, self._names_writer = writer or "another service", not writer
+        self.is_told = False  # by the writer, of everything that is new
+        self._wake = threading.Event()
         self._names = SlotLog(objects, DIRECTORY)
         self._names_read = 0
         self._followed: dict[str, FollowedLog] = {}  # by name
@@ -177,7 +181,8 @@ class Follower(Replication):
         self._epoch, newest = newest_epoch(self._objects)
         if newest is None:
             raise NotFound(f"the store {self._url} is empty: start the service that writes to it first")
-        self._writer = newest.by.partition(":")[0]  # callers need no paths
+        if self._names_writer:
+            self._writer = newest.by.partition(":")[0]  # callers need no paths
         self._names_read = self._names.last().slot.number
         return directory_at(self._names, NEWEST)
 
@@ -205,15 +210,25 @@ class Follower(Replication):
         self._catalog = catalog
         self._thread.start()
 
+    def hear(self, *, is_told: bool) -> None:
+        """Whether the writer tells of what is new; if so, there may be something now."""
+        self.is_told = is_told
+        self._wake.set()
+
     def close(self) -> None:
         self._closing.set()
+        self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
         self._pool.shutdown(wait=True)
         self._takes.shutdown(wait=True, cancel_futures=True)
 
     def _run(self) -> None:
-        while not self._closing.wait(self._poll_s):
+        while True:
+            self._wake.wait(max(self._poll_s, TOLD_POLL_S) if self.is_told else self._poll_s)
+            self._wake.clear()
+            if self._closing.is_set():
+                return
             try:
                 self._require_present()
                 if not self._is_level:

@@ -42,6 +42,7 @@ from indexes.directory.marker import (
     read_marker,
 )
 from indexes.log.pinned import pin
+from indexes.parts.shelf import Shelf
 from indexes.store.checkpoints import StoredCheckpoint
 from indexes.store.collection_log import CollectionLog
 from indexes.store.directory import (
@@ -313,12 +314,14 @@ def restore_collection(
 
 @dataclass(frozen=True, slots=True)
 class RestoredFromStore:
-    """A collection that was restored, with its last operation, and the aliases restored with it."""
+    """A collection that was restored, with its last operation, its live generation or 0, and the aliases restored with
+    it."""
 
     name: str
     uid: str
     seq: int
     documents: int
+    generation: int
     aliases: list[str]
 
 
@@ -361,9 +364,8 @@ def restore_from(
             held = CollectionLog(objects, of_store)
             state = restore_collection(held, data, name, progress, until, new_uid)
             with pin(data / name / "log.db") as log:
-                made.append(
-                    RestoredFromStore(name, new_uid, state.reached.operations, log.state().documents, [])
-                )
+                documents, live = log.state().documents, Shelf(data / name).current()
+                made.append(RestoredFromStore(name, new_uid, state.reached.operations, documents, live, []))
         placed = {} if new_name is not None else restore_aliases(data, directory.aliases, chosen)
     return [
         replace(one, aliases=sorted(alias for alias, to in placed.items() if to == one.name)) for one in made

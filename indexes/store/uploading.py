@@ -25,7 +25,17 @@ from typing import Literal, TypeVar
 import msgspec
 
 from indexes.base import failures
-from indexes.base.errors import Damaged, NearlineError, NotFound, NotReady, Unavailable, message_of
+from indexes.base.arrivals import Arrivals
+from indexes.base.errors import (
+    Conflict,
+    Damaged,
+    NearlineError,
+    NotFound,
+    NotReady,
+    RecallTooLow,
+    Unavailable,
+    message_of,
+)
 from indexes.base.model import Progress, Replication, WriteResult, now_ms
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
@@ -33,6 +43,7 @@ from indexes.store.checkpoints import DAY_MS
 from indexes.store.collection_log import CollectionLog, CollectionUpload, changes_of_files
 from indexes.store.directory import Directory, describe_directory, note_removal, read_record
 from indexes.store.objects import Objects
+from indexes.store.offers import Offer, Offers
 from indexes.store.opening import OpenStore, open_store
 from indexes.store.slots import LogExtent, Superseded
 
@@ -44,6 +55,7 @@ UPLOADS_TOGETHER = 4
 LOOK_S = 0.1  # how often the thread looks for what is due
 FILES_EVERY_S = 5.0  # how often it looks for settings that have changed
 CLEAR_EVERY_S = 3600.0
+OFFERS_EVERY_S = 10.0
 RETRY_S = (0.5, 15.0)  # the first pause after a failure, and the longest
 FLUSH_S = 4.0  # at the end; the service has little more
 PRESENT_S = 1.0  # how often a bucket is asked whether it is still the one that was opened; a folder each time
@@ -107,6 +119,8 @@ class Uploader(Replication):
         self.error = ""
         """Why the store cannot be used; "" if it can."""
         self.uploads = 0
+        self.changes, self.arrivals = 0, Arrivals(0)
+        """How many slots this process has put into the store, and waits for more."""
         self._lock = threading.RLock()
         self._tracked: dict[str, Tracked] = {}  # by uid
         self._uploads: dict[str, CollectionUpload] = {}  # by uid; also of collections that are gone
@@ -117,6 +131,8 @@ class Uploader(Replication):
         self._directory = Directory()
         self._directory_due = self._clear_due = self._present_until = 0.0
         self._cleared: set[str] = set()
+        self._offers: Offers | None = None
+        self._offers_due = 0.0
         self._confirming: dict[str, list[Confirming]] = {}  # by uid
         self._naming: list[tuple[Future[None], float]] = []
         self._pool = ThreadPoolExecutor(UPLOADS_TOGETHER, "store")
@@ -313,6 +329,9 @@ class Uploader(Replication):
         if now >= self._clear_due:
             self._clear_due = now + CLEAR_EVERY_S
             self._pool.submit(self._clear_removed)
+        if now >= self._offers_due and not self._closing.is_set():
+            self._offers_due = math.inf
+            self._pool.submit(self._take_offers)
 
     def _has_new_files(self, tracked: Tracked, now: float) -> bool:
         if now < tracked.files_due:
@@ -372,6 +391,7 @@ class Uploader(Replication):
                 writer.checkpoint,
                 keep_ms=keep_ms,
                 on_upload=partial(self._confirm, uid),
+                on_append=self._note_change,
             )
         return self._uploads[uid]
 
@@ -420,6 +440,49 @@ class Uploader(Replication):
             tracked.waiting_since = tracked.waiting_since or time.monotonic()
         tracked.generation = number
 
+    def _take_offers(self) -> None:
+        """Adopt what other machines have built, on a thread of the pool."""
+        try:
+            self._offers = offers = self._offers or Offers(self._objects)
+            while (offer := offers.next()) is not None:
+                refusal = self._adopt(offer)
+                if refusal:
+                    CollectionLog(self._objects, offer.uid).generations.remove(offer.generation)
+                offers.answer(refusal)
+        except NotReady:
+            return
+        except Exception as error:  # noqa: BLE001 - tried again
+            self._fail(error)
+        finally:
+            self._offers_due = time.monotonic() + OFFERS_EVERY_S
+
+    def _adopt(self, offer: Offer) -> str:
+        """Adopt a generation that another machine has built. Returns why not, once the store says which one is live."""
+        tracked, stored = self._tracked.get(offer.uid), offer.generation
+        if tracked is None:
+            return "the collection is not served"
+        self._wait_for(self._begin_carrying, tracked)
+        try:
+            collection, upload = tracked.collection, self._upload_of(tracked)
+            if collection.live_seq >= stored.seq:
+                return f"a generation that is as new is live already, of operation {collection.live_seq}"
+            number = collection.take_number(stored.number)
+            upload.held.generations.fetch(stored, collection.shelf, number, lambda *_: self._require_open())
+            collection.adopt(number)
+            upload.generation, tracked.generation = stored, number
+            logger.info("adopted generation %d of %s, built elsewhere", number, collection.name)
+            self._wait_for(self._begin, tracked)
+            try:
+                upload.upload(self._clock())
+            finally:
+                tracked.is_uploading = False
+        except (Damaged, NotFound, RecallTooLow, Conflict) as error:
+            logger.warning("a generation built elsewhere is not adopted: %s", error.message)
+            return error.message
+        finally:
+            tracked.is_carrying = False
+        return ""
+
     def _require_open(self) -> None:
         if self._closing.is_set() or self._stopped:
             raise NotReady("the service is closing")
@@ -449,6 +512,12 @@ class Uploader(Replication):
         for future in names_late:
             resolve(future, error)
 
+    def _note_change(self) -> None:
+        with self._lock:
+            self.changes += 1
+            changes = self.changes
+        self.arrivals.arrived(changes)
+
     def _upload_directory(self) -> None:
         assert self._opened is not None
         with self._lock:
@@ -461,6 +530,7 @@ class Uploader(Replication):
                 reached = LogExtent(names.last.slot.reached.operations + 1, content=now.digest)
                 names.append(msgspec.msgpack.encode(now), reached, self._clock())
                 self._directory = now
+                self._note_change()
                 self._recover()
         except BaseException:
             with self._lock:

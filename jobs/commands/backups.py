@@ -107,8 +107,11 @@ def restore(
             restored = restoring.restore(Path(source), data, names, new_name=new_name, progress=progress)
     lines = []
     for one in restored:
-        generation = one.generation if isinstance(one, restoring.Restored) else 0
-        live = f"generation {generation} is live" if generation else "its indexes are made when it is served"
+        live = (
+            f"generation {one.generation} is live"
+            if one.generation
+            else "its indexes are made when it is served"
+        )
         named = f", named {', '.join(one.aliases)} too" if one.aliases else ""
         lines.append(f"{one.name}: {one.documents} documents at seq {one.seq}, {live}{named}")
     if note := restoring.about_keys(data):

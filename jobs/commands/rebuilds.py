@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
+import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
+from indexes.store.building import await_answer, build_from
+from indexes.store.objects import Bucket
 from jobs.commands.options import (
     COLLECTION,
     JSON,
@@ -19,6 +25,7 @@ from jobs.commands.options import (
     NumberRange,
     ask,
     errors,
+    exit_on_sigterm,
     format_bytes,
     print_result,
     stages,
@@ -27,29 +34,71 @@ from jobs.ingestion.rate_limiter import RateLimiter
 from jobs.ingestion.reembedding import Copied
 from jobs.ingestion.reembedding import reembed as copy
 from nearline import AsyncClient
+from retrieval.base.config import load_config
+from retrieval.base.index_options import options_of
+
+ANSWER_S = 120.0  # for a writer that runs: it looks for offers every ten seconds
 
 
 @click.command(epilog="Example: nearline reindex --url http://127.0.0.1:8080 --collection docs")
 @URL
 @COLLECTION
 @click.option("--hot-capacity", type=click.IntRange(0), help="Passages to keep hot, for this rebuild only.")
+@click.option(
+    "--on-this-machine",
+    "store",
+    metavar="STORE",
+    help="Build here what the store at this URL holds; the service that writes to it adopts it.",
+)
 @JSON
-def reindex(url: str, collection: str, hot_capacity: int | None, as_json: bool) -> None:
-    """Rebuild the indexes of a collection and swap them in, while it serves."""
+def reindex(url: str, collection: str, hot_capacity: int | None, store: str | None, as_json: bool) -> None:
+    """Rebuild the indexes of a collection and swap them in, while it serves.
+
+    With --on-this-machine no service here takes part, and the one elsewhere only loads the result.
+    """
+    if store is not None:
+        build_here(store, collection, hot_capacity, as_json=as_json)
+        return
     options = {} if hot_capacity is None else {"hot_capacity": hot_capacity}
 
     async def rebuild(client: AsyncClient) -> Mapping[str, Any]:
         return await wait_for_job(client, await client.reindex(collection, **options), hidden=as_json)
 
     job = ask(url, rebuild)
-    result = job["result"]
+    print_result(job, describe_build(job["result"]), as_json=as_json)
+
+
+def build_here(store: str, collection: str, hot_capacity: int | None, *, as_json: bool) -> None:
+    """Build a generation from a store in a temporary directory, and wait for the writer to adopt it."""
+    objects = Bucket(store)
+    options = replace(
+        options_of(load_config(None, dict(os.environ))), build_threads=len(os.sched_getaffinity(0))
+    )
+    with (
+        exit_on_sigterm(),
+        tempfile.TemporaryDirectory(prefix="nearline-build-") as folder,
+        stages(hidden=as_json) as progress,
+    ):
+        built = build_from(objects, collection, Path(folder) / "log", options, hot_capacity, progress)
+        answer = await_answer(objects, built.offer, ANSWER_S)
+    adopted = bool(answer and not answer.refusal)
+    result = {"offer": built.offer, "adopted": adopted} | msgspec.to_builtins(built.manifest.outcome())
+    if answer is None:
+        line = f"generation {built.manifest.number} is built; the service that writes to {store} adopts it when it runs"
+    else:
+        line = describe_build(result) if not answer.refusal else f"not adopted: {answer.refusal}"
+    print_result(result, line, as_json=as_json)
+    if answer is not None and answer.refusal:
+        sys.exit(1)
+
+
+def describe_build(result: Mapping[str, Any]) -> str:
     recall = ", ".join(f"{tier} {value:.3f}" for tier, value in result["recall"].items())
-    line = (
+    return (
         f"generation {result['generation']} is live: {result['hot']} passages hot, {result['cold']} cold, "
         f"recall@10 measured {recall or 'nothing'}{describe_interval(result['recall_evidence'])}, built "
         f"in {result['build_s']:.1f} s"
     )
-    print_result(job, line, as_json=as_json)
 
 
 def describe_interval(evidence: Mapping[str, Any] | None) -> str:

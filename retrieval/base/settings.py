@@ -226,6 +226,11 @@ class StoreSection(Section, frozen=True, kw_only=True):
     keep_days: Annotated[float, Meta(ge=0, le=3650)] = 7.0
     replica: bool = False
     poll_ms: Duration = 200.0
+    writer: Annotated[
+        str, Meta(pattern=r"^$|^https?://[^/]", description="http:// or https://, or nothing")
+    ] = ""
+    writer_api_key: str = ""
+    forward_writes: bool = False
 
 
 class QueryLogSection(Section, frozen=True, kw_only=True):

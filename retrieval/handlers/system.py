@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import re
+import time
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -14,13 +16,15 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from indexes.base.errors import NotFound, NotReady
+from indexes.base.errors import Conflict, NotFound, NotReady
+from indexes.store.uploading import Uploader
 from retrieval.admission.gates import Load
 from retrieval.handlers.browsers import protect
 from retrieval.handlers.error_shapes import response
-from retrieval.handlers.state import API, CATALOG, CEILING, KEYS, METRICS, READY, START
-from retrieval.handlers.wire import answer
+from retrieval.handlers.state import API, CATALOG, CEILING, KEYS, METRICS, READY, START, STORE
+from retrieval.handlers.wire import answer, query_int
 from retrieval.upkeep.starting import StartBody
+from retrieval.wire.collections import StoreChanges
 
 PAGE = Path(__file__).with_name("docs.html").read_text()
 SCRIPTS = re.findall(r"<script>(.*?)</script>", PAGE, re.DOTALL)
@@ -36,6 +40,8 @@ ASSETS = {"swagger-ui.css": "text/css", "swagger-ui-bundle.js": "text/javascript
 
 
 START_RETRY_S = 2
+WAIT_S_MAX = 30
+LOOK_S = 1.0  # how often a request that waits looks whether the service stops
 
 
 class Health(msgspec.Struct):
@@ -70,6 +76,21 @@ async def readyz(request: web.Request) -> web.Response:
     # With access keys, collection names are not public.
     quarantined = UNSET if request.app[KEYS].required else sorted(request.app[CATALOG].quarantined)
     return answer(Readiness("ready", quarantined=quarantined, refusing=refusing or UNSET))
+
+
+async def store_changes(request: web.Request) -> web.Response:
+    """How often something was put into the store; waits, if told so, until that is no longer `since`. Raises Conflict
+    if this service writes to none."""
+    since = query_int(request, "since", 0, least=0, most=2**62)
+    wait_s = query_int(request, "wait_s", 0, least=0, most=WAIT_S_MAX)
+    store, app = request.app[STORE], request.app
+    if not isinstance(store, Uploader):
+        raise Conflict("this service writes to no store")
+    until = time.monotonic() + wait_s
+    while store.changes == since and app[READY]["ready"] and (left := until - time.monotonic()) > 0:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(store.arrivals.at(since + 1)), min(left, LOOK_S))
+    return answer(StoreChanges(store.changes))
 
 
 def starting_server(app: web.Application) -> web.Server:

@@ -40,6 +40,7 @@ from retrieval.server import lifecycle
 from retrieval.server.door import DOOR, Door
 from retrieval.server.middlewares import admit, cross_origin, errors_as_json, observe, within_grace
 from retrieval.server.routes import ROUTES, add_routes
+from retrieval.server.writer import writer_ctx
 from retrieval.upkeep.starting import Start
 
 FORM_FIELDS_MAX = 16  # an upload has four
@@ -75,6 +76,7 @@ def create_app(
     app.cleanup_ctx.extend(
         [
             lifecycle.catalog_ctx(data),
+            writer_ctx,
             lifecycle.processes_ctx,
             lifecycle.privacy_ctx,
             lifecycle.shared_ctx,

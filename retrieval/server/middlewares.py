@@ -23,7 +23,6 @@ from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.gates import Load
 from retrieval.admission.turns import PATIENT
 from retrieval.cache import REDIS_WAIT, RedisWait
-from retrieval.handlers import feedback, jobs
 from retrieval.handlers.browsers import FORM, let_page_read, require_known_caller
 from retrieval.handlers.error_shapes import response
 from retrieval.handlers.state import (
@@ -46,6 +45,7 @@ from retrieval.handlers.state import (
 from retrieval.handlers.wire import form, in_callers_words, require_once
 from retrieval.observe.request_log import CLIENT_LEFT, LOG, REQUEST_ID, log_request, request_id_of
 from retrieval.server.door import DOOR, arrived
+from retrieval.server.writer import WRITER, Writer, is_for_writer, is_unknown_job
 from retrieval.wire import errors
 from retrieval.wire.decoding import ALIKE, shorten
 from retrieval.wire.errors import (
@@ -140,18 +140,14 @@ async def within_grace(request: web.Request, handler: Handler) -> web.StreamResp
         return await handler(request)
 
 
-OF_THIS_MACHINE = {jobs.reindex, jobs.tune, jobs.rollback}  # its indexes
-
-
-def require_own(request: web.Request) -> None:
-    """On a replica, raise Conflict for what only the service that writes to the store may change."""
-    handler = request.match_info.handler
-    scope = request.app[SCOPES].get(handler, "key")
-    changes = scope == "admin" and request.method not in {"GET", "HEAD"} and handler not in OF_THIS_MACHINE
-    if (changes or scope == "write" or handler is feedback.write) and (
-        store := request.app[STORE]
-    ) is not None:
-        store.require_up()
+def writer_for(request: web.Request) -> Writer | None:
+    """Return the writer if it must answer a replica's request. Raises Conflict if the replica passes nothing on."""
+    writer = request.app[WRITER] if request.app[CONFIG].store.forward_writes else None
+    if is_for_writer(request):
+        if writer is None and (store := request.app[STORE]) is not None:
+            store.require_up()
+        return writer
+    return writer if writer is not None and is_unknown_job(request) else None
 
 
 @web.middleware
@@ -171,9 +167,12 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
         caller = app[KEYS].admit(request.headers, app[SCOPES].get(request.match_info.handler, "key"))
         PRINCIPAL.set(caller)
         require_known_parameters(request)
-        if app[CONFIG].store.replica:
-            require_own(request)
+        writer = writer_for(request) if app[CONFIG].store.replica else None
         with app[LIMITER].under_way(caller.key, caller.limits):
+            if writer is not None:
+                announced_bytes(request)
+                await app[LIMITER].take(caller.key, caller.limits)
+                return await writer.forward(request)
             load = load_of(request)
             if load is None:
                 await app[LIMITER].take(caller.key, caller.limits)

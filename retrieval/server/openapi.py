@@ -37,6 +37,8 @@ QUERY_PARAMETERS = {
     "order": "`asc` or `desc`",
     "filter": "Only files with this status",
     "purpose": "Only files with this purpose",
+    "since": "What the last answer said; 0 at first",
+    "wait_s": "Seconds to wait for something new",
 }
 QUERY_SCHEMAS: dict[str, dict[str, Any]] = {
     "cursor": {"type": "integer", "minimum": 0, "maximum": 2**62},
@@ -46,6 +48,8 @@ QUERY_SCHEMAS: dict[str, dict[str, Any]] = {
     "order": {"type": "string", "enum": ["asc", "desc"]},
     "filter": {"type": "string", "enum": ["completed", "failed", "in_progress", "cancelled"]},
     "purpose": {"type": "string"},
+    "since": {"type": "integer", "minimum": 0, "maximum": 2**62},
+    "wait_s": {"type": "integer", "minimum": 0, "maximum": 30},
 }
 EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
 

@@ -271,6 +271,8 @@ ROUTES = (
           scope="public"),
     Route("GET", "/readyz", system.readyz, "Whether the service is ready for searches", SYSTEM,
           None, system.Readiness, scope="public"),
+    Route("GET", "/v1/store/changes", system.store_changes, "Wait until something is put into the store", SYSTEM,
+          None, collection_schemas.StoreChanges, parameters=("since", "wait_s"), scope="key"),
     Route("GET", "/metrics", system.metrics, "Metrics for Prometheus", SYSTEM, media="text/plain", scope="metrics"),
     Route("GET", "/openapi.json", system.openapi, "This description", SYSTEM, None, dict[str, Any], scope="public"),
     Route("GET", "/", system.root, "Redirect to the page", SYSTEM, status=302, scope="public"),

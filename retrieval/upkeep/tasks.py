@@ -96,6 +96,9 @@ class Tasks:
             raise unknown_job(job_id)
         return job
 
+    def knows(self, job_id: str) -> bool:
+        return job_id in self._jobs
+
     def all(self) -> list[JobBody]:
         """Return all jobs, newest first."""
         return list(reversed(self._jobs.values()))
@@ -277,17 +280,7 @@ class Tasks:
             await self._waiting(collection.discard, number)
             raise
         progress("adopt", 1, 1)
-        manifest = generation.manifest
-        job.result = {
-            "generation": manifest.number,
-            "seq": manifest.seq,
-            "hot": manifest.hot,
-            "cold": manifest.cold,
-            "moves": manifest.moves,
-            "recall": manifest.recall,
-            "recall_evidence": manifest.evidence or None,
-            "build_s": manifest.build_s,
-        }
+        job.result = generation.manifest.outcome()
 
     async def _erase(self, job: JobBody, collection: Collection, forget: Forget | None) -> None:
         self._require_open()

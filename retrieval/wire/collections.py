@@ -135,6 +135,12 @@ class StoreState(msgspec.Struct):
     lag_s: Annotated[float, Doc("Seconds that the oldest of them has waited")]
 
 
+class StoreChanges(msgspec.Struct):
+    """News of the store, for its replicas."""
+
+    changes: Annotated[int, Doc("How often this service has put something there since its start")]
+
+
 class CollectionBody(msgspec.Struct, kw_only=True):
     """One collection. Recall is recall@10 as the last rebuild measured it with its settings. `memory_bytes` is the
     memory of the indexes without files read in place: copies of those are `resident_bytes`, the rest `mapped_bytes`."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from indexes.base.model import Delete
+from indexes.base.errors import Conflict
+from indexes.base.model import Delete, IndexOptions
 from indexes.collection.collection import Collection
-from indexes.store import collection_log, generations
+from indexes.store import collection_log, generations, uploading
+from indexes.store.building import await_answer, build_from
 from indexes.store.generations import GENERATIONS
 from indexes.upkeep.erasing import Erasure
 from tests.indexes.test_following import Replica, following
@@ -185,3 +188,48 @@ def test_writes_do_not_wait_for_one(tmp_path: Path, objects: MemoryObjects) -> N
         goes_on.set()
         objects.fault = near
         wait_for(lambda: is_stored(service, collection))
+
+
+def test_a_build_elsewhere_is_adopted(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds what the store held; the writer adopts it, beside its own writes, and its replicas take it."""
+    monkeypatch.setattr(uploading, "OFFERS_EVERY_S", 0.1)
+    with serving(tmp_path / "a", objects) as service, following(tmp_path / "r", objects) as replica:
+        collection = built(service, *range(40))
+        service.write("docs", *range(40, 60)).result(WAIT_S)
+        elsewhere = build_from(objects, "docs", tmp_path / "e", IndexOptions(), None, lambda *_: None)
+        service.write("docs", *range(60, 70), 3, version=2).result(WAIT_S)
+        answer = await_answer(objects, elsewhere.offer, WAIT_S)
+        assert answer is not None
+        assert answer.refusal == ""
+        assert collection.live_seq == elsewhere.manifest.seq == 60
+        assert is_stored(service, collection)
+        same(collection, replica)
+        with serving(tmp_path / "b", MemoryObjects(dict(objects.held))) as other:
+            agree(collection, other.catalog.get("docs"))
+
+
+def test_an_older_build_is_refused(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is no newer than the live one, or is damaged, is refused; what was offered is removed."""
+    monkeypatch.setattr(uploading, "OFFERS_EVERY_S", 0.1)
+    with serving(tmp_path / "a", objects) as service:
+        collection = built(service, *range(40))
+        service.write("docs", 40).result(WAIT_S)
+        monkeypatch.setattr(uploading, "OFFERS_EVERY_S", 3600)
+        time.sleep(0.3)
+        before = set(pieces(objects))
+        elsewhere = build_from(objects, "docs", tmp_path / "e", IndexOptions(), None, lambda *_: None)
+        service.write("docs", 41).result(WAIT_S)
+        rebuild(collection)
+        wait_for(lambda: is_stored(service, collection))
+        offered = {name for name in pieces(objects) if name not in before}
+        service.uploader._offers_due = 0
+        answer = await_answer(objects, elsewhere.offer, WAIT_S)
+        assert answer is not None
+        assert "as new is live" in answer.refusal
+        assert {name for name in pieces(objects) if name in offered} < offered
+        with pytest.raises(Conflict, match="already"):
+            build_from(objects, "docs", tmp_path / "f", IndexOptions(), None, lambda *_: None)

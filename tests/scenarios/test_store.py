@@ -104,6 +104,15 @@ def test_a_machine_is_lost(tmp_path: Path, environ: dict[str, str], monkeypatch:
         )
         erased = nearline(environ, "erase", "--collection", "docs", "--url", server.url)
         assert erased.returncode == 0, erased.stderr
+        http.ok("POST", "/v1/collections/docs/documents", {"documents": [{"id": "n9", "text": "note number 9"}]})
+        before = http.ok("GET", "/v1/collections/docs")["generation"]
+        built = nearline(environ, "reindex", "-c", "docs", "--on-this-machine", URL)
+        assert built.returncode == 0, built.stderr
+        assert "is live: 5 passages hot" in built.stdout
+        assert http.ok("GET", "/v1/collections/docs")["generation"] > before
+        again = nearline(environ, "reindex", "-c", "docs", "--on-this-machine", URL)
+        assert again.returncode == 1
+        assert "already" in again.stderr
     uid = directory_at(SlotLog(bucket, DIRECTORY), NEWEST).collections["docs"]
     held = [bucket.read(name) for name in CollectionLog(bucket, uid).objects_held()]
     assert not [content for content in held if b"note number 0" in content or b"note number 4" in content]
@@ -161,3 +170,38 @@ def test_a_replica_follows_and_is_promoted(tmp_path: Path, environ: dict[str, st
     with serving(tmp_path / "b", environ) as writer:
         http = Http(writer.url)
         assert len(found(http, write(http, 5))) == 6
+
+
+def test_a_replica_passes_writes_on(tmp_path: Path, environ: dict[str, str]) -> None:
+    """With `store.writer` it is told what is new instead of asking for it, and with `forward_writes` a client needs to
+    know only the replica: writes, uploads, jobs, streams of errors come from the writer."""
+    environ = {**environ, "NEARLINE_STORE_URL": "s3://books/forwards"}
+    with serving(tmp_path / "a", environ) as writer:
+        follows = {
+            **environ,
+            "NEARLINE_STORE_REPLICA": "true",
+            "NEARLINE_STORE_WRITER": writer.url,
+            "NEARLINE_STORE_FORWARD_WRITES": "true",
+            "NEARLINE_STORE_POLL_MS": "60000",
+        }
+        Http(writer.url).ok("POST", "/v1/collections", {"name": "docs"})
+        with serving(tmp_path / "b", follows) as replica:
+            http = Http(replica.url)
+            for number in range(3):
+                document = {"id": f"n{number}", "text": f"note number {number}"}
+                written = http.ok("POST", "/v1/collections/docs/documents", {"documents": [document]})
+                search = {"query": "note", "min_seq": written["seq"], "deadline_ms": 10_000}
+                assert len(http.ok("POST", "/v1/collections/docs/search", search)["hits"]) == number + 1
+            wrong = http.call("POST", "/v1/collections/docs/documents", {"documents": [{"id": 7, "text": ""}]})
+            assert wrong.status == 422
+            assert "documents[0]" in wrong.body["error"]["message"]
+            http.ok("POST", "/v1/collections", {"name": "later"})
+            erased = nearline(environ, "erase", "--collection", "docs", "--url", replica.url)
+            assert erased.returncode == 0, erased.stderr
+            large = {"documents": [{"id": f"l{at}", "text": "word " * 2000} for at in range(50)]}
+            assert http.ok("POST", "/v1/collections/later/documents", large)["documents"] == 50
+            assert http.call("GET", "/v1/jobs/unknown").status == 404
+            writer.kill()
+            lost = http.call("DELETE", "/v1/collections/docs/documents/n0")
+            assert (lost.status, lost.body["error"]["type"]) == (503, "unavailable")
+            assert len(http.ok("POST", "/v1/collections/docs/search", {"query": "note"})["hits"]) == 3
