@@ -18,7 +18,7 @@ from indexes.store.collection_log import CollectionLog
 from indexes.store.directory import DIRECTORY
 from indexes.store.generations import generation_in
 from indexes.store.objects import Objects
-from indexes.store.offers import Answer, Offers
+from indexes.store.offers import OfferAnswer, Offers
 from indexes.store.opening import directory_at
 from indexes.store.restoring import NEWEST, restore_log
 from indexes.store.slots import SlotLog
@@ -69,7 +69,7 @@ def build_from(
     return Built(read_manifest(path), Offers(objects).make(uid, stored))
 
 
-def await_answer(objects: Objects, offer: int, timeout_s: float) -> Answer | None:
+def await_answer(objects: Objects, offer: int, timeout_s: float) -> OfferAnswer | None:
     """Wait until the writer has answered an offer; None if it has not in time."""
     offers, until = Offers(objects), time.monotonic() + timeout_s
     while (answer := offers.answer_to(offer)) is None and time.monotonic() < until:

@@ -27,7 +27,7 @@ class Offer(msgspec.Struct, frozen=True):
     generation: StoredGeneration
 
 
-class Answer(msgspec.Struct, frozen=True):
+class OfferAnswer(msgspec.Struct, frozen=True):
     """Why an offer was refused; "" if the generation is live."""
 
     format: int
@@ -61,17 +61,17 @@ class Offers:
     def answer(self, refusal: str = "") -> None:
         """Answer the first offer that is not answered, and forget those before it."""
         self.answered += 1
-        self._objects.create(name_of(ANSWERED, self.answered), seal(Answer(FORMAT, refusal)))
+        self._objects.create(name_of(ANSWERED, self.answered), seal(OfferAnswer(FORMAT, refusal)))
         for folder in (BUILT, ANSWERED):
             older = [one for one in self._objects.names(folder) if int(one) < self.answered]
             self._objects.remove(f"{folder}/{one}" for one in older)
 
-    def answer_to(self, number: int) -> Answer | None:
+    def answer_to(self, number: int) -> OfferAnswer | None:
         name = name_of(ANSWERED, number)
         try:
-            return unseal(name, self._objects.read(name), Answer)
+            return unseal(name, self._objects.read(name), OfferAnswer)
         except NotFound:
-            return None if self._last(ANSWERED) < number else Answer(FORMAT)
+            return None if self._last(ANSWERED) < number else OfferAnswer(FORMAT)
 
     def _last(self, folder: str) -> int:
         names = self._objects.names(folder)

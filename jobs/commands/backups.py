@@ -112,6 +112,8 @@ def restore(
             if one.generation
             else "its indexes are made when it is served"
         )
+        if from_store and one.seq < until_of(moment).seq < NEWEST.seq:
+            live += ", the last state that the store has up to there"
         named = f", named {', '.join(one.aliases)} too" if one.aliases else ""
         lines.append(f"{one.name}: {one.documents} documents at seq {one.seq}, {live}{named}")
     if note := restoring.about_keys(data):

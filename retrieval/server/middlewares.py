@@ -45,7 +45,7 @@ from retrieval.handlers.state import (
 from retrieval.handlers.wire import form, in_callers_words, require_once
 from retrieval.observe.request_log import CLIENT_LEFT, LOG, REQUEST_ID, log_request, request_id_of
 from retrieval.server.door import DOOR, arrived
-from retrieval.server.writer import WRITER, Writer, is_for_writer, is_unknown_job
+from retrieval.server.writer import WRITER, WriterLink, is_for_writer, is_unknown_job
 from retrieval.wire import errors
 from retrieval.wire.decoding import ALIKE, shorten
 from retrieval.wire.errors import (
@@ -140,7 +140,7 @@ async def within_grace(request: web.Request, handler: Handler) -> web.StreamResp
         return await handler(request)
 
 
-def writer_for(request: web.Request) -> Writer | None:
+def writer_for(request: web.Request) -> WriterLink | None:
     """Return the writer if it must answer a replica's request. Raises Conflict if the replica passes nothing on."""
     writer = request.app[WRITER] if request.app[CONFIG].store.forward_writes else None
     if is_for_writer(request):

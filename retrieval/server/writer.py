@@ -58,7 +58,7 @@ def is_unknown_job(request: web.Request) -> bool:
     return request.match_info.handler is jobs.show and not request.app[TASKS].knows(request.match_info["job"])
 
 
-class Writer:
+class WriterLink:
     """The writer at `store.writer`. Use it from one event loop; `close` it."""
 
     def __init__(self, settings: StoreSection) -> None:
@@ -134,7 +134,7 @@ class Writer:
         return answer
 
 
-WRITER = web.AppKey[Writer | None]("WRITER")  # None without store.writer
+WRITER = web.AppKey[WriterLink | None]("WRITER")  # None without store.writer
 
 
 def without_hops(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
@@ -143,7 +143,7 @@ def without_hops(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
 
 async def writer_ctx(app: web.Application) -> AsyncIterator[None]:
     settings, follower = app[CONFIG].store, app[STORE]
-    app[WRITER] = writer = Writer(settings) if settings.replica and settings.writer else None
+    app[WRITER] = writer = WriterLink(settings) if settings.replica and settings.writer else None
     if writer is None:
         yield
         return

@@ -31,7 +31,9 @@ KUBERNETES, SYSTEMD = ROOT / "configs" / "kubernetes", ROOT / "configs" / "syste
 REPLICAS = ROOT / "configs" / "kubernetes-replicas"
 CRONTAB = ROOT / "configs" / "schedules" / "crontab"
 GUIDE = (ROOT / "docs" / "deploy.md").read_text()
+COMPOSE_FILES = ("compose.yaml", "configs/compose-store.yaml")
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+WITH_STORE: dict[str, Any] = yaml.safe_load((ROOT / "configs" / "compose-store.yaml").read_text())
 # The oldest version of Kubernetes that its makers still mended when this was written, and the newest.
 VERSIONS = ["1.33", kubernetes_validate.latest_version()]
 CRON_FIELD = re.compile(r"\*|[0-9]+(-[0-9]+)?(,[0-9]+)*|\*/[0-9]+")
@@ -357,12 +359,11 @@ def test_the_backup_reads_the_volume_of_the_pod() -> None:
 # --- compose --------------------------------------------------------------------------------------------------------
 
 
-def test_compose_takes_it() -> None:
+@pytest.mark.parametrize("name", COMPOSE_FILES)
+def test_compose_takes_it(name: str) -> None:
     """By the schema of the Compose specification."""
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
-    ended = subprocess.run(
-        [*command, str(ROOT / "compose.yaml")], capture_output=True, text=True, check=False
-    )
+    ended = subprocess.run([*command, str(ROOT / name)], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout
 
 
@@ -377,10 +378,25 @@ def test_compose_is_the_service() -> None:
     assert one["volumes"] == COMPOSE["services"]["require-keys"]["volumes"] == ["data:/data"]
 
 
-@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_compose_with_a_store_is_the_service() -> None:
+    """What it adds to the environment are settings, and the replica is one that passes writes on."""
+    services = WITH_STORE["services"]
+    for name in ("nearline", "replica"):
+        given = {
+            one: value for one, value in services[name]["environment"].items() if one.startswith("NEARLINE_")
+        }
+        assert not ignored_variables(given)
+        assert load_config(None, given).store.url == "s3://nearline/data"
+    words = services["replica"]["command"]
+    command = cli.get_command(click.Context(cli), words[0])
+    assert command is not None
+    assert command.make_context(words[0], words[1:]).params["replica"] is True
+
+
+@pytest.mark.parametrize("name", [*COMPOSE["services"], *WITH_STORE["services"]])
 def test_compose_services_are_confined(name: str) -> None:
     """Read-only root file systems, no capabilities, bounded memory, and ports for this machine alone."""
-    one = COMPOSE["services"][name]
+    one = COMPOSE["services"].get(name) or WITH_STORE["services"][name]
     assert (one["read_only"], one["cap_drop"]) == (True, ["ALL"])
     assert one["security_opt"] == ["no-new-privileges:true"]
     assert one["mem_limit"]
@@ -391,7 +407,7 @@ def test_compose_services_are_confined(name: str) -> None:
             if name.startswith("./"):
                 assert (ROOT / name).exists(), name
             else:
-                assert name in COMPOSE[kind]
+                assert name in {**COMPOSE, **WITH_STORE}[kind] or name in COMPOSE[kind]
 
 
 def test_prometheus_finds_the_key() -> None:

@@ -104,7 +104,9 @@ def test_a_machine_is_lost(tmp_path: Path, environ: dict[str, str], monkeypatch:
         )
         erased = nearline(environ, "erase", "--collection", "docs", "--url", server.url)
         assert erased.returncode == 0, erased.stderr
-        http.ok("POST", "/v1/collections/docs/documents", {"documents": [{"id": "n9", "text": "note number 9"}]})
+        http.ok(
+            "POST", "/v1/collections/docs/documents", {"documents": [{"id": "n9", "text": "note number 9"}]}
+        )
         before = http.ok("GET", "/v1/collections/docs")["generation"]
         built = nearline(environ, "reindex", "-c", "docs", "--on-this-machine", URL)
         assert built.returncode == 0, built.stderr
@@ -192,7 +194,9 @@ def test_a_replica_passes_writes_on(tmp_path: Path, environ: dict[str, str]) -> 
                 written = http.ok("POST", "/v1/collections/docs/documents", {"documents": [document]})
                 search = {"query": "note", "min_seq": written["seq"], "deadline_ms": 10_000}
                 assert len(http.ok("POST", "/v1/collections/docs/search", search)["hits"]) == number + 1
-            wrong = http.call("POST", "/v1/collections/docs/documents", {"documents": [{"id": 7, "text": ""}]})
+            wrong = http.call(
+                "POST", "/v1/collections/docs/documents", {"documents": [{"id": 7, "text": ""}]}
+            )
             assert wrong.status == 422
             assert "documents[0]" in wrong.body["error"]["message"]
             http.ok("POST", "/v1/collections", {"name": "later"})
