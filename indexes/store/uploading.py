@@ -121,7 +121,7 @@ class Uploader(Replication):
         self.uploads = 0
         self.changes, self.arrivals = 0, Arrivals(0)
         """How many slots this process has put into the store, and waits for more."""
-        self._lock = threading.RLock()
+        self._lock, self._beginning = threading.RLock(), threading.Lock()
         self._tracked: dict[str, Tracked] = {}  # by uid
         self._uploads: dict[str, CollectionUpload] = {}  # by uid; also of collections that are gone
         self._stopped = False
@@ -381,18 +381,18 @@ class Uploader(Replication):
         if self._opened is None:
             raise Unavailable(f"the store cannot be used yet: {self.error}")
         uid = tracked.collection.uid
-        if uid not in self._uploads:
-            writer = self._opened.writer_of(uid)
-            keep_ms = int(self.options.keep_days * DAY_MS)
-            self._uploads[uid] = CollectionUpload(
-                writer.held,
-                writer.slots,
-                tracked.collection.log,
-                writer.checkpoint,
-                keep_ms=keep_ms,
-                on_upload=partial(self._confirm, uid),
-                on_append=self._note_change,
-            )
+        with self._beginning:  # changes and a generation are uploaded on two threads
+            if uid not in self._uploads:
+                writer = self._opened.writer_of(uid)
+                self._uploads[uid] = CollectionUpload(
+                    writer.held,
+                    writer.slots,
+                    tracked.collection.log,
+                    writer.checkpoint,
+                    keep_ms=int(self.options.keep_days * DAY_MS),
+                    on_upload=partial(self._confirm, uid),
+                    on_append=self._note_change,
+                )
         return self._uploads[uid]
 
     def _work(self, tracked: Tracked) -> None:

@@ -153,6 +153,15 @@ add(
     example="--factor 1 --factor 3 --flood-s 10", plots=True,
 )  # fmt: skip
 add(
+    "store", "stores:run",
+    "Measure a service with a copy in object storage beside one without, a replica, and a new machine.",
+    passages(20_000),
+    option("--rate", 500, "Documents to write a second.", POSITIVE),
+    option("--seconds", 20, "Of each service and round.", NumberRange(1)),
+    option("--rounds", 4, "Of both services.", COUNT),
+    example="--passages 100000 --rounds 4",
+)  # fmt: skip
+add(
     "cache", "caches:run",
     "Measure the caches by questions that come again: off, in process and in Redis, with and without writes.",
     passages(13_000), QUESTIONS,

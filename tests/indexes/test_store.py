@@ -84,12 +84,15 @@ def test_what_is_restored_is_what_was_uploaded(collection: Collection, tmp_path:
         again.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_any_moment_is_restored_as_it_was(
-    seed: int, collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+HOUR_MS = 3_600_000
+
+
+def restore_moments(
+    seed: int, steps: int, moments: int, collection: Collection, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through random writes, uploads, checkpoints, merged and thinned parts, rebuilds that drop operations, and a
-    writer that is replaced, each uploaded state is restored by its operation, and the newest without."""
+    """Through random writes, uploads, checkpoints, merged and thinned parts, rebuilds that drop operations, a writer
+    that is replaced, and clocks that are wrong by hours, each uploaded state is restored by its operation, and the
+    newest without."""
     monkeypatch.setattr(collection_log, "SLOTS_BETWEEN", 7)
     monkeypatch.setattr(rows, "BLOCK", 8)
     monkeypatch.setattr(rows, "PART_BYTES", 6000)
@@ -97,30 +100,46 @@ def test_any_moment_is_restored_as_it_was(
     objects, epoch = MemoryObjects(), 1
     upload = uploader(objects, collection)
     states: dict[int, str] = {}
-    for step in range(60):
+    for step in range(steps):
+        now_ms = 10**12 + (step + draw.choice([-8, 0, 8])) * HOUR_MS
         numbers = draw.sample(range(120), draw.randrange(1, 20))
         if draw.random() < 0.7:
             fill(collection, WORLD, numbers, batch=draw.choice([3, 50]), version=step)
         else:
             collection.write([Delete(f"d{one}") for one in numbers]).result()
         if draw.random() < 0.7:
-            seq = upload.upload(step)
+            seq = upload.upload(now_ms)
             states[seq] = state_of(collection.folder)
         if draw.random() < 0.1:
-            upload.check_in(step)
+            upload.check_in(now_ms)
             states[upload.seq] = state_of(collection.folder)
         if draw.random() < 0.05:
-            upload.upload(step)
+            upload.upload(now_ms)
             rebuild(collection)
         if draw.random() < 0.1:
             epoch += 1
             upload = uploader(objects, collection, epoch)
-    upload.upload(60)
+    upload.upload(10**12 + steps * HOUR_MS)
     states[upload.seq] = newest = state_of(collection.folder)
-    for seq in draw.sample(sorted(states), 12):
-        assert restored(objects, collection.uid, tmp_path / f"at{seq}", Until(seq=seq)) == states[seq]
-    assert restored(objects, collection.uid, tmp_path / "newest") == newest
+    for seq in draw.sample(sorted(states), moments):
+        assert restored(objects, collection.uid, folder / f"at{seq}", Until(seq=seq)) == states[seq]
+    assert restored(objects, collection.uid, folder / "newest") == newest
     assert any("/checkpoint/" in name for name in objects.held)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_moment_is_restored_as_it_was(
+    seed: int, collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """See `restore_moments`."""
+    restore_moments(seed, 60, 12, collection, tmp_path, monkeypatch)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+def test_a_hundred_moments(collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, of a longer history."""
+    restore_moments(100, 150, 100, collection, tmp_path, monkeypatch)
 
 
 def test_little_more_is_read_than_lives(

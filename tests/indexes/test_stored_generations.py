@@ -13,6 +13,7 @@ import pytest
 from indexes.base.errors import Conflict
 from indexes.base.model import Delete, IndexOptions
 from indexes.collection.collection import Collection
+from indexes.directory.catalog import Catalog
 from indexes.store import collection_log, generations, uploading
 from indexes.store.building import await_answer, build_from
 from indexes.store.generations import GENERATIONS
@@ -20,7 +21,7 @@ from indexes.upkeep.erasing import Erasure
 from tests.indexes.test_following import Replica, following
 from tests.indexes.test_uploading import BUCKET, WAIT_S, WORLD, Service, near, serving, wait_for
 from tests.support.object_stores import Fault, MemoryObjects
-from tests.support.vectors import found_ids, rebuild
+from tests.support.vectors import found_ids, rebuild, settings
 
 
 @pytest.fixture
@@ -233,3 +234,20 @@ def test_an_older_build_is_refused(
         assert {name for name in pieces(objects) if name in offered} < offered
         with pytest.raises(Conflict, match="already"):
             build_from(objects, "docs", tmp_path / "f", IndexOptions(), None, lambda *_: None)
+
+
+def test_one_that_was_built_before_there_was_a_store(tmp_path: Path, objects: MemoryObjects) -> None:
+    """Its collection and its generation begin to be uploaded in the same moment."""
+    plain = Catalog(tmp_path / "a", IndexOptions())
+    collection = plain.create("docs", settings())
+    collection.write(list(map(WORLD.document, range(20)))).result(WAIT_S)
+    rebuild(collection)
+    plain.close()
+
+    def slow(operation: str, name: str) -> Fault:
+        time.sleep(0.02)
+        return ""
+
+    objects.fault = slow
+    with serving(tmp_path / "a", objects) as service:
+        wait_for(lambda: is_stored(service, service.catalog.get("docs")))

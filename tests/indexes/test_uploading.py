@@ -147,6 +147,29 @@ def test_local_writes_go_on_while_the_store_is_away(
         assert service.uploader.state_of(service.catalog.get("docs")).seq == 5
 
 
+def test_what_local_writes_lose_is_said(tmp_path: Path, objects: MemoryObjects) -> None:
+    """A machine that is lost at any moment loses the operations that the store is said to be behind by, and no other;
+    with nothing more written, that is none after `lag_s_max`."""
+    with serving(tmp_path / "a", objects, LOCAL) as service:
+        service.create("docs")
+        wait_for(service.is_level)
+        collection, uploader = service.catalog.get("docs"), service.uploader
+        for moment in range(12):
+            for number in range(moment * 5, moment * 5 + 5):
+                service.write("docs", number).result(WAIT_S)
+                time.sleep(0.02)
+            known = uploader.state_of(collection).seq
+            copied = MemoryObjects(dict(objects.held))
+            later = uploader.state_of(collection).seq
+            with serving(tmp_path / f"at{moment}", copied, LOCAL) as other:
+                kept = other.catalog.get("docs").log.newest_seq if "docs" in other.catalog.collections else 0
+                assert known <= kept <= later
+                assert other.ids("docs") == {f"d{one}" for one in range(kept)}
+        time.sleep(LOCAL.lag_s_max)
+        wait_for(service.is_level)
+        assert uploader.state_of(collection).behind == 0
+
+
 def test_a_service_starts_while_its_store_is_away(
     tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:

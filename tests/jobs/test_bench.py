@@ -269,3 +269,16 @@ def test_caches_are_measured_beside_writes_and_in_redis(
     assert found["in process, writes"]["written/s"] > 0
     assert {row["outcome"] for row in by_outcome if row["caches"] == "caches off"} == {"bypass"}
     assert {row["outcome"] for row in alone if row["caches"] == "Redis"} >= {"hit, Redis", "hit, in process"}
+
+
+@pytest.mark.torture
+def test_a_store_is_measured(corpus: Path, model_folder: Path) -> None:
+    """It is part of the longer runs because it starts seven services."""
+    report = bench(corpus, model_folder, "store", "--passages", 1000, "--seconds", 2, "--rounds", 1)
+    without, with_store = report["tables"]["Beside 500 documents a second"]
+    assert without["x p99 search"] == without["x p99 write"] == 1
+    assert with_store["search failed"] == with_store["write failed"] == 0
+    assert report["tables"]["A replica"][0]["behind p100 s"] >= 0
+    (new,) = report["tables"]["A new machine"]
+    assert new["documents"] > 1000
+    assert new["generation"] == 1
