@@ -250,6 +250,10 @@ class Replication:
     def removing(self, name: str) -> None:
         """A collection is about to be deleted."""
 
+    def age_s(self, uid: str) -> float | None:
+        """For how long a collection that is written elsewhere may lack something; None for one written here."""
+        return None
+
     def builds(self, uid: str) -> bool:
         """Whether rebuilds of a collection begin by themselves on this machine."""
         return True

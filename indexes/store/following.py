@@ -94,6 +94,7 @@ class Follower(Replication):
         self._writer, self._names_writer = writer or "another service", not writer
         self.is_told = False  # by the writer, of everything that is new
         self._wake = threading.Event()
+        self._began = time.monotonic()
         self._names = SlotLog(objects, DIRECTORY)
         self._names_read = 0
         self._followed: dict[str, FollowedLog] = {}  # by name
@@ -111,11 +112,18 @@ class Follower(Replication):
             raise Conflict(f"this service is a replica; writes go to {self._writer}")
 
     def builds(self, uid: str) -> bool:
-        known = [one for one in list(self._followed.values()) if one.uid == uid]
-        return any(one.refused is not None and one.refused == one.files.get(GENERATIONS) for one in known)
+        one = self._of(uid)
+        return one is not None and one.refused is not None and one.refused == one.files.get(GENERATIONS)
+
+    def age_s(self, uid: str) -> float | None:
+        one = self._of(uid)
+        return time.monotonic() - (self._began if one is None else one.level_at)
+
+    def _of(self, uid: str) -> FollowedLog | None:
+        return next((one for one in list(self._followed.values()) if one.uid == uid), None)
 
     def state_of(self, collection: Collection) -> UploadState:
-        followed = self._followed.get(collection.name)
+        followed = self._of(collection.uid)
         if followed is None:
             return UploadState(collection.log.newest_seq, 0, 0.0)
         seq = followed.last.slot.reached.operations

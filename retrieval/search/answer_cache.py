@@ -13,6 +13,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from indexes.base.work import WorkBudget
+from indexes.collection.view import CollectionView
 from retrieval.admission.ceiling import AnswerBudget
 from retrieval.base.flights import Flight, Flights
 from retrieval.cache import Judge, ResultCache, ResultKey
@@ -132,14 +133,19 @@ def decode_and_charge(stored: bytes, budget: AnswerBudget) -> CachedAnswer | Non
         return None
 
 
-def answer_of(name: str, model: str, plan: Plan, answered: Answered, watch: Stopwatch) -> SearchAnswer:
+def answer_of(
+    name: str, collection: CollectionView, plan: Plan, answered: Answered, watch: Stopwatch
+) -> SearchAnswer:
     """Return the answer with its receipt. `name` is what the client calls the collection."""
     answer = answered.found.answer
-    return SearchAnswer(answer.hits, receipt_of(name, model, plan, answered), watch.stop(), answer.facets)
+    return SearchAnswer(
+        answer.hits, receipt_of(name, collection, plan, answered), watch.stop(), answer.facets
+    )
 
 
-def receipt_of(name: str, model: str, plan: Plan, answered: Answered) -> Receipt:
+def receipt_of(name: str, collection: CollectionView, plan: Plan, answered: Answered) -> Receipt:
     answer, state = answered.found.answer, answered.state
+    age_s = collection.options.replication.age_s(collection.uid)
     return Receipt(
         collection=name,
         generation=state.generation,
@@ -149,7 +155,7 @@ def receipt_of(name: str, model: str, plan: Plan, answered: Answered) -> Receipt
         share_read=answer.share_read,
         weight_dense=answer.weight_dense,
         cache=answered.cache,
-        model=model or None,
+        model=collection.settings.model or None,
         reranked=answer.reranked,
         evidence=answer.evidence,
         evidence_from=answer.evidence_from,
@@ -157,4 +163,5 @@ def receipt_of(name: str, model: str, plan: Plan, answered: Answered) -> Receipt
         over_budget=answer.over_budget,
         query_cut=answer.query_cut,
         degraded=UNSET if answered.cache == "hit" or not plan.degraded else list(plan.degraded),
+        age_s=UNSET if age_s is None else round(age_s, 2),
     )

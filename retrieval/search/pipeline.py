@@ -231,7 +231,7 @@ class Pipeline:
         receipts = [
             receipt_of(
                 name,
-                shard.collection.settings.model,
+                shard.collection,
                 plan,
                 Answered(state_of(shard.collection, shard.snapshot), Found(answer), "bypass"),
             )
@@ -309,7 +309,7 @@ class Pipeline:
             watch=watch,
         )
         answered = await self._answers.answer(asked, search)
-        return answer_of(name, collection.settings.model, plan, answered, watch)
+        return answer_of(name, collection, plan, answered, watch)
 
     async def _search_latest(
         self,

@@ -296,6 +296,10 @@ class Receipt(msgspec.Struct):
         Doc("True: the query is longer than the model reads; its questions, or its ends, were embedded"),
     ] = UNSET
     evidence_from: Annotated[EvidenceFrom | None, Doc("What `evidence` is judged by")] = None
+    age_s: Annotated[
+        float | UnsetType,
+        Doc("On a replica: seconds since it last had all that the store has; absent elsewhere"),
+    ] = UNSET
 
 
 class Timings(msgspec.Struct):

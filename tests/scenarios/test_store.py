@@ -160,6 +160,9 @@ def test_a_replica_follows_and_is_promoted(tmp_path: Path, environ: dict[str, st
                 assert other.call(method, path, body).status == 409, path
             assert other.call("POST", "/v1/collections/docs/reindex", {}).status == 202
             assert other.ok("GET", "/v1/collections/docs")["store"]["seq"] == 4
+            search = {"query": "note"}
+            assert 0 <= other.ok("POST", "/v1/collections/docs/search", search)["receipt"]["age_s"] < 10
+            assert "age_s" not in http.ok("POST", "/v1/collections/docs/search", search)["receipt"]
             replica.kill()
         seq = write(http, 4)
         with serving(tmp_path / "b", follows) as replica:

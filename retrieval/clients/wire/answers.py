@@ -92,6 +92,7 @@ class Receipt(TypedDict):
     ]
     query_cut: NotRequired[bool]
     evidence_from: EvidenceFrom | None
+    age_s: NotRequired[float]
 
 
 class Timings(TypedDict):
