@@ -28,7 +28,7 @@ from indexes.store.checkpoints import (
     live_documents,
 )
 from indexes.store.directory import COLLECTIONS
-from indexes.store.generations import GENERATIONS, StoredGenerations, generation_in
+from indexes.store.generations import GENERATIONS, StoredGeneration, StoredGenerations, generation_in
 from indexes.store.objects import Objects
 from indexes.store.rows import LogChange, changes_since, last_change, reached_by, read_rows
 from indexes.store.slots import FORMAT, Read, SlotLog, SlotWriter, name_of
@@ -90,7 +90,7 @@ class CollectionUpload:
         self._checkpoint = checkpoint
         self._oldest = checkpoint.oldest_slot if checkpoint else 1
         self._files = held.files_at(writer.last, checkpoint)  # as they are in the store
-        self.generation = generation_in(self._files or {})
+        self.generation = self.stored_generation
         """The live generation, if it is in the store; the next state names it."""
         self._cleared = self.generation  # the live one when others were removed
         self._parts_of: dict[str, set[str]] = {}  # of checkpoints, by name
@@ -119,6 +119,11 @@ class CollectionUpload:
                 self._append(change)
         self._on_upload(self.seq)
 
+    @property
+    def stored_generation(self) -> StoredGeneration | None:
+        """The one that the last state in the store names."""
+        return generation_in(self._files or {})
+
     def _files_now(self) -> dict[str, bytes]:
         files = files_beside(self.log.path.parent)
         if self.generation is not None:
@@ -134,18 +139,18 @@ class CollectionUpload:
         return True
 
     def _clear_generations(self, now_ms: int, *, only_live: bool = False) -> None:
-        live = generation_in(self._files or {})
+        live = self.stored_generation
         if only_live or live != self._cleared:
             self.held.generations.clear(live, now_ms, only_this=only_live)
             self._cleared = live
 
     def _append(self, change: LogChange) -> None:
         last, state = self._writer.last.slot, change.state
-        if state:
-            self._files = state.files
         at_ms = change.operations[-1][1] if change.operations else last.at_ms
         reached = state.reached if state else last.reached
         self._writer.append(msgspec.msgpack.encode(change), reached, at_ms, whole=state is not None)
+        if state:
+            self._files = state.files
         self._on_append()
 
     def check_in(self, now_ms: int, *, erase: bool = False) -> None:

@@ -42,7 +42,7 @@ from indexes.directory.catalog import Catalog
 from indexes.store.checkpoints import DAY_MS
 from indexes.store.collection_log import CollectionLog, CollectionUpload, changes_of_files
 from indexes.store.directory import Directory, describe_directory, note_removal, read_record
-from indexes.store.objects import Objects
+from indexes.store.objects import Objects, prove
 from indexes.store.offers import Offer, Offers
 from indexes.store.opening import OpenStore, open_store
 from indexes.store.slots import LogExtent, Superseded
@@ -133,6 +133,7 @@ class Uploader(Replication):
         self._cleared: set[str] = set()
         self._offers: Offers | None = None
         self._offers_due = 0.0
+        self._is_probing = False
         self._confirming: dict[str, list[Confirming]] = {}  # by uid
         self._naming: list[tuple[Future[None], float]] = []
         self._pool = ThreadPoolExecutor(UPLOADS_TOGETHER, "store")
@@ -170,7 +171,8 @@ class Uploader(Replication):
 
     def state_of(self, collection: Collection) -> UploadState:
         tracked = self._tracked.get(collection.uid)
-        seq = int(self.last_copied(collection.uid))
+        is_listed = collection.uid in self._directory.collections.values()  # else it would not be restored
+        seq = int(self.last_copied(collection.uid)) if is_listed else 0
         since = tracked.waiting_since if tracked else 0.0
         return UploadState(
             seq, max(collection.log.newest_seq - seq, 0), time.monotonic() - since if since else 0.0
@@ -329,6 +331,10 @@ class Uploader(Replication):
         if now >= self._clear_due:
             self._clear_due = now + CLEAR_EVERY_S
             self._pool.submit(self._clear_removed)
+        busy = any(one.waiting_since or one.is_uploading for one in self._tracked.values())
+        if self.error and not busy and not self._is_probing:
+            self._is_probing = True
+            self._pool.submit(self._probe)
         if now >= self._offers_due and not self._closing.is_set():
             self._offers_due = math.inf
             self._pool.submit(self._take_offers)
@@ -417,6 +423,18 @@ class Uploader(Replication):
                 self._directory_due = 0.0
                 self._wake.set()
 
+    def _probe(self) -> None:
+        """Find out whether the store is back, if there is nothing to upload."""
+        try:
+            self._require_present()
+            prove(self._objects)
+        except Exception as error:  # noqa: BLE001 - tried again
+            self._fail(error)
+        else:
+            self._recover()
+        finally:
+            self._is_probing = False
+
     def _carry(self, tracked: Tracked) -> None:
         """Upload the live generation of a collection, on a thread of the pool."""
         try:
@@ -452,7 +470,7 @@ class Uploader(Replication):
         except NotReady:
             return
         except Exception as error:  # noqa: BLE001 - tried again
-            self._fail(error)
+            logger.info("what other machines have built is looked at later: %s", message_of(error))
         finally:
             self._offers_due = time.monotonic() + OFFERS_EVERY_S
 
@@ -464,18 +482,18 @@ class Uploader(Replication):
         self._wait_for(self._begin_carrying, tracked)
         try:
             collection, upload = tracked.collection, self._upload_of(tracked)
-            if collection.live_seq >= stored.seq:
-                return f"a generation that is as new is live already, of operation {collection.live_seq}"
-            number = collection.take_number(stored.number)
-            upload.held.generations.fetch(stored, collection.shelf, number, lambda *_: self._require_open())
-            collection.adopt(number)
-            upload.generation, tracked.generation = stored, number
-            logger.info("adopted generation %d of %s, built elsewhere", number, collection.name)
-            self._wait_for(self._begin, tracked)
-            try:
-                upload.upload(self._clock())
-            finally:
-                tracked.is_uploading = False
+            if upload.generation != stored:  # or it was adopted before the store went away
+                if collection.live_seq >= stored.seq:
+                    return f"a generation that is as new is live already, of operation {collection.live_seq}"
+                number = collection.take_number(stored.number)
+                upload.held.generations.fetch(
+                    stored, collection.shelf, number, lambda *_: self._require_open()
+                )
+                collection.adopt(number)
+                upload.generation, tracked.generation = stored, number
+                logger.info("adopted generation %d of %s, built elsewhere", number, collection.name)
+            tracked.waiting_since = tracked.waiting_since or time.monotonic()
+            self._wait_for(lambda one: upload.stored_generation == stored, tracked)
         except (Damaged, NotFound, RecallTooLow, Conflict) as error:
             logger.warning("a generation built elsewhere is not adopted: %s", error.message)
             return error.message

@@ -129,8 +129,13 @@ def catalog_ctx(data: Path) -> Context:
 
 
 def store_of(config: Config, data: Path) -> Uploader | Follower | None:
-    """Return what keeps the store up to date, or follows it. Raises InvalidInput for a replica without a store."""
+    """Return what keeps the store up to date, or follows it. Raises InvalidInput for a replica without a store, or one
+    that passes writes on and does not know where to."""
     store = config.store
+    if store.forward_writes and not store.writer:
+        raise InvalidInput(
+            "store.forward_writes needs store.writer, the service that writes", param="store.forward_writes"
+        )
     if not store.url:
         if store.replica:
             raise InvalidInput("a replica follows a store: set store.url", param="store.url")

@@ -41,7 +41,7 @@ def built(service: Service, *numbers: int) -> Collection:
 
 def is_stored(service: Service, collection: Collection) -> bool:
     upload = service.uploader._uploads.get(collection.uid)
-    live = upload and generations.generation_in(upload._files or {})
+    live = upload and upload.stored_generation
     return bool(live and live.is_of(collection.shelf.path(collection.generation))) and service.is_level()
 
 
@@ -209,6 +209,32 @@ def test_a_build_elsewhere_is_adopted(
         same(collection, replica)
         with serving(tmp_path / "b", MemoryObjects(dict(objects.held))) as other:
             agree(collection, other.catalog.get("docs"))
+
+
+def test_one_that_was_adopted_while_the_store_was_away(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is live here, but the store could not be told: when it can, it still has it."""
+    monkeypatch.setattr(uploading, "OFFERS_EVERY_S", 0.1)
+    monkeypatch.setattr(uploading, "RETRY_S", (0.1, 0.2))
+    with serving(tmp_path / "a", objects) as service:
+        collection = built(service, *range(40))
+        service.write("docs", 40).result(WAIT_S)
+        elsewhere = build_from(objects, "docs", tmp_path / "e", IndexOptions(), None, lambda *_: None)
+
+        def full(operation: str, name: str) -> Fault:
+            return "before" if operation == "create" and "/log/" in name else ""
+
+        objects.fault = full
+        wait_for(lambda: collection.live_seq == elsewhere.manifest.seq)
+        time.sleep(0.5)
+        objects.fault = near
+        answer = await_answer(objects, elsewhere.offer, WAIT_S)
+        assert answer is not None
+        assert answer.refusal == ""
+        wait_for(lambda: is_stored(service, collection))
+        with serving(tmp_path / "b", MemoryObjects(dict(objects.held))) as other:
+            assert live_of(other.catalog.get("docs")) == live_of(collection)
 
 
 def test_an_older_build_is_refused(

@@ -147,6 +147,24 @@ def test_local_writes_go_on_while_the_store_is_away(
         assert service.uploader.state_of(service.catalog.get("docs")).seq == 5
 
 
+@pytest.mark.parametrize("options", [BUCKET, LOCAL])
+def test_a_store_that_comes_back_is_noticed_without_a_write(
+    options: StoreOptions, tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a service whose writes wait for the store would refuse them for good."""
+    monkeypatch.setattr(uploading, "RETRY_S", (0.1, 0.2))
+    with serving(tmp_path / "a", objects, options) as service:
+        service.create("docs")
+        wait_for(service.is_level)
+        service.uploader._fail(Unavailable("the store is away"))
+        objects.fault = away
+        time.sleep(0.5)
+        assert service.uploader.error
+        objects.fault = near
+        wait_for(lambda: not service.uploader.error)
+        service.write("docs", 1).result(WAIT_S)
+
+
 def test_what_local_writes_lose_is_said(tmp_path: Path, objects: MemoryObjects) -> None:
     """A machine that is lost at any moment loses the operations that the store is said to be behind by, and no other;
     with nothing more written, that is none after `lag_s_max`."""
