@@ -15,9 +15,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -92,9 +92,9 @@ class Tracked:
     waiting_since: float = 0.0
     files_due: float = 0.0
     files: tuple[int, ...] = ()
-    is_uploading: bool = False
     generation: int = 0
-    is_carrying: bool = False
+    uploading: threading.Lock = field(default_factory=threading.Lock)  # changes
+    carrying: threading.Lock = field(default_factory=threading.Lock)  # a generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,21 +251,19 @@ class Uploader(Replication):
 
         Raises Unavailable; repeat it then."""
         tracked = self._tracked[collection.uid]
-        self._wait_for(self._begin_carrying, tracked)
-        try:
+        with self._holding(tracked.carrying):
             self._take_generation(tracked)
-            self._wait_for(self._begin, tracked)
-            try:
+            with self._holding(tracked.uploading):
                 self._upload_of(tracked).check_in(self._clock(), erase=True)
-            finally:
-                tracked.is_uploading = False
-        finally:
-            tracked.is_carrying = False
 
-    def _wait_for(self, begin: Callable[[Tracked], bool], tracked: Tracked) -> None:
-        while not begin(tracked):
-            if self._closing.wait(LOOK_S):
-                raise NotReady("the service is closing")
+    @contextlib.contextmanager
+    def _holding(self, lock: threading.Lock) -> Iterator[None]:
+        while not lock.acquire(timeout=LOOK_S):
+            self._require_open()
+        try:
+            yield
+        finally:
+            lock.release()
 
     # -- the thread
 
@@ -300,7 +298,7 @@ class Uploader(Replication):
 
     def _is_done(self) -> bool:
         """Whether the store has everything; a new collection is listed only after its first upload."""
-        busy = any(one.waiting_since or one.is_uploading for one in list(self._tracked.values()))
+        busy = any(one.waiting_since or one.uploading.locked() for one in list(self._tracked.values()))
         return not busy and self._opened is not None and self._described() == self._directory
 
     def _look(self) -> None:
@@ -320,18 +318,15 @@ class Uploader(Replication):
         wait_s = 0.0 if at_once else self.options.lag_s_max / 2
         for tracked in list(self._tracked.values()):
             waits = tracked.waiting_since and now >= tracked.waiting_since + wait_s
-            if (waits or self._has_new_files(tracked, now)) and self._begin(tracked):
+            if (waits or self._has_new_files(tracked, now)) and tracked.uploading.acquire(blocking=False):
                 self._pool.submit(self._work, tracked)
-            if (
-                tracked.collection.generation != tracked.generation
-                and not self._closing.is_set()
-                and self._begin_carrying(tracked)
-            ):
+            is_new = tracked.collection.generation != tracked.generation and not self._closing.is_set()
+            if is_new and tracked.carrying.acquire(blocking=False):
                 self._pool.submit(self._carry, tracked)
         if now >= self._clear_due:
             self._clear_due = now + CLEAR_EVERY_S
             self._pool.submit(self._clear_removed)
-        busy = any(one.waiting_since or one.is_uploading for one in self._tracked.values())
+        busy = any(one.waiting_since or one.uploading.locked() for one in self._tracked.values())
         if self.error and not busy and not self._is_probing:
             self._is_probing = True
             self._pool.submit(self._probe)
@@ -373,16 +368,6 @@ class Uploader(Replication):
             cheap = self.options.url.startswith("file:")
             self._present_until = time.monotonic() + (0.0 if cheap else PRESENT_S)
 
-    def _begin(self, tracked: Tracked) -> bool:
-        with self._lock:
-            begins, tracked.is_uploading = not tracked.is_uploading, True
-            return begins
-
-    def _begin_carrying(self, tracked: Tracked) -> bool:
-        with self._lock:
-            begins, tracked.is_carrying = not tracked.is_carrying, True
-            return begins
-
     def _upload_of(self, tracked: Tracked) -> CollectionUpload:
         if self._opened is None:
             raise Unavailable(f"the store cannot be used yet: {self.error}")
@@ -418,7 +403,7 @@ class Uploader(Replication):
             self.uploads += 1
             self._recover()
         finally:
-            tracked.is_uploading = False
+            tracked.uploading.release()
             if self._confirming or self._naming:
                 self._directory_due = 0.0
                 self._wake.set()
@@ -447,7 +432,7 @@ class Uploader(Replication):
         except Exception as error:  # noqa: BLE001 - tried again
             self._fail(error)
         finally:
-            tracked.is_carrying = False
+            tracked.carrying.release()
 
     def _take_generation(self, tracked: Tracked) -> None:
         upload, number = self._upload_of(tracked), tracked.collection.generation
@@ -479,26 +464,28 @@ class Uploader(Replication):
         tracked, stored = self._tracked.get(offer.uid), offer.generation
         if tracked is None:
             return "the collection is not served"
-        self._wait_for(self._begin_carrying, tracked)
         try:
-            collection, upload = tracked.collection, self._upload_of(tracked)
-            if upload.generation != stored:  # or it was adopted before the store went away
-                if collection.live_seq >= stored.seq:
-                    return f"a generation that is as new is live already, of operation {collection.live_seq}"
-                number = collection.take_number(stored.number)
-                upload.held.generations.fetch(
-                    stored, collection.shelf, number, lambda *_: self._require_open()
-                )
-                collection.adopt(number)
-                upload.generation, tracked.generation = stored, number
-                logger.info("adopted generation %d of %s, built elsewhere", number, collection.name)
-            tracked.waiting_since = tracked.waiting_since or time.monotonic()
-            self._wait_for(lambda one: upload.stored_generation == stored, tracked)
+            with self._holding(tracked.carrying):
+                collection, upload = tracked.collection, self._upload_of(tracked)
+                if upload.generation != stored:  # or it was adopted before the store went away
+                    if collection.live_seq >= stored.seq:
+                        return f"a generation as new is live already, of operation {collection.live_seq}"
+                    number = collection.take_number(stored.number)
+                    upload.held.generations.fetch(
+                        stored, collection.shelf, number, lambda *_: self._require_open()
+                    )
+                    collection.adopt(number)
+                    upload.generation, tracked.generation = stored, number
+                    logger.info("adopted generation %d of %s, built elsewhere", number, collection.name)
+                tracked.waiting_since = tracked.waiting_since or time.monotonic()
+                while upload.stored_generation != stored:
+                    self._require_open()
+                    if self._tracked.get(offer.uid) is not tracked:
+                        return "the collection was deleted"
+                    time.sleep(LOOK_S)
         except (Damaged, NotFound, RecallTooLow, Conflict) as error:
             logger.warning("a generation built elsewhere is not adopted: %s", error.message)
             return error.message
-        finally:
-            tracked.is_carrying = False
         return ""
 
     def _require_open(self) -> None:
