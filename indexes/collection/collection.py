@@ -268,7 +268,8 @@ class Collection(CollectionView):
             seq = changes.position.seq
             for listener in self.on_commit:
                 listener(seq)
-            self.documents = self.log.document_count()
+            written = len({entry.place.document_id for entry in changes.entries})
+            self.documents += written - sum(one.start <= before.last_passage for one in changes.dead)
             self._assembly.follow(changes.entries, changes.dead)
             self._snapshot = self._assembly.snapshot(seq, self.log.content)
             self.arrivals.arrived(seq)
