@@ -16,7 +16,8 @@ from __future__ import annotations
 from retrieval.clients.bulk import Ingested, Refused, RefusedDocument, bulk_patience
 from retrieval.clients.client import AsyncClient, Client
 from retrieval.clients.embedding import Embedded
-from retrieval.clients.transport import JSON, Patience, ServiceError, path_of
+from retrieval.clients.errors import ServiceError
+from retrieval.clients.transport import JSON, Patience, path_of
 from retrieval.clients.wire.answers import Citation, ContextAnswer, Hit, SearchAnswer
 from retrieval.clients.wire.records import CollectionBody, DocumentBody, JobBody, Written
 from retrieval.clients.wire.requests import SearchRequest, SentDocument

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -32,8 +33,9 @@ def pytest_configure() -> None:
 
     Haystack sends statistics to its makers, and decides it when it is imported. Where Python is told to write no
     bytecode, each of the hundreds of processes that the tests start would compile all of the code, and each run all
-    of the tests.
+    of the tests. Each that may call a service reads the authorities that this machine trusts, which no test needs.
     """
+    os.environ.update(SSL_CERT_FILE=os.devnull, SSL_CERT_DIR=os.devnull)
     os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
     # Each takes a second of CPU to start, so services that a test starts for itself have none (but see below).
     os.environ.setdefault(SEARCH_PROCESSES, "0")
@@ -44,6 +46,16 @@ def pytest_configure() -> None:
         sys.dont_write_bytecode = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection() -> None:
+    """Modules and tests are no garbage; looking for some among them would take seconds."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

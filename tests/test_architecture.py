@@ -91,6 +91,32 @@ def test_serving_needs_no_pytorch() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+SEARCH_PROCESS = """
+import os, socket
+from jobs.serving import search_process
+ours, theirs = socket.socketpair()
+ours.close()
+os._exit = lambda _: None
+search_process.main(theirs.detach(), os.getppid())
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "unused"),
+    [
+        ("import jobs.cli", {"aiohttp", "numpy", "rich"}),
+        ("import jobs.commands.serve", {"rich"}),
+        ("import jobs.commands.keys", {"aiohttp", "onnxruntime"}),
+        (SEARCH_PROCESS, {"aiohttp", "click", "prometheus_client", "rich", "yaml"}),
+    ],
+    ids=["nearline", "serve", "keys", "search process"],
+)
+def test_a_program_loads_only_what_it_uses(program: str, unused: set[str]) -> None:
+    """What it imports is most of the time that its start takes."""
+    code = f"{program}\nimport sys\nsys.exit(', '.join({unused} & set(sys.modules)) or 0)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_says_what_it_is_for(module: str) -> None:
     """In its docstring."""

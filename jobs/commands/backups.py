@@ -26,16 +26,8 @@ from indexes.store import following
 from indexes.store.objects import Bucket
 from indexes.store.opening import RestoredFromStore, restore_from
 from indexes.store.restoring import NEWEST, Until
-from jobs.commands.options import (
-    JSON,
-    PATH,
-    console,
-    exit_on_sigterm,
-    format_bytes,
-    print_json,
-    print_result,
-    stages,
-)
+from jobs.commands.options import JSON, PATH, exit_on_sigterm
+from jobs.commands.output import console, format_bytes, print_json, print_result, stages
 
 DETAIL_CHARS_MAX = 200  # SQLite may list a hundred faults; --json has all of them
 NAMES = click.option(

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from jobs.commands.options import JSON, NumberRange, errors, print_json, require_matplotlib
+from jobs.commands.options import JSON, NumberRange, require_matplotlib
+from jobs.commands.output import errors, print_json
 
 COUNT = click.IntRange(1)
 POSITIVE = NumberRange(0, min_open=True)

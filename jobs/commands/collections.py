@@ -11,17 +11,9 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from jobs.commands.options import (
-    JSON,
-    URL,
-    ask,
-    console,
-    errors,
-    format_bytes,
-    format_count,
-    print_json,
-    print_result,
-)
+from jobs.commands.connection import ask
+from jobs.commands.options import JSON, URL
+from jobs.commands.output import console, errors, format_bytes, format_count, print_json, print_result
 from jobs.commands.rebuilds import describe_interval
 from nearline import AsyncClient
 

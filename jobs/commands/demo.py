@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from jobs.commands.ingest_output import progress_bar
-from jobs.commands.options import PATH, console, exit_on_sigterm
+from jobs.commands.options import PATH, exit_on_sigterm
+from jobs.commands.output import console
 from jobs.commands.rebuilds import wait_for_job
 from jobs.commands.search import HIGHLIGHT, show
 from jobs.ingestion.ingesting import ingest

@@ -17,16 +17,8 @@ from click.core import ParameterSource
 from indexes.base.durable import replace_unsynced
 from indexes.base.errors import NearlineError, message_of
 from indexes.base.model import Progress
-from jobs.commands.options import (
-    COLLECTION,
-    JSON,
-    URL,
-    NumberRange,
-    console,
-    print_json,
-    require_matplotlib,
-    stages,
-)
+from jobs.commands.options import COLLECTION, JSON, URL, NumberRange, require_matplotlib
+from jobs.commands.output import console, print_json, stages
 from jobs.evaluation import textfile
 from jobs.evaluation.measure import EvaluationOptions, evaluate
 from jobs.evaluation.private import open_service

@@ -9,8 +9,10 @@ import click
 import msgspec
 from rich.markup import escape
 
+from jobs.commands.connection import ask
 from jobs.commands.labels import SCORES, TIERS
-from jobs.commands.options import COLLECTION, JSON, URL, ask, console, print_json
+from jobs.commands.options import COLLECTION, JSON, URL
+from jobs.commands.output import console, print_json
 
 
 @click.command(

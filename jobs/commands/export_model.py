@@ -9,7 +9,8 @@ import click
 from rich.table import Table
 
 from indexes.base.errors import InvalidInput
-from jobs.commands.options import JSON, console, errors, print_json
+from jobs.commands.options import JSON
+from jobs.commands.output import console, errors, print_json
 from jobs.models.export.exporting import ExportOptions, export_model
 from jobs.models.export.recipes import RECIPES, SMALL
 from jobs.models.export.sources import DEFAULT_NAME

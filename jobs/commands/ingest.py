@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from jobs.commands.connection import ask
 from jobs.commands.ingest_output import (
     describe_end,
     describe_stop,
@@ -17,7 +18,8 @@ from jobs.commands.ingest_output import (
     to_json_value,
     warn_if_nothing,
 )
-from jobs.commands.options import COLLECTION, JSON, URL, ask, print_result, say
+from jobs.commands.options import COLLECTION, JSON, URL
+from jobs.commands.output import print_result, say
 from jobs.ingestion.ingesting import IngestProgress, ingest, limits_of
 from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
 from nearline import AsyncClient, ServiceError

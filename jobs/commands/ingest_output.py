@@ -12,7 +12,7 @@ import click
 import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from jobs.commands.options import errors, format_count, say
+from jobs.commands.output import errors, format_count, say
 from jobs.ingestion.ingesting import IngestProgress
 from jobs.ingestion.ingesting import Progress as OnProgress
 from jobs.sources.files import FORMATS, printable

@@ -15,7 +15,8 @@ from indexes.base.durable import keep_private
 from indexes.base.model import now_ms
 from indexes.directory.backup.backup import aliases_of
 from indexes.directory.marker import prepare
-from jobs.commands.options import JSON, PATH, NumberRange, console, print_json, print_result
+from jobs.commands.options import JSON, PATH, NumberRange
+from jobs.commands.output import console, print_json, print_result
 from retrieval.access.auth import Keys
 from retrieval.access.key_file import Key, Scope, check_key
 from retrieval.access.limits import DAY_S, Limits, read_usage, today

@@ -11,18 +11,9 @@ import click
 from rich.table import Table
 
 from indexes.base.model import Progress
-from jobs.commands.options import (
-    COLLECTION,
-    JSON,
-    PATH,
-    URL,
-    NumberRange,
-    ask,
-    console,
-    print_json,
-    print_result,
-    stages,
-)
+from jobs.commands.connection import ask
+from jobs.commands.options import COLLECTION, JSON, PATH, URL, NumberRange
+from jobs.commands.output import console, print_json, print_result, stages
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.learning import (
     CHOICES,

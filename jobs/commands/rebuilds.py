@@ -18,18 +18,9 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from indexes.store.building import await_answer, build_from
 from indexes.store.objects import Bucket
-from jobs.commands.options import (
-    COLLECTION,
-    JSON,
-    URL,
-    NumberRange,
-    ask,
-    errors,
-    exit_on_sigterm,
-    format_bytes,
-    print_result,
-    stages,
-)
+from jobs.commands.connection import ask
+from jobs.commands.options import COLLECTION, JSON, URL, NumberRange, exit_on_sigterm
+from jobs.commands.output import errors, format_bytes, print_result, stages
 from jobs.ingestion.rate_limiter import RateLimiter
 from jobs.ingestion.reembedding import Copied
 from jobs.ingestion.reembedding import reembed as copy

@@ -11,8 +11,10 @@ import msgspec
 from rich.markup import escape
 from rich.text import Text
 
+from jobs.commands.connection import ask
 from jobs.commands.labels import SCORES, STAGES, TIERS, list_tiers
-from jobs.commands.options import JSON, URL, ask, console, print_json
+from jobs.commands.options import JSON, URL
+from jobs.commands.output import console, print_json
 from retrieval.search.relevance import READ_MIN
 
 HIGHLIGHT = {"snippet_chars": 240}

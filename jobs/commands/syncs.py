@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from indexes.base.errors import InvalidInput
+from jobs.commands.connection import ask
 from jobs.commands.ingest_output import (
     describe_end,
     progress_bar,
@@ -21,7 +22,8 @@ from jobs.commands.ingest_output import (
     to_json_value,
     warn_if_nothing,
 )
-from jobs.commands.options import ask, exit_on_sigterm, format_count, print_json, say
+from jobs.commands.options import exit_on_sigterm
+from jobs.commands.output import format_count, print_json, say
 from jobs.ingestion.sync_record import SyncRecord
 from jobs.ingestion.syncing import Synced, record_path, state_folder, sync
 from jobs.ingestion.watching import watch

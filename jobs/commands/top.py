@@ -17,7 +17,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from jobs.commands.options import JSON, URL, NumberRange, console, format_bytes, print_json
+from jobs.commands.options import JSON, URL, NumberRange
+from jobs.commands.output import console, format_bytes, print_json
 from nearline import AsyncClient
 
 STAGES = ("total", "wait", "embed", "dense", "lexical", "fuse", "rerank", "hydrate")

@@ -13,7 +13,8 @@ import msgspec
 from indexes.base.durable import replace_unsynced
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Progress
-from jobs.commands.options import URL, NumberRange, errors, stages
+from jobs.commands.options import URL, NumberRange
+from jobs.commands.output import errors, stages
 from jobs.models.export import sources
 from jobs.models.reranker.mining import TrainingExample, mine
 from jobs.models.reranker.training import TrainingOptions, train

@@ -13,17 +13,8 @@ import click
 from rich.table import Table
 
 from indexes.base.model import Progress
-from jobs.commands.options import (
-    COLLECTION,
-    JSON,
-    PATH,
-    URL,
-    NumberRange,
-    console,
-    print_json,
-    require_matplotlib,
-    stages,
-)
+from jobs.commands.options import COLLECTION, JSON, PATH, URL, NumberRange, require_matplotlib
+from jobs.commands.output import console, print_json, stages
 from jobs.evaluation.private import open_service
 from jobs.evaluation.queries import from_log
 from jobs.sources.judgments import read_queries

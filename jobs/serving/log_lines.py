@@ -9,10 +9,8 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from aiohttp.http_exceptions import HttpProcessingError
-
+from retrieval.base.request_id import REQUEST_ID
 from retrieval.base.settings import LogSection
-from retrieval.observe.request_log import REQUEST_ID
 
 logger = logging.getLogger(__name__)
 
@@ -27,17 +25,9 @@ def set_up_logging(settings: LogSection, process: str = "") -> None:
     # Our formats do not show these, and they cost time for every line (Logging HOWTO, "Optimization").
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging.getLogger("aiohttp.server").addFilter(is_worth_logging)
     sys.excepthook = log_uncaught
     threading.excepthook = lambda lost: log_uncaught(lost.exc_type, lost.exc_value, lost.exc_traceback)
     sys.unraisablehook = lambda lost: log_uncaught(lost.exc_type, lost.exc_value, lost.exc_traceback)
-
-
-def is_worth_logging(record: logging.LogRecord) -> bool:
-    """A log filter that drops aiohttp's tracebacks of malformed requests, unless the level is debug: the line in the
-    request log is enough."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError) or logger.isEnabledFor(logging.DEBUG)
 
 
 def log_uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:

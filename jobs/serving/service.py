@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import faulthandler
-import gc
 import ipaddress
 import logging
-import os
 import resource
 import signal
 import ssl
@@ -29,9 +26,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from indexes.base.durable import keep_private
 from indexes.base.errors import Conflict, InvalidInput, NearlineError, message_of
+from jobs.serving.interpreter import share_heaps, tune_interpreter
 from jobs.serving.log_lines import set_up_logging
 from jobs.serving.tls import Tls, tls_of
 from jobs.serving.watchdog import start_watchdog
@@ -53,9 +52,6 @@ T = TypeVar("T")
 READY_LINE = "nearline listens on "
 SEARCH_COMMAND = (sys.executable, "-m", "jobs.serving.search_process")
 BACKLOG = 128  # connections queued by the kernel
-HEAPS_MAX = 2
-M_ARENA_MAX = -8  # of glibc's mallopt
-SWITCH_INTERVAL_S = 0.0001  # Python's is 5 ms
 DRAIN_S = 0.2  # from failing readiness to closing the socket, for load balancers to notice
 LAST_ANSWERS_S = 1.0  # after the grace period, to send the 503s
 RELOAD_S = 5.0  # for reading the configuration, and for reading the certificate and its key
@@ -73,6 +69,7 @@ def run(config: Config, data: Path, reread: Callable[[], Config]) -> None:
     keep_private()
     share_heaps()
     allow_all_descriptors(config.server.connections_max)
+    logging.getLogger("aiohttp.server").addFilter(is_worth_logging)
     if not asyncio.run(serve(config, data, reread)):
         sys.exit(1)
 
@@ -88,27 +85,6 @@ def require_private(server: ServerSection, *, keys: bool) -> None:
             "(server.insecure)",
             param="server.host",
         )
-
-
-def share_heaps() -> None:
-    """Limit glibc to a few malloc arenas. Call before starting threads; a no-op without glibc.
-
-    By default threads get arenas of their own, and memory that a model run freed in one is not reused by the others.
-    """
-    if "MALLOC_ARENA_MAX" in os.environ:
-        return  # the operator has decided
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, HEAPS_MAX)
-
-
-def tune_interpreter() -> None:
-    """Set up the interpreter for serving; call it once everything is loaded.
-
-    With a short switch interval the event loop gets the GIL back sooner from threads that write. Freezing takes
-    everything loaded so far out of garbage collection, which stops every thread while it scans.
-    """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.freeze()
 
 
 def allow_all_descriptors(connections_max: int) -> None:
@@ -128,6 +104,13 @@ def allow_all_descriptors(connections_max: int) -> None:
             connections_max,
             needed,
         )
+
+
+def is_worth_logging(record: logging.LogRecord) -> bool:
+    """A log filter that drops aiohttp's tracebacks of malformed requests, unless the level is debug: the line in the
+    request log is enough."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError) or logger.isEnabledFor(logging.DEBUG)
 
 
 async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> bool:

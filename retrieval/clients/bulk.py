@@ -25,15 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from retrieval.clients.transport import (
-    JSON,
-    TIMEOUT_S,
-    Patience,
-    ServiceConnection,
-    ServiceError,
-    encode_json,
-    path_of,
-)
+from retrieval.clients.errors import ServiceError
+from retrieval.clients.transport import JSON, TIMEOUT_S, Patience, ServiceConnection, encode_json, path_of
 
 if TYPE_CHECKING:
     from retrieval.clients.wire.records import RequestLimits, Written

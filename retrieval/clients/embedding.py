@@ -7,7 +7,8 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from retrieval.clients.transport import AWAY, BUSY, Patience, ServiceConnection, ServiceError
+from retrieval.clients.errors import ServiceError
+from retrieval.clients.transport import AWAY, BUSY, Patience, ServiceConnection
 
 MISMATCH = "model_mismatch"
 

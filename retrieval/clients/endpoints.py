@@ -16,13 +16,8 @@ import msgspec
 from retrieval.clients.blocking import Core, endpoint, steps, stream
 from retrieval.clients.bulk import REQUESTS_AT_ONCE, Ingested, OnProgress, OnRefused, Steps, plan_ingestion
 from retrieval.clients.embedding import Embedded, embed_with_fallback
-from retrieval.clients.transport import (
-    JSON,
-    Patience,
-    ServiceError,
-    path_of,
-    refusal,
-)
+from retrieval.clients.errors import ServiceError
+from retrieval.clients.transport import JSON, Patience, path_of, refusal
 
 if TYPE_CHECKING:
     from retrieval.clients.wire import answers, records

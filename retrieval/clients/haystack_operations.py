@@ -15,6 +15,7 @@ from haystack.document_stores.errors import DuplicateDocumentError
 from haystack.document_stores.types import DuplicatePolicy
 from haystack.errors import FilterError
 
+from retrieval.clients.errors import ServiceError
 from retrieval.clients.stores import (
     matching,
     provenance,
@@ -23,7 +24,6 @@ from retrieval.clients.stores import (
     search_hits,
     write,
 )
-from retrieval.clients.transport import ServiceError
 
 if TYPE_CHECKING:
     from retrieval.clients.endpoints import Endpoints

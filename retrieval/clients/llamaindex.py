@@ -32,6 +32,7 @@ from llama_index.core.vector_stores.types import (
 )
 
 from retrieval.clients.client import Client
+from retrieval.clients.errors import ServiceError
 from retrieval.clients.llamaindex_nodes import (
     SOURCE,
     document_of,
@@ -52,7 +53,6 @@ from retrieval.clients.stores import (
     without_blanks,
     write_with_text,
 )
-from retrieval.clients.transport import ServiceError
 
 if TYPE_CHECKING:
     from retrieval.clients.endpoints import Endpoints

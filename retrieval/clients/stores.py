@@ -17,7 +17,7 @@ from retrieval.clients.blocking import Core
 from retrieval.clients.bulk import Refused, RefusedDocument
 from retrieval.clients.client import Client
 from retrieval.clients.endpoints import Endpoints
-from retrieval.clients.transport import ServiceError
+from retrieval.clients.errors import ServiceError
 from retrieval.clients.wire.requests import SearchRequest
 
 if TYPE_CHECKING:

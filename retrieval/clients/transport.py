@@ -24,6 +24,8 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
+from retrieval.clients.errors import OPEN, UNREACHABLE, ServiceError
+
 JSON = Mapping[str, Any]  # a decoded object
 
 TIMEOUT_S = 300.0
@@ -36,7 +38,6 @@ GRACE_S = 0.25
 BUSY = {429, 503}
 AWAY = {0, 408, 502, 504}  # 0: unreachable or disconnected; the others come from proxies in front of it
 FINAL = {"quarantined", "deadline_exceeded"}  # 503s that waiting does not help
-UNREACHABLE, OPEN = "unreachable", "circuit_open"
 
 
 def encode_json(body: object) -> bytes:
@@ -49,31 +50,6 @@ def _unwrapped(value: Any) -> object:
         return value.tolist()
     except AttributeError:
         raise TypeError(f"{type(value).__name__} cannot be sent as JSON") from None
-
-
-class ServiceError(Exception):
-    """The service refused or failed. `status` is 0 if it was not reached; `retry_after_s` is how long it asks to
-    wait.
-
-    `kind` is the service's error type (docs/api.md), or one of the client's own: `unreachable`, `disconnected`,
-    `timeout`, `circuit_open`, `unknown`.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 0,
-        kind: str = UNREACHABLE,
-        param: str | None = None,
-        retry_after_s: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.status = status
-        self.kind = kind
-        self.param = param
-        self.retry_after_s = retry_after_s
 
 
 class Patience:

@@ -91,11 +91,21 @@ def response(path: str, error: NearlineError, *, status: int | None = None) -> w
     """Return the error response to a request on `path`. `status` is ours, for errors whose class does not set it."""
     dialect = dialect_of(path)
     if dialect is None:
-        return errors.response(error, status=status)
+        return own_response(error, status=status)
     theirs = dialect.status(error, status or errors.status_of(error))
     return web.Response(
         body=msgspec.json.encode(dialect.body(error, theirs)),
         status=theirs,
+        content_type="application/json",
+        headers=errors.error_headers(error),
+    )
+
+
+def own_response(error: NearlineError, *, status: int | None = None) -> web.Response:
+    """Return the response in our own shape. `status` is for errors whose class does not set one."""
+    return web.Response(
+        body=msgspec.json.encode(errors.body_of(error)),
+        status=status or errors.status_of(error),
         content_type="application/json",
         headers=errors.error_headers(error),
     )

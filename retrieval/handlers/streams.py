@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import msgspec
 from aiohttp import web
 
+from retrieval.base.request_id import REQUEST_ID
 from retrieval.context.llm import EVENT_STREAM
 from retrieval.handlers.browsers import let_page_read
-from retrieval.observe.request_log import REQUEST_ID
 
 SENT_WITHIN_S = 60.0  # a client that reads nothing for this long counts as gone
 

@@ -1,17 +1,14 @@
 """One log line per request: method, path, status, milliseconds, bytes, client; in JSON also the time of each stage.
 
 Answers are never logged, and queries only with `log.queries`. The path is logged as received, percent-encoded and
-without its query string. `REQUEST_ID` is the X-Request-Id of the request that the current task or thread works for,
-or "" without one: log formatters add it.
+without its query string.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import re
-from collections.abc import Iterable, Mapping
-from contextvars import ContextVar
+from collections.abc import Iterable
 from typing import Any
 
 from aiohttp import web
@@ -22,21 +19,12 @@ from retrieval.base.settings import LogSection
 
 logger = logging.getLogger("nearline.requests")
 
-REQUEST_ID: ContextVar[str] = ContextVar("REQUEST_ID", default="")
 PROBES = frozenset({"/healthz", "/readyz", "/health", "/metrics"})  # called every few seconds, forever
-GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 CLIENT_LEFT = 499  # never sent; nginx's code for this
 PATH_CHARS_MAX = 500
 LOG = web.RequestKey("LOG", LogSection)  # the log settings
 QUERIES = web.RequestKey[list[str]]("QUERIES")  # its queries, if they are to be logged
 STAGE = re.compile(r"(\w+);dur=([\d.]+)")
-
-
-def request_id_of(headers: Mapping[str, str]) -> str:
-    """Return the client's X-Request-Id, or a unique one if it has none that may be logged. It need not be unguessable:
-    asking the system for random bytes would release the GIL."""
-    given = headers.get("X-Request-Id", "")
-    return given if GIVEN_ID.fullmatch(given) else random.randbytes(16).hex()
 
 
 class RequestLog(AbstractAccessLogger):

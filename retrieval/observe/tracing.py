@@ -19,7 +19,8 @@ from aiohttp.typedefs import Handler, Middleware
 
 from indexes.base.errors import InvalidInput
 from retrieval.access.auth import PRINCIPAL
-from retrieval.observe.request_log import PROBES, REQUEST_ID, stages_of
+from retrieval.base.request_id import REQUEST_ID
+from retrieval.observe.request_log import PROBES, stages_of
 from retrieval.wire.search import Receipt
 
 if TYPE_CHECKING:

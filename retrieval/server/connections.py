@@ -28,7 +28,7 @@ from aiohttp.http_exceptions import LineTooLong
 from indexes.base.errors import NearlineError
 from retrieval.base.settings import ServerSection
 from retrieval.handlers.browsers import protect
-from retrieval.handlers.error_shapes import response
+from retrieval.handlers.error_shapes import own_response, response
 from retrieval.observe.request_log import RequestLog
 from retrieval.server.door import Door
 from retrieval.wire import errors
@@ -184,7 +184,7 @@ class Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         """Answer bytes that are not HTTP in our own shape: without a path, the dialect is unknown."""
         super().handle_error(request, status, exc, message)  # logs; raises if part of an answer was sent
-        answer = errors.response(error_of(status, exc, message or ""))
+        answer = own_response(error_of(status, exc, message or ""))
         answer.force_close()
         protect(answer)
         return answer

@@ -19,10 +19,10 @@ from aiohttp.http import RawRequestMessage
 from indexes.base.errors import Overloaded
 from retrieval.access.auth import Keys
 from retrieval.admission.gates import AdmittedRequest, Gates, Load
+from retrieval.base.request_id import request_id_of
 from retrieval.handlers.browsers import protect
 from retrieval.handlers.error_shapes import response
 from retrieval.observe.metrics import Metrics
-from retrieval.observe.request_log import request_id_of
 from retrieval.wire.errors import Unauthorized
 
 logger = logging.getLogger(__name__)

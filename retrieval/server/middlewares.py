@@ -22,9 +22,10 @@ from indexes.base.suggestions import suggestion
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.gates import Load
 from retrieval.admission.turns import PATIENT
+from retrieval.base.request_id import REQUEST_ID, request_id_of
 from retrieval.cache import REDIS_WAIT, RedisWait
 from retrieval.handlers.browsers import FORM, let_page_read, require_known_caller
-from retrieval.handlers.error_shapes import response
+from retrieval.handlers.error_shapes import own_response, response
 from retrieval.handlers.state import (
     BODY,
     CEILING,
@@ -43,10 +44,9 @@ from retrieval.handlers.state import (
     STORE,
 )
 from retrieval.handlers.wire import form, in_callers_words, require_once
-from retrieval.observe.request_log import CLIENT_LEFT, LOG, REQUEST_ID, log_request, request_id_of
+from retrieval.observe.request_log import CLIENT_LEFT, LOG, log_request
 from retrieval.server.door import DOOR, arrived
 from retrieval.server.writer import WRITER, WriterLink, is_for_writer, is_unknown_job
-from retrieval.wire import errors
 from retrieval.wire.decoding import ALIKE, shorten
 from retrieval.wire.errors import (
     MalformedRequest,
@@ -280,7 +280,7 @@ def from_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamRe
     }
     ours = kinds.get(error.status, InvalidInput(error.reason))
     if request.path == "/" and error.status == 405:  # a dialect has only its POST
-        answer = errors.response(ours)
+        answer = own_response(ours)
     else:
         answer = response(request.path, ours, status=error.status)
     if allowed := error.headers.get("Allow"):

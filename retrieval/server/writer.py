@@ -14,10 +14,10 @@ from yarl import URL
 
 from indexes.base.errors import Conflict, Unavailable, message_of
 from indexes.store.following import Follower
+from retrieval.base.request_id import REQUEST_ID
 from retrieval.base.settings import StoreSection
 from retrieval.handlers import feedback, jobs
 from retrieval.handlers.state import CONFIG, SCOPES, STORE, TASKS
-from retrieval.observe.request_log import REQUEST_ID
 from retrieval.wire.collections import StoreChanges
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from aiohttp import web
 from msgspec import Meta
 
 from indexes.base.errors import (
@@ -179,16 +178,6 @@ def without_folders(message: str, folders: Iterable[Path]) -> str:
 def type_name(kind: type[NearlineError]) -> str:
     """Return the name of an error on the wire: `DiskFull` is `disk_full`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
-
-
-def response(error: NearlineError, *, status: int | None = None) -> web.Response:
-    """Return the response in our own shape. `status` is for errors whose class does not set one."""
-    return web.Response(
-        body=msgspec.json.encode(body_of(error)),
-        status=status or status_of(error),
-        content_type="application/json",
-        headers=error_headers(error),
-    )
 
 
 def error_headers(error: NearlineError) -> dict[str, str]:

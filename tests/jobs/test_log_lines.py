@@ -19,7 +19,7 @@ import pytest
 
 from jobs.serving.log_lines import JsonFormatter, TextFormatter
 from jobs.serving.process import log_of, serving
-from retrieval.observe.request_log import REQUEST_ID
+from retrieval.base.request_id import REQUEST_ID
 from tests.support.http import Http
 
 ROOT = Path(__file__).parents[2]

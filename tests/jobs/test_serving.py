@@ -17,7 +17,7 @@ from tests.support.http import Http
 # Threads that allocate at the same time, and then what glibc says of its heaps.
 PROGRAM = """
 import ctypes, sys, threading
-from jobs.serving.service import share_heaps
+from jobs.serving.interpreter import share_heaps
 share_heaps()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p

@@ -13,8 +13,9 @@ import pytest
 from indexes.base import errors as tree
 from indexes.base.errors import NearlineError
 from jobs.serving.process import serving
+from retrieval.handlers.error_shapes import own_response
 from retrieval.handlers.error_shapes import response as shaped
-from retrieval.wire.errors import STATUS, response, status_of, type_name, without_folders
+from retrieval.wire.errors import STATUS, status_of, type_name, without_folders
 from tests.retrieval.test_examples import bodies_of, filled
 from tests.support.http import Http
 
@@ -107,7 +108,7 @@ def test_folders_are_not_told(tmp_path: Path) -> None:
 
 def test_the_body() -> None:
     """Type, message and, where there is one, the field; Retry-After for what is worth trying again."""
-    answer = response(tree.Overloaded("too much", retry_after_s=2.4, param="documents"))
+    answer = own_response(tree.Overloaded("too much", retry_after_s=2.4, param="documents"))
     assert answer.status == 429
     assert answer.headers["Retry-After"] == "3"
     assert isinstance(answer.body, bytes)

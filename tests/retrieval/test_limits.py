@@ -17,7 +17,8 @@ from retrieval.access.auth import Keys
 from retrieval.access.key_file import Scope
 from retrieval.access.limits import DAY_S, Limiter, Limits, SharedCounts
 from retrieval.cache.redis_store import RedisStore
-from retrieval.clients.transport import Patience, ServiceError
+from retrieval.clients.errors import ServiceError
+from retrieval.clients.transport import Patience
 from retrieval.wire.errors import RateLimited
 from tests.support.guarded import Caller, Guarded, guarded_service, key
 from tests.support.redis_server import RedisServer, redis_server

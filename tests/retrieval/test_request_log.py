@@ -13,9 +13,10 @@ import pytest
 from aiohttp import web
 
 from jobs.serving.process import log_of, serving
+from retrieval.base.request_id import REQUEST_ID
 from retrieval.base.settings import Config
 from retrieval.handlers.state import PIPELINE
-from retrieval.observe.request_log import REQUEST_ID, RequestLog
+from retrieval.observe.request_log import RequestLog
 from retrieval.server.app import create_app
 from tests.support.http import Http
 
