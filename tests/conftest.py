@@ -33,9 +33,9 @@ def pytest_configure() -> None:
 
     Haystack sends statistics to its makers, and decides it when it is imported. Where Python is told to write no
     bytecode, each of the hundreds of processes that the tests start would compile all of the code, and each run all
-    of the tests. Each that may call a service reads the authorities that this machine trusts, which no test needs.
+    of the tests. And each that may call a service would read the hundred authorities that this machine trusts.
     """
-    os.environ.update(SSL_CERT_FILE=os.devnull, SSL_CERT_DIR=os.devnull)
+    os.environ.update(SSL_CERT_FILE=str(ROOT / "tests/support/authority.pem"), SSL_CERT_DIR=os.devnull)
     os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
     # Each takes a second of CPU to start, so services that a test starts for itself have none (but see below).
     os.environ.setdefault(SEARCH_PROCESSES, "0")
