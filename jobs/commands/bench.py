@@ -26,8 +26,8 @@ def option(name: str, default: Any, text: str, kind: Any = None, **more: Any) ->
     return click.Option([name], default=default, help=text, type=kind, show_default=shown, **more)
 
 
-def passages(default: int) -> click.Option:
-    return option("--passages", default, "Texts to search.", click.IntRange(1000))
+def passages(default: int, least: int = 100) -> click.Option:
+    return option("--passages", default, "Texts to search.", click.IntRange(least))
 
 
 def queries(default: int) -> click.Option:
@@ -136,7 +136,7 @@ add(
 )  # fmt: skip
 add(
     "cold", "index:cold", "Measure skipping the cold tier within a budget of loss, beside always searching it.",
-    passages(100_000), queries(10_000),
+    passages(100_000, least=1000), queries(10_000),
     option("--zipf", 1.1, "Exponent of the topics' popularity: how skewed the load is.", NumberRange(0)),
     option("--learn", 50_000, "Queries before measuring.", COUNT),
     example="--passages 100000 --zipf 1.5",
@@ -165,7 +165,7 @@ add(
 add(
     "cache", "caches:run",
     "Measure the caches by questions that come again: off, in process and in Redis, with and without writes.",
-    passages(13_000), QUESTIONS,
+    passages(13_000, least=1000), QUESTIONS,
     option("--clients", 32, "Each asks again when it has its answer.", COUNT),
     option("--requests", 6000, "Searches of each way of running and round.", COUNT),
     option("--alone", 200, "Searches of each kind by one client alone.", COUNT),

@@ -12,6 +12,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -106,6 +107,7 @@ def compares(operation: str, have: Scalar, want: Scalar, holds: Callable[[Any, A
     return {"gt": at[0] >= end, "gte": at[0] >= begin, "lt": at[0] < begin, "lte": at[0] < end}[operation]
 
 
+@cache
 def span(value: object) -> tuple[timedelta, timedelta] | None:
     """The instants that a text in a filter means: from the first, before the second."""
     if not isinstance(value, str):
@@ -121,6 +123,7 @@ def span(value: object) -> tuple[timedelta, timedelta] | None:
     return first[0], next(day for day in days if day)[0] + timedelta(days=1)
 
 
+@cache
 def date(value: object) -> tuple[timedelta] | None:
     """The instant since 1970, read by hand: a day, and perhaps a time, and perhaps a zone."""
     if not isinstance(value, str) or not re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2}($|[T ][0-9])", value):
@@ -260,10 +263,22 @@ FILTERS: st.SearchStrategy[Filter] = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_every_index_answers_as_plain_python(data: st.DataObject) -> None:
     """Growing, sealed, built in any order, loaded and merged indexes agree with the meaning, filter by filter."""
+    check_every_index(data)
+
+
+@pytest.mark.torture
+@settings(max_examples=5000, deadline=None)
+@given(st.data())
+def test_every_index_answers_for_long(data: st.DataObject) -> None:
+    """The same with many more rows and filters."""
+    check_every_index(data)
+
+
+def check_every_index(data: st.DataObject) -> None:
     rows = data.draw(st.lists(METADATA, max_size=12))
     kept = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
     cut = data.draw(st.integers(0, len(rows)))

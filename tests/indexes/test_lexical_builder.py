@@ -92,7 +92,7 @@ def test_real_texts_give_the_same_files(
     tmp_path: Path, shared_data: Path, buffer_bytes: int, every: int
 ) -> None:
     """Eleven languages and a dictionary, in random order: one run, or many and more terms than fit one merge."""
-    texts = read_texts(shared_data / "xquad-r") + read_texts(shared_data / "dict-en", limit=15_000)
+    texts = read_texts(shared_data / "xquad-r") + read_texts(shared_data / "dict-en", limit=2000)
     expected = built_at_once(texts := texts[::every])
     assert every > 1 or len(expected.names) > TERMS_AT_ONCE
     order = np.random.default_rng(3).permutation(len(texts)).tolist()
@@ -232,8 +232,8 @@ def test_a_merged_index_is_a_fresh_index(parts: list[list[tuple[str, bool]]], qu
 def test_real_indexes_merge(tmp_path: Path, shared_data: Path) -> None:
     """Three indexes, one of them mapped from disk and larger than one slice, score real questions like a fresh one."""
     abstracts = read_texts(shared_data / "scifact", limit=2500)
-    sentences = read_texts(shared_data / "squad-sent", limit=4000)
-    texts = [abstracts, sentences[:2000], sentences[2000:]]
+    sentences = read_texts(shared_data / "squad-sent", limit=1000)
+    texts = [abstracts, sentences[:500], sentences[500:]]
     rng = np.random.default_rng(7)
     masks = [rng.random(len(part)) < share for part, share in zip(texts, (0.7, 0.2, 1.0))]
     saved(built_at_once(abstracts), tmp_path / "part")

@@ -150,7 +150,7 @@ def test_little_more_is_read_than_lives(
     objects = MemoryObjects()
     upload = uploader(objects, collection, keep_ms=0)
     for version in range(60):
-        fill(collection, WORLD, range(200), version=version)
+        fill(collection, WORLD, range(80), version=version)
         upload.upload(10**12 + version)
     fresh = MemoryObjects()
     uploader(fresh, collection).upload(1)

@@ -151,7 +151,7 @@ def rows_of(report: dict[str, Any], table: int = 0) -> dict[str, dict[str, Any]]
 @pytest.mark.model
 def test_the_service_takes_turns_with_another_checkout(corpus: Path, model_folder: Path) -> None:
     """Each service in three ways, the bare embedding run, and a load; here the other checkout is this one."""
-    few = ["--passages", 1000, "--queries", 40]
+    few = ["--passages", 200, "--queries", 40]
     report = bench(corpus, model_folder, *few, "--no-peers", "--against", ROOT)
     alone, crowd = rows_of(report), rows_of(report, 1)
     assert [name for name in alone if name.startswith("against")] == [
@@ -169,10 +169,8 @@ def test_the_service_takes_turns_with_another_checkout(corpus: Path, model_folde
 @pytest.mark.model
 def test_the_index_is_measured_at_each_depth_beside_peers(corpus: Path, model_folder: Path) -> None:
     """Ours all cold, a tenth and all hot; peers that are not installed are notes, the others have a setting."""
-    report = bench(
-        corpus, model_folder, "index", "--peers", "--passages", 1000, "--queries", 40, "--depth", 5
-    )
-    assert list(report["tables"]) == ["5 nearest of 1,000"]
+    report = bench(corpus, model_folder, "index", "--peers", "--passages", 200, "--queries", 40, "--depth", 5)
+    assert list(report["tables"]) == ["5 nearest of 200"]
     rows = rows_of(report)
     assert list(rows)[:5] == [
         "nearline, all cold",
@@ -213,7 +211,7 @@ def test_dense_search_is_measured_at_several_sizes(corpus: Path, model_folder: P
 @pytest.mark.model
 def test_embedding_is_measured_by_batcher_and_service(corpus: Path, model_folder: Path) -> None:
     """Queries one by one, and texts in bulk."""
-    rows = rows_of(bench(corpus, model_folder, "embed", "--queries", 40, "--passages", 1000))
+    rows = rows_of(bench(corpus, model_folder, "embed", "--queries", 40, "--passages", 200))
     assert {"nearline, batcher", "nearline, over HTTP", "bare graph"} <= set(rows)
     assert all(row["bulk tokens/s"] > 0 for row in rows.values())
 
@@ -234,7 +232,7 @@ def test_skipping_is_measured_against_always(corpus: Path, model_folder: Path) -
 def test_load_is_offered_as_multiples_of_the_peak(corpus: Path, model_folder: Path) -> None:
     """Normal load, what was asked for, and the flood, beside writes; then the recovery, and a plot of it all."""
     report = bench(
-        corpus, model_folder, "load", "--passages", 1000, "--factor", 1, "--rate", 20, "--seconds", 1,
+        corpus, model_folder, "load", "--passages", 200, "--factor", 1, "--rate", 20, "--seconds", 1,
         "--flood", 3, "--flood-s", 1, "--writes", 5,
     )  # fmt: skip
     peak, rows, patience, (after,) = report["tables"].values()
@@ -257,7 +255,7 @@ def test_caches_are_measured_beside_writes_and_in_redis(
 ) -> None:
     """What was asked before is a hit, no hit is stale, and what another process left in Redis is found there."""
     report = bench(
-        corpus, model_folder, "cache", "--passages", 1000, "--questions", 300, "--requests", 100, "--clients", 4,
+        corpus, model_folder, "cache", "--passages", 1000, "--questions", 150, "--requests", 50, "--clients", 4,
         "--rounds", 1, "--alone", 20, "--redis-server", redis_binary(tmp_path),
     )  # fmt: skip
     rows, by_outcome, alone = report["tables"].values()

@@ -69,10 +69,10 @@ def contents(http: Http, collection: str) -> dict[str, bytes]:
 def test_a_copy_holds_everything_with_the_new_model(http: Http, service: ServerProcess) -> None:
     """The target has every document, found by meaning with the new model, and the alias names it."""
     source, target = http.new_collection(model=OLD), "copy-1"
-    http.write(source, *(document(number) for number in range(250)))
+    http.write(source, *(document(number) for number in range(210)))
     http.ok("PUT", "/v1/aliases/notes-1", {"collection": source})
     done = copy(service, "notes-1", target, alias="notes-1")
-    assert (done.written, done.unchanged, done.deleted) == (250, 0, 0)
+    assert (done.written, done.unchanged, done.deleted) == (210, 0, 0)
     assert contents(http, target) == contents(http, source)
     assert http.ok("GET", "/v1/collections/notes-1")["name"] == target
     assert http.ok("GET", f"/v1/collections/{target}")["model"] == NEW
@@ -117,25 +117,25 @@ def test_only_what_changed_is_copied_again(http: Http, service: ServerProcess) -
 def test_writes_meanwhile_are_taken_over(http: Http, service: ServerProcess) -> None:
     """What is written to, replaced in or deleted from the source while it is copied is in the target as well."""
     source, target = http.new_collection(model=OLD), "copy-3"
-    http.write(source, *(document(number) for number in range(400)))
+    http.write(source, *(document(number) for number in range(250)))
     changes = iter(range(3))
 
     def progress(stage: str, done: int, total: int) -> None:
         if (change := next(changes, None)) is not None:
             http.write(source, document(1, version=change + 1), document(1000 + change))
-            http.ok("POST", f"/v1/collections/{source}/documents/delete", {"ids": [f"n{390 + change}"]})
+            http.ok("POST", f"/v1/collections/{source}/documents/delete", {"ids": [f"n{240 + change}"]})
 
     done = copy(service, source, target, progress=progress)
     assert done.passes > 1
     assert contents(http, target) == contents(http, source)
     assert "n1002" in contents(http, target)
-    assert not {"n390", "n391", "n392"} & contents(http, target).keys()
+    assert not {"n240", "n241", "n242"} & contents(http, target).keys()
 
 
 def test_a_killed_copy_goes_on_where_it_stopped(http: Http, service: ServerProcess) -> None:
     """The command, killed in the middle, leaves a target that the next run completes without writing anything twice."""
     source, target = http.new_collection(model=OLD), "copy-4"
-    http.write(source, *(document(number) for number in range(800)))
+    http.write(source, *(document(number) for number in range(450)))
     command = [sys.executable, "-m", "jobs.cli", "reembed", "--url", service.url, "--from", source]
     command += ["--into", target, "--model", NEW, "--json"]
     child = subprocess.Popen([*command, "--per-second", "200"], stdout=subprocess.DEVNULL)
@@ -147,10 +147,10 @@ def test_a_killed_copy_goes_on_where_it_stopped(http: Http, service: ServerProce
     child.send_signal(signal.SIGKILL)
     child.wait()
     held = http.ok("GET", f"/v1/collections/{target}")["documents"]
-    assert 200 <= held < 800
+    assert 200 <= held < 450
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     done = json.loads(output)
-    assert done["written"] + done["unchanged"] == 800
+    assert done["written"] + done["unchanged"] == 450
     assert done["unchanged"] >= held
     assert contents(http, target) == contents(http, source)
 

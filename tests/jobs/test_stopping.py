@@ -52,13 +52,14 @@ def embedding(http: Http) -> None:
     until = time.monotonic() + 60
     while not http.metric("nearline_embedding_queue_tokens", lane="bulk"):
         assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("documents", [1, 8])
 def test_a_write_too_large_for_the_grace(tmp_path: Path, model_folder: Path, documents: int) -> None:
     """It is answered with 503, leaves nothing behind, and can be sent again."""
-    texts = [SENTENCE * (4_000_000 // documents // len(SENTENCE))] * documents
+    texts = [SENTENCE * (1_000_000 // documents // len(SENTENCE))] * documents
     body = {"documents": [{"id": str(at), "text": text} for at, text in enumerate(texts)]}
     settings = environ(model_folder, 0.5)
     with serving(tmp_path / "data", settings) as server:
@@ -83,7 +84,7 @@ def test_a_write_too_large_for_the_grace(tmp_path: Path, model_folder: Path, doc
 def test_what_fits_the_grace(tmp_path: Path, model_folder: Path) -> None:
     """It is finished, and its client told not to use the connection again; an idle one is closed meanwhile."""
     settings = environ(model_folder, 30)
-    body = {"documents": [{"id": "a", "text": SENTENCE * (200_000 // len(SENTENCE))}]}
+    body = {"documents": [{"id": "a", "text": SENTENCE * (60_000 // len(SENTENCE))}]}
     with serving(tmp_path / "data", settings) as server:
         http = Http(server.url)
         name = http.new_collection()

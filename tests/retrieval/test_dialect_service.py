@@ -265,13 +265,13 @@ def until(condition: Any, what: str) -> None:
 
 @contextlib.contextmanager
 def flooded(client: OpenAI, http: Http, model: str = PLAIN) -> Iterator[None]:
-    """Ten requests that are each larger than the queue, and take turns."""
+    """Six requests that are each larger than the queue, and take turns."""
     patient = client.with_options(max_retries=100)
-    with ThreadPoolExecutor(10) as pool:
-        floods = [pool.submit(patient.embeddings.create, model=model, input=MANY[:40]) for _ in range(10)]
+    with ThreadPoolExecutor(6) as pool:
+        floods = [pool.submit(patient.embeddings.create, model=model, input=MANY[:24]) for _ in range(6)]
         until(lambda: waiting_tokens(http, model) > 0, "the flood never waited")
         yield
-        assert all(len(flood.result().data) == 40 for flood in floods)
+        assert all(len(flood.result().data) == 24 for flood in floods)
 
 
 def crowd(ask: Callable[[], Any]) -> list[Any]:
