@@ -40,7 +40,7 @@ from tests.compat.make_directory import (
     present_formats,
     rebuild,
 )
-from tests.jobs.test_commands import nearline
+from tests.support.commands import nearline
 from tests.support.http import Http
 from tests.support.vectors import found_ids
 

@@ -15,7 +15,7 @@ from indexes.base.errors import Quarantined
 from indexes.log.log import Log
 from jobs.serving.process import log_of, serving
 from nearline import JSON, AsyncClient, ServiceError, bulk_patience
-from tests.jobs.test_commands import nearline
+from tests.support.commands import nearline
 from tests.support.http import Http
 from tests.support.vectors import World, make_collection
 

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.commands.collections import command
 from jobs.serving.process import ServerProcess
-from tests.jobs.test_commands import nearline
+from tests.support.commands import nearline
 from tests.support.http import Http
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from jobs.serving.process import ServerProcess
 from jobs.sources import SourceOptions
-from tests.jobs.test_commands import nearline
 from tests.jobs.test_sources import put, read
+from tests.support.commands import nearline
 from tests.support.files import xlsx
 from tests.support.http import Http
 

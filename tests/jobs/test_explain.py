@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from jobs.serving.process import ServerProcess
+from tests.support.commands import nearline
 from tests.support.http import Http
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.model
-
-
-def nearline(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "jobs.cli", *arguments]
-    environ = {**os.environ, "COLUMNS": "200", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120, env=environ
-    )
 
 
 def test_a_page_that_says_why(service: ServerProcess, http: Http) -> None:

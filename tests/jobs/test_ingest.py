@@ -24,7 +24,8 @@ from nearline import AsyncClient, Patience, Refused, ServiceError
 from retrieval.clients.bulk import LIMITS, Encoded, batches
 from retrieval.clients.transport import retry_after_s
 from retrieval.clients.wire.records import RequestLimits
-from tests.jobs.test_commands import ROOT, nearline
+from tests.jobs.test_commands import ROOT
+from tests.support.commands import nearline
 from tests.support.doorway import Doorway, Turn
 from tests.support.http import Http
 from tests.support.stub import Reply, Stub

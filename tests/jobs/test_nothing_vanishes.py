@@ -17,7 +17,7 @@ import pytest
 from jobs.serving.process import ServerProcess
 from jobs.sources.files import FORMATS
 from nearline import Client
-from tests.jobs.test_commands import nearline
+from tests.support.commands import nearline
 from tests.support.files import docx, eml, epub, pdf, pptx, xlsx
 from tests.support.http import Http
 

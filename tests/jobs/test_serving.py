@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs.serving.process import serving
-from tests.jobs.test_commands import nearline
+from tests.support.commands import nearline
 from tests.support.http import Http
 
 # Threads that allocate at the same time, and then what glibc says of its heaps.

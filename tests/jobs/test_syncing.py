@@ -18,9 +18,10 @@ from jobs.ingestion.sync_record import SyncRecord
 from jobs.ingestion.syncing import record_path
 from jobs.serving.process import ServerProcess, serving
 from nearline import CollectionBody
-from tests.jobs.test_commands import ROOT, nearline
+from tests.jobs.test_commands import ROOT
 from tests.jobs.test_ingest import started, wait_for
 from tests.jobs.test_sources import put
+from tests.support.commands import nearline
 from tests.support.doorway import Doorway
 from tests.support.files import docx, pdf, xlsx
 from tests.support.http import Http

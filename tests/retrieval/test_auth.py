@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -33,6 +31,7 @@ from retrieval.server import routes
 from retrieval.server.app import create_app
 from retrieval.server.openapi import Route
 from retrieval.wire.errors import Forbidden, Unauthorized
+from tests.support.commands import nearline
 from tests.support.guarded import Caller, Guarded, guarded_service, key
 from tests.support.http import Http
 from tests.support.operations import operations
@@ -211,8 +210,7 @@ def test_only_a_command_opens_a_directory(tmp_path: Path) -> None:
     prepare(tmp_path)
     running = Keys(tmp_path)
     running.create(key("search"))
-    command = [sys.executable, "-m", "jobs.cli", "keys", "open", "--data", str(tmp_path), "--yes"]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    nearline("keys", "open", "--data", tmp_path, "--yes").check_returncode()
     running._looked_at = float("-inf")
     with pytest.raises(Unauthorized):
         running.admit({}, "search")
@@ -234,10 +232,7 @@ def test_a_restored_directory_is_locked(tmp_path: Path) -> None:
             tmp_path / f"{name}.backup", restored := tmp_path / f"{name}.restored", progress=lambda *_: None
         )
         assert Keys(restored).required == made
-    command = [sys.executable, "-m", "jobs.cli", "restore", "--from", str(tmp_path / "with keys.backup")]
-    told = subprocess.run(
-        [*command, "--data", str(tmp_path / "new")], check=True, capture_output=True, text=True, timeout=60
-    )
+    told = nearline("restore", "--from", tmp_path / "with keys.backup", "--data", tmp_path / "new")
     assert "is locked: access keys were needed" in " ".join(told.stdout.split())
 
 
@@ -264,8 +259,7 @@ def test_commands_that_read_make_no_directory(tmp_path: Path) -> None:
         ["rotate", "0"],
         ["create", "--scope", "search", "--per-second", "0"],
     ):
-        command = [sys.executable, "-m", "jobs.cli", "keys", *words, "--data", str(tmp_path / "typo")]
-        assert subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 1
+        assert nearline("keys", *words, "--data", tmp_path / "typo").returncode == 1
     assert not (tmp_path / "typo").exists()
 
 
@@ -427,9 +421,8 @@ def test_times_beyond_the_calendar_are_listed(tmp_path: Path, ms: int) -> None:
     """The keys of a file that was edited or damaged are listed, so that they can be revoked."""
     prepare(tmp_path)
     made, _ = Keys(tmp_path).create(key("search", expires_ms=ms))
-    command = [sys.executable, "-m", "jobs.cli", "keys", "list", "--data", str(tmp_path)]
-    environ = {**os.environ, "COLUMNS": "300"}
-    listed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=environ)
+    listed = nearline("keys", "list", "--data", tmp_path, COLUMNS="300")
+    assert listed.returncode == 0, listed.stderr
     assert made.id in listed.stdout
     assert f"{ms} ms" in listed.stdout
 
@@ -794,21 +787,9 @@ def upload(caller: Caller, name: str, content: bytes) -> str:
 
 def test_commands_send_the_key_of_the_environment(guarded: Guarded, tenants: dict[str, Caller]) -> None:
     """And fail with one line without it."""
-    command = [
-        sys.executable,
-        "-m",
-        "jobs.cli",
-        "search",
-        "-c",
-        "docs",
-        "refunds",
-        "--url",
-        guarded.server.url,
-    ]
-    with_key = {**os.environ, "NEARLINE_KEY": tenants["acme"].token}
-    found = subprocess.run(command, env=with_key, capture_output=True, text=True, timeout=60, check=True)
-    assert "fourteen days" in found.stdout
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = ["search", "-c", "docs", "refunds", "--url", guarded.server.url]
+    assert "fourteen days" in nearline(*command, NEARLINE_KEY=tenants["acme"].token).stdout
+    refused = nearline(*command)
     assert refused.returncode == 1
     assert "access key" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1

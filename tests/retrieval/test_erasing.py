@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jobs.serving.process import serving
-from tests.jobs.test_commands import nearline
+from tests.support.commands import nearline
 from tests.support.http import Http
 
 CANARIES = 200

@@ -12,8 +12,8 @@ from redis import Redis
 from indexes.base.model import now_ms
 from jobs.serving.process import log_of
 from retrieval.access.key_file import hash_of
-from tests.jobs.test_commands import nearline
 from tests.retrieval.test_auth import signed, until
+from tests.support.commands import nearline
 from tests.support.guarded import Caller, Guarded, guarded_service, key
 from tests.support.operations import operations
 from tests.support.redis_server import RedisServer, redis_server

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jobs.serving.process import log_of, serving
-from tests.jobs.test_commands import nearline
+from tests.support.commands import nearline
 from tests.support.http import Http
 from tests.support.manifests import change_manifests
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -17,23 +16,11 @@ from typing import Any
 import pytest
 
 from jobs.serving.process import ServerProcess, serving
+from tests.support.commands import nearline
 from tests.support.http import Http
 
 ROOT = Path(__file__).parents[2]
 WRITERS, DOCUMENTS = 3, 150
-
-
-def nearline(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "jobs.cli", *map(str, arguments)]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=240,
-        env={**os.environ, "COLUMNS": "200"},
-    )
 
 
 def as_json(ended: subprocess.CompletedProcess[str]) -> Any:

@@ -21,7 +21,7 @@ import pytest
 from jobs.serving.process import ServerProcess, serving
 from retrieval.embedding.encoder import available_threads
 from retrieval.processes.pool import PROCESSES_MAX, as_many_as_serve
-from tests.jobs.test_commands import nearline
+from tests.support.commands import nearline
 from tests.support.http import Http, Reply
 
 PROCESSES = {"NEARLINE_SERVER_SEARCH_PROCESSES": "2"}

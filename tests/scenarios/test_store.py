@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from indexes.store.opening import directory_at
 from indexes.store.restoring import NEWEST
 from indexes.store.slots import SlotLog
 from jobs.serving.process import serving
+from tests.support.commands import nearline
 from tests.support.http import Http
 from tests.support.redis_server import free_port
 
@@ -59,11 +59,6 @@ def environ(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
         log.close()
 
 
-def nearline(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "jobs.cli", *arguments]
-    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
-
-
 def texts(http: Http, query: str) -> list[str]:
     found = http.ok("POST", "/v1/collections/docs/search", {"query": query, "k": 10})
     return sorted(hit["text"] for hit in found["hits"])
@@ -89,11 +84,11 @@ def test_a_machine_is_lost(tmp_path: Path, environ: dict[str, str], monkeypatch:
         server.kill()
     shutil.rmtree(tmp_path / "a")
     restored = nearline(
-        environ, "restore", "--from", URL, "--data", str(tmp_path / "then"), "-c", "docs", "--at", "5"
+        "restore", "--from", URL, "--data", tmp_path / "then", "-c", "docs", "--at", "5", **environ
     )
     assert restored.returncode == 0, restored.stderr
     assert "docs: 5 documents at seq 5" in restored.stdout
-    wrong = nearline(environ, "restore", "--from", URL, "--data", str(tmp_path / "then"), "--at", "yesterday")
+    wrong = nearline("restore", "--from", URL, "--data", tmp_path / "then", "--at", "yesterday", **environ)
     assert wrong.returncode == 2
     assert "neither the number of an operation nor a time" in wrong.stderr
     with serving(tmp_path / "b", environ) as server:
@@ -102,7 +97,7 @@ def test_a_machine_is_lost(tmp_path: Path, environ: dict[str, str], monkeypatch:
         http.ok(
             "POST", "/v1/collections/docs/documents", {"documents": [{"id": "n0", "text": "something else"}]}
         )
-        erased = nearline(environ, "erase", "--collection", "docs", "--url", server.url)
+        erased = nearline("erase", "--collection", "docs", "--url", server.url, **environ)
         assert erased.returncode == 0, erased.stderr
         http.ok(
             "POST", "/v1/collections/docs/documents", {"documents": [{"id": "n9", "text": "note number 9"}]}
@@ -170,7 +165,7 @@ def test_a_replica_follows_and_is_promoted(tmp_path: Path, environ: dict[str, st
             assert len(found(other, seq)) == 5
             writer.kill()
             assert len(found(other, seq)) == 5
-    promoted = nearline(environ, "promote", "--data", str(tmp_path / "b"))
+    promoted = nearline("promote", "--data", tmp_path / "b", **environ)
     assert promoted.returncode == 0, promoted.stderr
     with serving(tmp_path / "b", environ) as writer:
         http = Http(writer.url)
