@@ -59,6 +59,7 @@ def wait_for_queue(http: Http, *, full: bool) -> None:
     until = time.monotonic() + 30
     while (http.metric("nearline_embedding_queue_tokens", lane="bulk") > 0) != full:
         assert time.monotonic() < until
+        time.sleep(0.005)
 
 
 DEAD, WORKERS = 8, 2

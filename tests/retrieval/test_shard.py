@@ -324,7 +324,7 @@ def test_the_pipeline_passes_its_own_tests_with_values_that_travel() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],
         cwd=ROOT,
-        env={**os.environ, "NEARLINE_TEST_HISTORIES": "3"},
+        env={**os.environ, "NEARLINE_TEST_HISTORIES": "2"},
         capture_output=True,
         text=True,
         check=False,

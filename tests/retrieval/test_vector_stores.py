@@ -819,6 +819,7 @@ def test_a_file_that_is_deleted_while_it_is_attached(http: Http) -> None:
         attached = pool.submit(http.call, "POST", path, {"file_id": file})
         while not http.metric("nearline_requests_under_way", **{"class": "write"}):
             assert not attached.done()
+            time.sleep(0.002)
         assert http.call("DELETE", f"/v1/files/{file}").status == 200
         assert attached.result().status == 404
     assert http.call("GET", f"/v1/collections/{name}/documents/{file}").status == 404

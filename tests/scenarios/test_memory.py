@@ -150,7 +150,7 @@ def held(server: ServerProcess, seconds: float) -> None:
     peak = peak_bytes(server.pid)
     print(  # noqa: T201 - what the long form is for
         f"\n{dict(sorted(statuses.items()))}; {before / 1e6:.0f} MB before, {peak / 1e6:.0f} MB at most; "
-        f"healthz at most {max(took) * 1000:.0f} ms, {len(took)} times"
+        f"healthz at most {max(took, default=0) * 1000:.0f} ms, {len(took)} times"
     )
     http = Http(server.url)
     assert peak < CEILING
