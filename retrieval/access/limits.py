@@ -38,9 +38,9 @@ ROUNDING_S = 1e-6  # rounding error of sums of times
 WAIT_S = 1.0  # asked of a key with too many requests in progress
 
 # Uses the clock of Redis, so the clocks of the services need not agree. Returns the wait in microseconds, 0 if the
-# request may proceed; the limit that it waits for, 1 for the rate and 2 for the day; and the count of the day. ARGV:
-# microseconds per request, the microseconds' worth that the bucket holds, requests per day (-1: no limit), cost, and 1
-# to take it even from an empty bucket.
+# request may proceed; the limit that it waits for, 1 for the rate and 2 for the day; the day; and its count. ARGV:
+# microseconds per request, the microseconds' worth that the bucket holds, requests per day (-1: no limit), cost, 1 to
+# take it even from an empty bucket, and the day and count of an earlier reply: Redis may have been emptied since.
 SCRIPT = """
 local t = redis.call('TIME')
 local now, day = t[1] * 1000000 + t[2], math.floor(t[1] / 86400)
@@ -49,17 +49,20 @@ local a_request, burst, most = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(AR
 local cost, forced = tonumber(ARGV[4]), ARGV[5] == '1'
 local full_at = math.max(tonumber(held[1]) or 0, now)
 local used = tonumber(held[2]) == day and tonumber(held[3]) or 0
+if tonumber(ARGV[6]) == day then
+  used = math.max(used, tonumber(ARGV[7]))
+end
 if most >= 0 and used + cost > most then
-  return {(day + 1) * 86400000000 - now, 2, used}
+  return {(day + 1) * 86400000000 - now, 2, day, used}
 end
 local wait = full_at + a_request - burst - now
 if wait > 0 and not forced then
-  return {math.ceil(wait), 1, used}
+  return {math.ceil(wait), 1, day, used}
 end
 full_at = string.format('%.0f', full_at + cost * a_request)
 redis.call('HSET', KEYS[1], 'full_at', full_at, 'day', day, 'used', used + cost)
 redis.call('EXPIRE', KEYS[1], 172800)
-return {0, 0, used + cost}
+return {0, 0, day, used + cost}
 """
 
 
@@ -76,7 +79,8 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     at_once: Annotated[Positive | None, Doc("Requests in progress at one time")] = None
 
 
-Reply = tuple[Annotated[int, Meta(ge=0)], Literal[0, 1, 2], Annotated[int, Meta(ge=0)]]  # of SCRIPT
+Natural = Annotated[int, Meta(ge=0)]
+Reply = tuple[Natural, Literal[0, 1, 2], Natural, Natural]  # of SCRIPT
 
 
 class SharedCounts(Protocol):
@@ -97,12 +101,14 @@ class Usage(msgspec.Struct):
 
 
 class Meter:
-    """A token bucket, represented by the time at which it is full again, and the number of requests in progress."""
+    """A token bucket, represented by the time at which it is full again; the number of requests in progress; and the
+    day and the count that Redis replied last."""
 
-    __slots__ = ("full_at", "under_way")
+    __slots__ = ("full_at", "shared", "under_way")
 
     def __init__(self) -> None:
         self.full_at = -math.inf
+        self.shared = (0, 0)
         self.under_way = 0
 
 
@@ -168,21 +174,26 @@ class Limiter:
     async def _take_shared(
         self, shared: SharedCounts, key: str, limits: Limits, cost: int, *, forced: bool
     ) -> None:
+        meter = self._meter(key)
         interval, burst = (round(one * 1e6) for one in interval_s(limits))
         most = -1 if limits.per_day is None else limits.per_day
         reply = await shared.run_script(
-            SCRIPT, b"limits:" + key.encode(), interval, burst, most, cost, int(forced)
+            SCRIPT, b"limits:" + key.encode(), interval, burst, most, cost, int(forced), *meter.shared
         )
         try:
-            wait_us, limit, used = msgspec.convert(reply, Reply)
+            wait_us, limit, day, used = msgspec.convert(reply, Reply)
         except msgspec.ValidationError:
             return  # no Redis, or a reply that makes no sense: the limits of this process apply
-        counts = self._today().used  # a new day may have begun
+        known_day, known = meter.shared
+        meter.shared = day, max(used, known) if day == known_day else used
+        usage = self._today()  # a new day may have begun
         refused = wait_us > 0 and (limits.per_second if limit == 1 else limits.per_day)
-        own = max(0, counts.get(key, 0) - (cost if refused else 0))
-        counts[key] = max(own, used if limits.per_day is None else min(used, limits.per_day))
+        own = max(0, usage.used.get(key, 0) - (cost if refused else 0))
+        if day != usage.day:
+            used = 0  # the clocks differ: the count of yesterday must not begin the new day
+        usage.used[key] = max(own, used if limits.per_day is None else min(used, limits.per_day))
         if refused:
-            self._meter(key).full_at -= cost * interval / 1e6
+            meter.full_at -= cost * interval / 1e6
             raise self._refusal(limits, "second" if limit == 1 else "day", min(wait_us / 1e6, DAY_S))
 
     def used_today(self, key: str) -> int:

@@ -8,6 +8,8 @@ What an operator may rely on:
    the others still miss at once. So a hung Redis costs three requests `timeout_ms`, then one each `retry_after_s`,
    apart from those already in progress.
 3. A put never delays its caller: it runs in the background, at most `PUTS_PENDING_MAX` at once; more are dropped.
+   Redis may refuse puts and scripts (it is full, a replica, without the right) and still answer gets. It is not `up`
+   then, and the log has one line when that begins and one when it ends.
 4. A value is served only if its digest proves that a holder of the secret put it under this very key. Bytes planted or
    flipped in Redis are a miss, detected before anything decodes them. There is no pickle.
 5. Holders of different secrets use different keys, and so neither read nor overwrite each other's values.
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from hashlib import blake2b
@@ -30,6 +33,8 @@ from redis.exceptions import InvalidResponse, ResponseError
 
 from retrieval.cache.redis_client import open_client
 from retrieval.cache.store import REDIS_WAIT, RedisBreaker, RedisWait, StoreCounts, Ticket
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -79,6 +84,7 @@ class RedisStore:
         self._finding: asyncio.Task[None] | None = None
         self._get_slots = asyncio.Semaphore(GET_CONNECTIONS_MAX)
         self._put_slots = asyncio.Semaphore(PUT_CONNECTIONS_MAX)
+        self._refused: set[str] = set()  # commands that Redis refused when it was last sent them
         self._wanted: dict[
             bytes, asyncio.Future[bytes | None]
         ] = {}  # the batch of gets that others may still join
@@ -113,7 +119,9 @@ class RedisStore:
     async def run_script(self, script: str, key: bytes, *arguments: int | bytes) -> list[object] | None:
         """Return the result of a Lua script for this key, a list; None if Redis does not answer in time."""
         command = ("EVAL", script, 1, self.full_key(key), *arguments)
-        reply = await self._wait_for_reply(self._read(lambda: self._client.execute(*command), refusable=True))
+        reply = await self._wait_for_reply(
+            self._read(lambda: self._client.execute(*command), refusable="EVAL")
+        )
         return reply if isinstance(reply, list) else None
 
     async def drain(self) -> None:
@@ -135,11 +143,15 @@ class RedisStore:
 
     @property
     def up(self) -> bool:
-        return self.breaker.closed
+        return self.breaker.closed and not self._refused
 
     @property
     def health(self) -> str:
-        return "closed" if self._closed else self.breaker.health
+        if self._closed:
+            return "closed"
+        if self._refused and self.breaker.closed:
+            return f"refuses {', '.join(sorted(self._refused))}"
+        return self.breaker.health
 
     async def _wait_for_reply(self, asked: Awaitable[T]) -> T | None:
         """Await a reply; None once the request has waited for Redis as long as it may."""
@@ -186,7 +198,7 @@ class RedisStore:
                 if not future.done():
                     future.set_result(None)
 
-    async def _read(self, ask: Callable[[], Awaitable[T]], *, refusable: bool = False) -> T | None:
+    async def _read(self, ask: Callable[[], Awaitable[T]], *, refusable: str = "") -> T | None:
         deadline_s = asyncio.get_running_loop().time() + self._timeout_s
         try:
             # Half the time at most for a free connection: waiting for one says something about our load, not
@@ -211,10 +223,11 @@ class RedisStore:
         sealed = seal(self._secret, full_key, value)
         async with self._put_slots:  # no caller waits for a put, so it may queue here as long as it takes
             deadline_s = asyncio.get_running_loop().time() + self._timeout_s
-            await self._ask(deadline_s, ask, refusable=True)
+            await self._ask(deadline_s, ask, refusable="SET")
 
-    async def _ask(self, deadline_s: float, ask: Callable[[], Awaitable[T]], *, refusable: bool) -> T | None:
-        """Return Redis's reply, or None if it was not asked, gave none in time, or gave nonsense."""
+    async def _ask(self, deadline_s: float, ask: Callable[[], Awaitable[T]], *, refusable: str) -> T | None:
+        """Return Redis's reply, or None if it was not asked, gave none in time, or gave nonsense. `refusable` names a
+        command that a healthy Redis may refuse."""
         ticket = None if self._closed or not self._findable() else self.breaker.admit()
         if ticket is None:
             self.counts.skipped += 1
@@ -238,8 +251,9 @@ class RedisStore:
         except Exception as error:  # noqa: BLE001 - on garbage redis-py raises ValueError and others
             self.counts.failures += 1
             if refusable and isinstance(error, ResponseError):
-                # Redis is healthy and refused only this: a put without room, or a script that is not permitted.
+                # Redis answers, and refused only this: a put without room, or a script that is not permitted.
                 self.breaker.succeeded(ticket)
+                self._note_refusal(refusable, type(error).__name__)
             else:
                 self._failed(ticket, error)
             return None
@@ -254,7 +268,17 @@ class RedisStore:
                 self.breaker.abandoned(ticket)
             raise
         self.breaker.succeeded(ticket)
+        if refusable in self._refused:
+            self._refused.discard(refusable)
+            logger.info("Redis accepts %s again", refusable)
         return reply
+
+    def _note_refusal(self, command: str, reason: str) -> None:
+        if command not in self._refused:
+            self._refused.add(command)
+            logger.warning(
+                "Redis refuses %s: %s; searches and the limits of keys go on without it", command, reason
+            )
 
     def _failed(self, ticket: Ticket, error: BaseException) -> None:
         self.breaker.failed(ticket, error)

@@ -251,7 +251,7 @@ def caches(
         ),
     ]  # fmt: skip
     if redis is not None:
-        text = "Whether the last request to Redis succeeded: 1 or 0"
+        text = "Whether the last requests to Redis succeeded, of each kind: 1 or 0"
         found.append(gauge("nearline_redis_up", text, [], [(redis.up,)]))
     return found
 

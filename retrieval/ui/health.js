@@ -69,7 +69,7 @@ function cacheRows(caches) {
   ];
   if (caches.has("redis_up")) {
     const redis = (event) => count("cache_store", ...[event, "redis"].sort());
-    rows.push(row("Redis", redis("hits"), redis("misses"), [caches.get("redis_up") ? "" : "not", "reached"], [redis("timeouts") + redis("failures"), "failed"], [redis("dropped"), "dropped"]));
+    rows.push(row("Redis", redis("hits"), redis("misses"), [caches.get("redis_up") ? "" : "not", "usable"], [redis("timeouts") + redis("failures"), "failed"], [redis("dropped"), "dropped"]));
   }
   return rows;
 }

@@ -172,18 +172,35 @@ def test_cancelled_gets_leave_the_others_right(shared: RedisServer) -> None:
 
 
 @pytest.mark.redis
-def test_a_full_redis_still_answers_gets(own: RedisServer) -> None:
-    """A put that Redis has no room for is nothing, and does not keep anybody from reading."""
+def test_a_full_redis_still_answers_gets(own: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A put that Redis has no room for is nothing, and does not keep anybody from reading. That it refuses puts or
+    scripts is two lines of the log each, and shown until it takes one of the same kind."""
 
     async def story() -> None:
         async with opened(own.url) as store, Redis.from_url(own.url) as redis:
             await put_now(store, b"key", b"value")
+            assert await store.run_script("return {redis.call('INCR', KEYS[1])}", b"n") == [1]
             await redis.config_set("maxmemory", 1)
-            await put_now(store, b"other", b"value")
-            assert store.counts.failures == 1
+            for _ in range(2):
+                await put_now(store, b"other", b"value")
+                assert await store.run_script("return {redis.call('INCR', KEYS[1])}", b"n") is None
+            assert store.counts.failures == 4
             assert await store.get(b"key") == b"value"
+            assert (store.up, store.health) == (False, "refuses EVAL, SET")
+            await redis.config_set("maxmemory", 0)
+            await put_now(store, b"other", b"value")
+            assert not store.up  # it is not known yet that scripts run again
+            assert await store.run_script("return {redis.call('INCR', KEYS[1])}", b"n") == [2]
+            assert (store.up, store.health) == (True, "ok")
 
-    asyncio.run(story())
+    with caplog.at_level("INFO", "retrieval.cache.redis_store"):
+        asyncio.run(story())
+    assert [line.getMessage()[:20].split()[1:3] for line in caplog.records] == [
+        ["refuses", "SET:"],
+        ["refuses", "EVAL:"],
+        ["accepts", "SET"],
+        ["accepts", "EVAL"],
+    ]
 
 
 @pytest.mark.redis

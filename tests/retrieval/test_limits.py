@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from indexes.base.errors import InvalidInput
 from retrieval.access.auth import Keys
@@ -158,7 +159,16 @@ def test_a_restart_forgives_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", [[5_000_000, 1, 1], [5, 7, 1], [5, b"\xff", 1], [0, 0, 10**15], [10**15, 2, 0]]
+    "reply",
+    [
+        [5_000_000, 1, 20_000, 1],
+        [5, 7, 20_000, 1],
+        [5, b"\xff", 20_000, 1],
+        [0, 0, 20_000, 10**15],
+        [0, 0, 10**15, 1],
+        [10**15, 2, 20_000, 0],
+        [0, 0, 1],
+    ],
 )
 def test_no_reply_of_redis_breaks_a_request(tmp_path: Path, reply: list[object]) -> None:
     """One of the right shape with wrong values may refuse a request; it is not counted as more than the limit."""
@@ -184,11 +194,29 @@ def test_midnight_may_come_while_redis_is_asked(tmp_path: Path) -> None:
         class Slow(SharedCounts):
             async def run_script(self, script: str, key: bytes, *arguments: int) -> list[object] | None:
                 clock.now += 2
-                return [0, 0, 1]
+                return [0, 0, 20_001, 1]
 
         limited = limiter(tmp_path, clock, Slow())
         assert await taken(limited, Limits(per_day=5))
         assert limited.used_today("k") == 1
+
+    asyncio.run(ask())
+
+
+def test_the_clock_of_redis_may_be_late(tmp_path: Path) -> None:
+    """A key that has used up its day comes back at midnight, when it is still yesterday there: it waits for those
+    moments, and not for another day."""
+
+    async def ask() -> None:
+        clock = Clock(DAY_S * 20_001.0)
+        redis = Answering([50_000, 2, 20_000, 10])
+        limited, limits = limiter(tmp_path, clock, redis), Limits(per_day=10)
+        with pytest.raises(RateLimited) as refused:
+            await limited.take("k", limits)
+        assert refused.value.retry_after_s == 0.05
+        assert limited.used_today("k") == 0
+        redis.reply = [0, 0, 20_001, 1]
+        assert await taken(limited, limits)
 
     asyncio.run(ask())
 
@@ -260,6 +288,26 @@ def test_without_redis_each_holds_them(tmp_path: Path, redis: RedisServer) -> No
         redis.kill()
         assert not await taken(ours, limits)
         assert ours.used_today("k") == 60
+        for opened in stores:
+            await opened.close()
+
+    asyncio.run(ask())
+
+
+def test_a_redis_that_was_emptied_forgives_nothing(tmp_path: Path, redis: RedisServer) -> None:
+    """It hears from each service the count that this one was told last."""
+
+    async def ask() -> None:
+        stores = [store(redis) for _ in range(4)]
+        limits = Limits(per_day=100)
+        limiters = [Limiter(tmp_path / str(at), one) for at, one in enumerate(stores)]
+        passed = sum(await asyncio.gather(*(taken(one, limits) for one in limiters for _ in range(10))))
+        assert passed == 40  # however many are under way, none counts twice
+        passed += sum([await taken(one, limits) for one in limiters])
+        async with Redis.from_url(redis.url) as client:
+            await client.flushall()
+        passed += sum([await taken(one, limits) for one in limiters * 50])
+        assert 100 <= passed <= 103  # the other three knew the newest counts only one after the other
         for opened in stores:
             await opened.close()
 
