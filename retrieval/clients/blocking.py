@@ -16,10 +16,11 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from retrieval.clients.transport import ServiceConnection
+from retrieval.clients.transport import ServiceConnection, ServiceError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -149,10 +150,24 @@ class Running:
     def close(self) -> None:
         if self.pid != os.getpid() or self.loop.is_closed() or threading.current_thread() is self.thread:
             return  # the loop belongs to the parent (after a fork), is closed, or would wait for itself
-        asyncio.run_coroutine_threadsafe(self.core.connection.close(), self.loop).result(CLOSE_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(CLOSE_S)
-        self.loop.close()
+
+
+def run_until_stopped(loop: asyncio.AbstractEventLoop, core: Core) -> None:
+    """Run the event loop on this thread until it is stopped; then cancel what is still under way, because its callers
+    would wait forever."""
+
+    async def end() -> None:
+        under_way = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        await core.connection.close()
+
+    loop.run_forever()
+    loop.run_until_complete(end())
+    loop.close()
 
 
 class Blocking(Core):
@@ -171,29 +186,47 @@ class Blocking(Core):
         return self._started().core
 
     def run(self, work: Callable[[Core], Coroutine[Any, Any, T]]) -> T:
-        running = self._started()
-        if threading.current_thread() is running.thread:
-            raise RuntimeError(
-                "a callback of this client cannot call it: the client's thread would wait for itself"
-            )
-        future = asyncio.run_coroutine_threadsafe(work(running.core), running.loop)
+        future = self._begin(work)
         try:
             return future.result()
+        except CancelledError:
+            raise closed() from None
         except BaseException:  # including Ctrl-C
             future.cancel()
             raise
 
     async def awaited(self, work: Callable[[Core], Coroutine[Any, Any, T]]) -> T:
         """Do the same as `run` for a coroutine on any event loop, which keeps running."""
-        running = self._started()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(running.core), running.loop))
+        try:
+            return await asyncio.wrap_future(self._begin(work))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise closed() from None
+
+    def _begin(self, work: Callable[[Core], Coroutine[Any, Any, T]]) -> Future[T]:
+        while True:
+            running = self._started()
+            if threading.current_thread() is running.thread:
+                raise RuntimeError(
+                    "a callback of this client cannot call it: the client's thread would wait for itself"
+                )
+            coroutine = work(running.core)
+            try:
+                return asyncio.run_coroutine_threadsafe(coroutine, running.loop)
+            except RuntimeError:
+                coroutine.close()
+                if not running.loop.is_closed():  # else another thread has just closed it
+                    raise
 
     def close(self) -> None:
-        """Close all connections. The client may be used again and opens new ones."""
+        """Close all connections. Requests under way on other threads fail as disconnected. The client may be used
+        again and opens new ones."""
         with self._starting:
-            if self._running is not None:
-                self._running.close()
-                self._running = None
+            running, self._running = self._running, None
+        if running is not None:
+            running.close()
 
     def _started(self) -> Running:
         running = self._running
@@ -204,9 +237,15 @@ class Blocking(Core):
                 self._inherited.append(self._running)
                 self._running = None
             if self._running is None:
-                loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=loop.run_forever, name="nearline-client", daemon=True)
+                loop, core = asyncio.new_event_loop(), self._make()
+                thread = threading.Thread(
+                    target=run_until_stopped, args=(loop, core), name="nearline-client", daemon=True
+                )
                 thread.start()
-                self._running = Running(self._make(), loop, thread, os.getpid())
+                self._running = Running(core, loop, thread, os.getpid())
                 weakref.finalize(self, self._running.close)
             return self._running
+
+
+def closed() -> ServiceError:
+    return ServiceError("the client was closed while the request was under way", kind="disconnected")

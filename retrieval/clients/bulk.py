@@ -18,7 +18,7 @@ import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -89,6 +89,9 @@ class RefusedDocument(ServiceError):
     def __init__(self, refused: Refused) -> None:
         super().__init__(f"document {refused.id!r}: {refused.reason}", status=422, kind="invalid_input")
         self.refused = refused
+
+    def __reduce__(self) -> tuple[type[RefusedDocument], tuple[Refused]]:
+        return type(self), (self.refused,)
 
 
 OnProgress = Callable[[Ingested], None]
@@ -225,7 +228,8 @@ class Bulk:
         tasks = [task for task, _ in self._under_way]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # Those that a closed client has ended are of an event loop that is no more.
+        await asyncio.gather(*(task for task in tasks if not task.done()), return_exceptions=True)
 
     async def _finish_oldest(self) -> None:
         task, batch = self._under_way[0]
@@ -253,8 +257,7 @@ class Bulk:
                     half = len(part) // 2
                     parts += [part[half:], part[:half]]
                     continue
-                reason = re.sub(r"documents\[\d+\][.:]? ?", "", error.message)
-                self._refuse(Refused(part[at].position, part[at].id, reason))
+                self._refuse(Refused(part[at].position, part[at].id, reason_of(error, part)))
                 if len(part) > 1:
                     parts.append([*part[:at], *part[at + 1 :]])
 
@@ -313,6 +316,8 @@ def encode(position: int, document: object, limits: RequestLimits) -> Encoded | 
 
     if not isinstance(document, Mapping):
         return refused(f"a document is an object, found {type(document).__name__}")
+    if isinstance(document_id, Collection) and not isinstance(document_id, str | bytes):
+        return refused(f"id is a string or an integer, found {type(document_id).__name__}")
     if not isinstance(text, str):
         return refused(f"text is a string, found {type(text).__name__}")
     if not is_finite(document.get("metadata")):
@@ -368,6 +373,17 @@ def is_finite(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(map(is_finite, value.values()))
     return not isinstance(value, list | tuple) or all(map(is_finite, value))
+
+
+def reason_of(error: ServiceError, part: Sequence[Encoded]) -> str:
+    """Return what is wrong with the document, without its own place in the request. Others that are named get their
+    positions."""
+
+    def position(index: re.Match[str]) -> str:
+        return str(part[int(index[0])].position)
+
+    reason = re.sub(r"documents\[\d+\][.:]? ?", "", error.message, count=1)
+    return re.sub(r"(?<=documents\[)\d+", position, reason)
 
 
 def refused_place(error: ServiceError, part: Sequence[Encoded]) -> int | None:

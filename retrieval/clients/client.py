@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 from retrieval.clients.blocking import Blocking
 from retrieval.clients.endpoints import Endpoints
@@ -21,6 +22,12 @@ class ClientOptions(TypedDict, total=False):
     retry_s: float
     failures_max: int
     open_s: float
+
+
+def without_key(options: ClientOptions) -> ClientOptions:
+    options = options.copy()
+    options.pop("key", None)
+    return options
 
 
 class AsyncClient(Endpoints):
@@ -71,11 +78,22 @@ class AsyncClient(Endpoints):
 
 class Client(Blocking, Endpoints):
     """The client for code without an event loop. Threads may share it. Callbacks run on the client's own thread,
-    except those of `ingest` about documents that were not sent."""
+    except those of `ingest` about documents that were not sent. Copies are the same client. A pickle holds no access
+    key: NEARLINE_KEY is read where it is loaded."""
 
     def __init__(self, url: str | None = None, **options: Unpack[ClientOptions]) -> None:
         """Takes the same options as AsyncClient."""
         super().__init__(lambda: AsyncClient(url, **options))
+        self._options = options
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Client, self.url, **without_key(self._options)), ()
 
     @property
     def url(self) -> str:

@@ -6,6 +6,7 @@ Metadata statistics that the service does not compute are computed from all matc
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -57,9 +58,15 @@ async def write_under_policy(
     if policy in {DuplicatePolicy.FAIL, DuplicatePolicy.SKIP}:
         ids = [one["id"] for one in documents]
         present = {one["id"] for one in await read_documents(core, collection, ids)}
-        if policy == DuplicatePolicy.FAIL and (present or len(set(ids)) < len(ids)):
-            twice = next(one for at, one in enumerate(ids) if one in present or one in ids[:at])
-            raise DuplicateDocumentError(f"there is a document {twice!r} already, and nothing was written")
+        if policy == DuplicatePolicy.FAIL:
+            for document_id, number in Counter(ids).items():
+                if document_id in present:
+                    known = f"there is a document {document_id!r} already"
+                elif number > 1:
+                    known = f"{number} of the documents have the id {document_id!r}"
+                else:
+                    continue
+                raise DuplicateDocumentError(f"{known}, and nothing was written")
         # The first document with an id is kept.
         documents = list({one["id"]: one for one in reversed(documents) if one["id"] not in present}.values())
     await write(core, collection, documents)

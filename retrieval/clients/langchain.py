@@ -31,6 +31,7 @@ from retrieval.clients.stores import (
     remove,
     remove_matching,
     search_hits,
+    several,
     without_blanks,
     without_none,
     write_with_text,
@@ -332,7 +333,7 @@ def documents_of(
     texts: Iterable[str], metadatas: Sequence[dict[str, Any]] | None, ids: Sequence[str | None] | None
 ) -> list[dict[str, Any]]:
     """Return documents as the service takes them. Raises ValueError if the lists differ in length."""
-    texts = list(texts)
+    texts = list(several(texts))
     for name, others in (("metadatas", metadatas), ("ids", ids)):
         if others is not None and len(others) != len(texts):
             raise ValueError(f"{name}: expected as many as texts, {len(texts)}, found {len(others)}")

@@ -17,6 +17,7 @@ from llama_index.core.vector_stores.types import (
 
 from retrieval.clients.llamaindex_nodes import NODE, SOURCE
 from retrieval.clients.mongo_filters import all_of
+from retrieval.clients.stores import several
 
 MMR = 0.5  # LlamaIndex's own default
 MODES = {
@@ -95,7 +96,7 @@ def condition_of(
     parts = [] if filters is None or not filters.filters else [combination(filters)]
     for key, values in ((NODE, node_ids), (SOURCE, sources)):
         if values is not None:
-            parts.append({"type": "in", "key": key, "value": list(values), "literal": True})
+            parts.append({"type": "in", "key": key, "value": list(several(values)), "literal": True})
     return all_of(parts) if parts else None
 
 

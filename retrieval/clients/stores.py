@@ -65,8 +65,8 @@ class CollectionStore:
         return partial(
             CollectionStore,
             self.collection,
-            url=self.client.url,
-            client=None,
+            url=None,
+            client=self.client,
             create=self._create,
             own_vectors=self._own_vectors,
         ), ()
@@ -179,7 +179,7 @@ async def read_documents(core: Endpoints, collection: str, ids: Sequence[str]) -
                     raise
                 return None
 
-    documents = await asyncio.gather(*map(read, dict.fromkeys(ids)))
+    documents = await asyncio.gather(*map(read, dict.fromkeys(several(ids))))
     return [document for document in documents if document is not None]
 
 
@@ -191,7 +191,7 @@ async def matching(core: Endpoints, collection: str, condition: Any) -> list[Doc
 
 async def remove(core: Endpoints, collection: str, ids: Iterable[str]) -> int:
     """Delete these documents and return how many existed."""
-    rest, number = iter(ids), 0
+    rest, number = iter(several(ids)), 0
     while part := list(islice(rest, IDS_PER_REQUEST)):
         number += (await core.delete_documents(collection, ids=part))["deleted"]
     return number
@@ -203,6 +203,13 @@ async def remove_matching(core: Endpoints, collection: str, condition: Any) -> i
         return (await core.delete_documents(collection, filter=condition))["deleted"]
     ids = [one["id"] async for one in core.scroll(collection, limit=PAGE, text=False)]
     return await remove(core, collection, ids)
+
+
+def several(given: Iterable[str]) -> Iterable[str]:
+    """Return what was given. Raises TypeError for one string, whose letters would be taken for strings."""
+    if isinstance(given, str):
+        raise TypeError(f"expected a list of strings, found the string {given!r}")
+    return given
 
 
 def provenance(hit: Hit) -> dict[str, Any]:

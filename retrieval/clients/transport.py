@@ -246,7 +246,11 @@ class ServiceConnection:
             raise ValueError(f"a path begins with a slash, found {path!r}")
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers)
-        data = None if body is None else encode_json(body)
+        try:
+            data = None if body is None else encode_json(body)
+        except UnicodeEncodeError as error:
+            message = f"the request has text that is not valid Unicode: {error.reason}"
+            raise ServiceError(message, status=422, kind="invalid_input") from None
         headers = {"Content-Type": "application/json"} if data is not None else None
         if not isinstance(timeout, aiohttp.ClientTimeout):
             timeout = aiohttp.ClientTimeout(total=max(timeout, 0.001), sock_connect=CONNECT_S)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -441,10 +442,20 @@ def test_refused_documents_are_reported(http: Http, service: ServerProcess) -> N
             {"id": "t", "text": 5},
             "no object",
             {"id": "n", "text": "x", "metadata": {"a": [math.nan]}},
+            {"id": ["l"], "text": "x"},
+            {"id": 7, "text": "x"},
+            {"id": "7", "text": "x"},
         ]
         refused.clear()
-        assert client.ingest(name, odd, on_refused=refused.append).refused == 3
-        assert [(one.position, one.id) for one in refused] == [(0, "t"), (1, None), (2, "n")]
+        assert client.ingest(name, odd, on_refused=refused.append).refused == 5
+        assert [(one.position, one.id) for one in refused] == [
+            (0, "t"),
+            (1, None),
+            (2, "n"),
+            (3, ["l"]),
+            (5, "7"),
+        ]
+        assert refused[-1].reason == "id '7' is also documents[4].id"
         with pytest.raises(ValueError, match="begins with a slash"):
             client.request("GET", "v1/collections")
         assert client.ready()
@@ -553,6 +564,43 @@ def test_it_can_be_closed_and_used_again() -> None:
             client.close()
             assert not [one for one in threading.enumerate() if one.name == "nearline-client"]
         client.close()
+
+
+def test_closing_ends_what_is_under_way() -> None:
+    """The requests of other threads and event loops fail, those of an ingestion too; none waits forever."""
+    late = Reply(after_s=60)
+    calls: list[tuple[Any, ...]] = [
+        (lambda client: client.search("notes", query="a note"), late),
+        (lambda client: client.ingest("notes", notes(5)), Reply({"name": "notes"}), late),
+        (lambda client: list(client.scroll("notes")), late),
+        (lambda client: asyncio.run(client.awaited(lambda core: core.search("notes", query="a"))), late),
+    ]
+    with ThreadPoolExecutor(1) as thread:
+        for call, *replies in calls:
+            with Stub(*replies) as stub:
+                client = Client(stub.url)
+                asked = thread.submit(call, client)
+                while len(stub.seen) < len(replies):
+                    time.sleep(0.01)
+                client.close()
+                error = asked.exception(10)
+                assert isinstance(error, ServiceError)
+                assert error.kind == "disconnected"
+
+
+def test_errors_travel_between_processes() -> None:
+    """Each can be pickled with all that it says, as pools of processes do."""
+    refused = RefusedDocument(Refused(3, "n3", "text is empty"))
+    for error in (refused, ServiceError("busy", status=429, kind="overloaded", param="k", retry_after_s=2)):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+def test_text_that_is_not_unicode(http: Http, service: ServerProcess) -> None:
+    """It is refused as the service refuses what it cannot read."""
+    with Client(service.url) as client, pytest.raises(ServiceError, match="not valid Unicode") as refused:
+        client.search(http.new_collection(), query="half an emoji \ud83d")
+    assert (refused.value.status, refused.value.kind) == (422, "invalid_input")
 
 
 def test_the_examples_run(http: Http, service: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:

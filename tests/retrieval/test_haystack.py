@@ -98,8 +98,11 @@ def test_nothing_is_no_error(empty: NearlineDocumentStore) -> None:
 def test_policies(filled: NearlineDocumentStore) -> None:
     """FAIL writes nothing if any id is known or comes twice; SKIP keeps what is there, and the first of equal ids."""
     new, other = Document(id="new", content="one"), Document(id="new", content="two")
-    for documents in ([new, CARE[0]], [new, other]):
-        with pytest.raises(DuplicateDocumentError, match="nothing was written"):
+    for documents, known in (
+        ([new, CARE[0]], "is a document"),
+        ([new, other], "2 of the documents have the id"),
+    ):
+        with pytest.raises(DuplicateDocumentError, match=f"{known}.*nothing was written"):
             filled.write_documents(documents, policy=DuplicatePolicy.FAIL)
     assert filled.count_documents() == 3
     assert filled.write_documents([new, other, CARE[0]], policy=DuplicatePolicy.SKIP) == 1
@@ -112,6 +115,8 @@ def test_what_cannot_be_kept_is_refused(filled: NearlineDocumentStore) -> None:
         filled.write_documents([CARE[0], Document(id="blob")])
     with pytest.raises(RefusedDocument):
         filled.write_documents([Document(content="a", meta={"key": [{"deep": 2**63}]})])
+    with pytest.raises(TypeError, match="found the string 'refunds'"):
+        filled.delete_documents("refunds")  # type: ignore[arg-type]
 
 
 def test_filters_that_are_wrong(filled: NearlineDocumentStore) -> None:

@@ -197,6 +197,8 @@ def test_own_embeddings_are_used(client: Client) -> None:
 
 def test_deletion(filled: NearlineVectorStore) -> None:
     """By ids, by a filter, or of everything; both at once is an error."""
+    with pytest.raises(TypeError, match="expected a list of strings, found the string 'socks'"):
+        filled.delete("socks")  # not of s, o, c and k
     assert filled.delete(["socks", "absent"])
     assert len(filled.get_by_ids([one.id or "" for one in CARE])) == 2
     with pytest.raises(ValueError, match="both"):
@@ -218,6 +220,9 @@ def test_bad_input_says_what_is_wrong(store: NearlineVectorStore) -> None:
         store.add_texts(["a", "b"], [{}])
     with pytest.raises(ValueError, match="ids"):
         store.add_texts(["a"], ids=[])
+    for one_string in (store.add_texts, store.get_by_ids):
+        with pytest.raises(TypeError, match="found the string 'ab'"):
+            one_string("ab")
     with pytest.raises(TypeError, match="ulr"):
         NearlineVectorStore("docs", ulr="http://127.0.0.1:1")
 
@@ -411,6 +416,11 @@ def test_copies_of_a_store(filled: NearlineVectorStore) -> None:
     assert pickle.loads(pickle.dumps(retriever)).invoke("lost parcel")
     keyed = NearlineVectorStore("docs", client=Client(filled._store.client.url, key="sesame"))
     assert b"sesame" not in pickle.dumps(keyed)
+    mine = NearlineRetriever(collection="docs", client=Client("http://127.0.0.1:1", key="sesame", retry_s=3))
+    assert b"sesame" not in pickle.dumps(mine)
+    again = pickle.loads(pickle.dumps(mine))
+    assert (again.client.url, again.client._options) == ("http://127.0.0.1:1", {"retry_s": 3})
+    assert copy.deepcopy(mine).client is copy.copy(mine.client) is mine.client
 
 
 def test_one_store_serves_several_event_loops(filled: NearlineVectorStore) -> None:
