@@ -1,5 +1,7 @@
 // Calls of the API, with the key of this tab. The key is kept in sessionStorage alone: closing the tab forgets it.
 
+import { decoded, encoded } from "./numbers.js";
+
 const ROOT = new URL("../../", import.meta.url); // of the service, also below a proxy's prefix
 const KEY = "nearline-key";
 
@@ -35,7 +37,7 @@ export async function send(method, path, body, options = {}) {
   try {
     answer = await fetch(new URL(path, ROOT), {
       method, headers, signal: options.signal, credentials: "omit",
-      body: body === undefined || form ? body : JSON.stringify(body),
+      body: body === undefined || form ? body : encoded(body),
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
@@ -43,18 +45,18 @@ export async function send(method, path, body, options = {}) {
   }
   const text = await answer.text();
   if (options.text && answer.ok) return text;
-  let decoded = null;
+  let found = null;
   try {
-    decoded = text ? JSON.parse(text) : null;
+    found = text ? decoded(text) : null;
   } catch {
     if (answer.ok) throw new ApiError(answer.status, "the answer is not JSON");
   }
   // Of /readyz, 503 is an answer.
   if (!answer.ok && !(options.also || []).includes(answer.status)) {
-    const detail = decoded?.error || {};
+    const detail = found?.error || {};
     throw new ApiError(answer.status, detail.message || text.slice(0, 300) || answer.statusText, detail.param, Number(answer.headers.get("Retry-After-Ms")) || null);
   }
-  return decoded;
+  return found;
 }
 
 export const get = (path, options) => send("GET", path, undefined, options);

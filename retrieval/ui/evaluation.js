@@ -2,6 +2,7 @@
 
 import { get, names, of } from "./api.js";
 import { failure, field, fixed, h, number, plural, select, svg, table, time } from "./dom.js";
+import { encoded } from "./numbers.js";
 
 const VERSION = 2; // of jobs/evaluation/report.py
 const PERCENTILES = ["p50", "p95", "p99"];
@@ -17,7 +18,7 @@ export async function evaluationView(place, params, signal) {
     const { received_ms, report } = await get(of(wanted, "evaluation"), { signal });
     body.replaceChildren(...(report.version === VERSION ? shown(report, received_ms) : [
       h("p", { class: "notice warn" }, `This report has version ${report.version}, and this page shows version ${VERSION}.`),
-      h("pre", { tabindex: 0 }, JSON.stringify(report, null, 2))]));
+      h("pre", { tabindex: 0 }, encoded(report, 2))]));
   } catch (error) {
     if (signal.aborted) return;
     body.replaceChildren(error.status === 404 ? h("div", { class: "empty" }, h("p", {}, `No evaluation of ${wanted} was sent yet. This measures its recall and sends the report here:`), h("pre", { tabindex: 0 }, `nearline evaluate -c ${wanted} --publish`)) : failure(error));

@@ -2,6 +2,7 @@
 
 import { of, post } from "./api.js";
 import { announce, failure, fixed, h, number, plural, table } from "./dom.js";
+import { encoded } from "./numbers.js";
 import { tier } from "./words.js";
 
 // Fills `place`; closing it, also by Escape, gives the focus back to `opener`.
@@ -31,7 +32,7 @@ function body(found, search, document_id, rerun) {
     h("p", {}, sentence(found.cause.reason), " ", h("small", { class: "muted" }, `${found.cause.kind}, in the stage ${found.cause.stage}`)),
     found.also.length > 0 && h("ul", { class: "also" }, found.also.map((one) => h("li", {}, "Then: ", sentence(one.reason), " ", h("small", { class: "muted" }, one.kind)))),
     changes.length > 0 && h("div", { class: "changes" }, h("p", {}, found.within_k ? "Changes that find it; each was tried:" : "No change brings it among the first hits; these find it further down, and each was tried:"), h("ul", {}, changes.map((one) =>
-      h("li", {}, h("code", {}, JSON.stringify(one.patch)), ` finds it at ${one.verified_rank} `,
+      h("li", {}, h("code", {}, encoded(one.patch)), ` finds it at ${one.verified_rank} `,
         h("button", { type: "button", onclick: () => rerun(merged(search, one.patch), one.patch) }, "Search so"))))),
     found.passages.length > 0 && table(
       ["passage", "among", "meaning", "words", "exact rank", "rank here", "place"],
@@ -43,7 +44,7 @@ function body(found, search, document_id, rerun) {
       h("p", {}, `Words of the query in passage ${found.passages[0].passage}:`),
       h("ul", { class: "chips" }, found.passages[0].words.map((one) => h("li", { class: one.score > 0 ? "" : "off" },
         h("span", {}, one.word), " ", one.score > 0 ? `+${fixed(one.score, 2)} (${Math.round(one.share * 100)}%)` : one.near ? `absent, has ${one.near}` : "absent")))),
-    Object.keys(found.cause.evidence).length > 0 && h("details", {}, h("summary", {}, "Evidence"), h("pre", { tabindex: 0 }, JSON.stringify(found.cause.evidence, null, 2))),
+    Object.keys(found.cause.evidence).length > 0 && h("details", {}, h("summary", {}, "Evidence"), h("pre", { tabindex: 0 }, encoded(found.cause.evidence, 2))),
     h("p", { class: "muted" }, `${plural(found.searches, "search", "searches")} run, with all writes up to ${found.seq}. Ranks are by meaning / by words.`),
   ].filter(Boolean);
 }

@@ -22,7 +22,9 @@ export function filterOf(rows, types) {
 }
 
 function converted(text, type) {
-  if (type !== "string" && text !== "" && Number.isFinite(Number(text))) return Number(text);
+  if (type !== "string" && text !== "" && Number.isFinite(Number(text))) {
+    return /^-?\d+$/.test(text) && !Number.isSafeInteger(Number(text)) ? BigInt(text) : Number(text);
+  }
   if (type === "boolean" || type === undefined) {
     if (text === "true" || text === "false") return text === "true";
   }

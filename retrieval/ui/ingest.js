@@ -2,6 +2,7 @@
 
 import { get, names, of, post, prefer, preferred, send } from "./api.js";
 import { announce, failure, field, h, number, plural, select, table } from "./dom.js";
+import { encoded } from "./numbers.js";
 import { read } from "./reading.js";
 
 const NEW = ""; // of the choices
@@ -99,7 +100,7 @@ function* batches(documents, limits) {
   const encoder = new TextEncoder();
   let [batch, size] = [[], 0];
   for (const one of documents) {
-    const length = encoder.encode(JSON.stringify(one)).length + 1;
+    const length = encoder.encode(encoded(one)).length + 1;
     if (batch.length && (batch.length >= Math.min(BATCH_MAX, limits.documents_per_request) || size + length > most)) {
       yield batch;
       [batch, size] = [[], 0];

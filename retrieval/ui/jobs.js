@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { announce, failure, h, number, svg, time } from "./dom.js";
+import { encoded } from "./numbers.js";
 
 const FAST_MS = 700;
 const SLOW_MS = 4000;
@@ -25,7 +26,7 @@ export function followJobs(list, signal, { wanted = () => true, empty = null, en
   async function look() {
     const jobs = (await get("v1/jobs", { signal })).jobs.filter(wanted);
     // Drawn again only when something has changed, and with the focus where it was.
-    const now = JSON.stringify(jobs);
+    const now = encoded(jobs);
     if (now === shown && !jobs.some((job) => ACTIVE.includes(job.status))) return false;
     shown = now;
     const focused = list.contains(document.activeElement) ? document.activeElement.closest("[data-job]")?.dataset.job : null;
@@ -66,5 +67,5 @@ function jobItem(job, open) {
       svg("svg", { class: "meter", viewBox: "0 0 100 6", preserveAspectRatio: "none", role: "img", "aria-label": `${Math.round(share * 100)} percent` }, svg("rect", { class: "track", width: 100, height: 6 }), svg("rect", { class: "fill", width: 100 * share, height: 6 })),
       h("span", {}, total > 0 ? `${stage}, ${number(done)} of ${number(total)}` : stage)),
     job.error && h("p", { class: "notice bad" }, job.error),
-    Object.keys(job.result).length > 0 && h("details", { "data-job": job.id, open }, h("summary", {}, "Outcome"), h("pre", { tabindex: 0 }, JSON.stringify(job.result, null, 2))));
+    Object.keys(job.result).length > 0 && h("details", { "data-job": job.id, open }, h("summary", {}, "Outcome"), h("pre", { tabindex: 0 }, encoded(job.result, 2))));
 }

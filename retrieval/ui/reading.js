@@ -1,6 +1,7 @@
 // Files as documents, by the rules of `nearline ingest`: a text is one document, a line or row of a table one each.
 
 import { markdownOf } from "./markup.js";
+import { decoded } from "./numbers.js";
 
 const TEXTS = /\.(md|markdown|txt|text|rst|adoc|org|log|py|js|ts|go|rs|java|c|h|cpp|cs|rb|php|sh|sql|css|yaml|yml|toml|ini|xml)$/i;
 const BARE = /^(readme|license|changelog|contributing|authors|notice|todo|makefile|dockerfile)$/i;
@@ -41,7 +42,7 @@ function lines(text, name, textField) {
     if (!line.trim()) return [];
     const id = `${name}#${at + 1}`;
     try {
-      return [record(JSON.parse(line), id, textField)];
+      return [record(decoded(line), id, textField)];
     } catch (error) {
       return [{ id, error: `not JSON: ${error.message}` }];
     }
@@ -49,7 +50,7 @@ function lines(text, name, textField) {
 }
 
 function json(text, name, textField) {
-  const found = JSON.parse(text);
+  const found = decoded(text);
   const list = Array.isArray(found) ? found : [found];
   if (!list.some((one) => one && typeof one === "object" && textField in one)) return [{ document: { id: name, title: name, text } }];
   return list.map((one, at) => record(one, `${name}#${at + 1}`, textField));

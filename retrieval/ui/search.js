@@ -4,6 +4,7 @@ import { names, of, post, prefer, preferred, valuesByPath } from "./api.js";
 import { announce, bar, failure, field, fixed, h, milliseconds, plural, select, svg } from "./dom.js";
 import { explained } from "./explain.js";
 import { Filters } from "./filters.js";
+import { encoded } from "./numbers.js";
 import { RECEIPT, STAGES, TIERS, tier, word } from "./words.js";
 
 const MODES = [["hybrid", "Hybrid"], ["dense", "Meaning"], ["lexical", "Words"]];
@@ -95,7 +96,7 @@ export async function searchView(place, params, signal) {
           h("b", {}, plural(answer.hits.length, "hit")), ` in ${milliseconds(answer.timings_ms.total)}`,
           evidence === "none" && h("span", { class: "tag warn" }, "nothing here seems to be about this")),
         missing,
-        changed && h("p", { class: "notice" }, "Changed search: ", h("code", {}, JSON.stringify(changed)), " ",
+        changed && h("p", { class: "notice" }, "Changed search: ", h("code", {}, encoded(changed)), " ",
           h("button", { type: "button", class: "quiet", onclick: () => run(asked()) }, "Back to the form's")),
         answer.hits.length ? h("ol", { class: "hits" }, answer.hits.map((hit, at) => hitItem(hit, at + 1, most, context))) : h("p", { class: "empty" }, "Nothing was found.")),
       h("aside", { "aria-label": "About this answer" },
@@ -194,7 +195,7 @@ const FACTS = {
 
 // Fields that this page does not know are shown as they are.
 function receipt(found) {
-  const written = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
+  const written = (value) => (typeof value === "object" ? encoded(value) : String(value));
   const lines = Object.entries(found).filter(([, value]) => value !== null).map(([name, value]) =>
     h("div", {}, h("dt", {}, word(RECEIPT, name)), h("dd", {}, (FACTS[name] || written)(value))));
   return h("dl", { class: "facts" }, lines);

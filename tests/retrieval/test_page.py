@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -17,6 +20,7 @@ from retrieval.handlers.ui import FOLDER
 from tests.support.files import docx, xlsx
 from tests.support.guarded import Caller, guarded_service
 
+NODE = shutil.which("node")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WAIT_MS = 20_000
 HOSTILE = '<img src=x onerror="document.title=1"><b>bold</b>'
@@ -496,6 +500,45 @@ def test_long_numbers_of_a_table_stay_what_they_are(open_page: Opener, place: Pl
     until(page, partial(taken, page, "a.csv\t1\t1\t0"))
     found = place.http.ok("GET", f"/v1/collections/{name}/documents/a")
     assert found["metadata"]["number"] == "9007199254740993"
+
+
+def test_long_numbers_of_json_stay_what_they_are(open_page: Opener, place: Place) -> None:
+    """In ids and in metadata, as they are sent, shown and filtered by: two that JavaScript rounds to one are two."""
+    name = place.http.new_collection()
+    page = open_page(f"#/ingest?c={name}")
+    lines = b"".join(
+        b'{"id": 900719925474099%d, "text": "a text", "n": %d}\n' % (at, 2**62 + at) for at in (2, 3)
+    )
+    page.locator("#files").set_input_files({"name": "a.jsonl", "mimeType": "", "buffer": lines})
+    until(page, partial(taken, page, "a.jsonl\t2\t2\t0"))
+    found = place.http.ok("POST", f"/v1/collections/{name}/documents/scroll", {})["documents"]
+    assert {one["id"]: one["metadata"]["n"] for one in found} == {
+        f"900719925474099{at}": 2**62 + at for at in (2, 3)
+    }
+    filters = json.dumps([{"key": "n", "operator": "eq", "value": str(2**62 + 3)}])
+    page = open_page(f"#/search?{urlencode({'c': name, 'q': 'text', 'filters': filters})}")
+    page.get_by_text("9007199254740993").first.wait_for()
+    assert page.locator(".hit").count() == 1
+    assert str(2**62 + 3) in page.locator(".hit").inner_text()
+
+
+@pytest.mark.skipif(NODE is None, reason="no Node.js is installed")
+def test_json_in_the_browser_keeps_integers() -> None:
+    """What is read is what is written, whatever stands in strings; what is no JSON is refused."""
+    given = [
+        '{"a":[9007199254740993,-9223372036854775808,1,2.5,0.12345678901234568]}',
+        json.dumps(["9007199254740993 1e999", '"1234567890123456789"', "\\"], separators=(",", ":")),
+        '{"1234567890123456789":12345678901234567890}',
+    ]
+    refused = ["[1e999]", "[01234567890123456789]", "[1234567890123456789x]"]
+    script = f"""import {{ decoded, encoded }} from {json.dumps(str(FOLDER / "numbers.js"))};
+    const tried = (text) => {{ try {{ return encoded(decoded(text)); }} catch (error) {{ return error.name; }} }};
+    console.log(JSON.stringify({json.dumps(given + refused)}.map(tried)));"""
+    assert NODE is not None
+    done = subprocess.run(
+        [NODE, "--input-type=module", "-e", script], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == [*given, *["SyntaxError"] * len(refused)]
 
 
 def test_jobs_are_followed_through_a_restart(open_page: Opener, place: Place) -> None:
