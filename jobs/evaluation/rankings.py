@@ -90,5 +90,7 @@ def judged_queries(queries: Sequence[TextQuery], judgments: Sequence[Judgment]) 
     judged = {one.query for one in judgments}
     asked = [query for query in queries if query.id in judged]
     if judged and not asked:
-        raise InvalidInput("none of the queries has a judgment", param="qrels")
+        raise InvalidInput(
+            f"none of the {len(queries)} queries asked (see --sample) has a judgment", param="qrels"
+        )
     return asked

@@ -7,6 +7,7 @@ qrels     lines of query id, document id, grade, separated by tabs or spaces (TR
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,11 +61,17 @@ def read_judgments(path: Path) -> list[Judgment]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield each nonblank line with its location for error messages."""
+    """Yield each nonblank line with its location for error messages. Raises InvalidInput for a file that cannot be
+    read, or is not text."""
     if not path.is_file():
         raise InvalidInput(f"{path} is not a file")
     opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield f"{path}, line {number}", line
+    try:
+        with opened(path, "rt", encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield f"{path}, line {number}", line
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{path} is not text in UTF-8") from None
+    except (OSError, EOFError, zlib.error) as error:  # also of gzip
+        raise InvalidInput(f"{path} cannot be read: {error}") from None

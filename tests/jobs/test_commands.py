@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import gzip
 import json
 import os
 import shlex
@@ -155,7 +156,21 @@ def test_evaluate_reads_judgments(service: ServerProcess, http: Http, tmp_path: 
     assert "qrels.tsv, line 2" in ended.stderr
     (tmp_path / "qrels.tsv").write_text("8\ta\t1\n")
     ended = nearline(*arguments)
-    assert (ended.returncode, "none of the queries has a judgment" in ended.stderr) == (2, True)
+    assert (ended.returncode, "none of the 2 queries asked" in ended.stderr) == (2, True)
+    for content, wrong in (
+        ("1\ta\t1\n".encode("utf-16"), "not text in UTF-8"),
+        (b"\x1f\x8b\x08", "not text in UTF-8"),
+        (b"", "holds no judgments"),
+    ):
+        (tmp_path / "qrels.tsv").write_bytes(content)
+        ended = nearline(*arguments)
+        assert (ended.returncode, ended.stderr.count("\n"), wrong in ended.stderr) == (2, 1, True)
+    for content in (b"no gzip", gzip.compress(b"1\ta\t1\n")[:-9]):
+        (tmp_path / "qrels.tsv.gz").write_bytes(content)
+        ended = nearline(*arguments[:-1], tmp_path / "qrels.tsv.gz")
+        assert (ended.returncode, ended.stderr.count("\n"), "cannot be read" in ended.stderr) == (2, 1, True)
+    (tmp_path / "qrels.tsv").write_text("\ufeff1\ta\t1\n2\tb\t1\n")
+    assert nearline(*arguments).returncode == 0
 
 
 def test_what_a_search_does_not_find(service: ServerProcess, http: Http) -> None:
