@@ -11,8 +11,8 @@ A budget is spent on many documents before many passages of one, because the rig
 Neighboring passages of a document are merged. A document's passages appear together, in document order; documents
 are ordered by their best passage, or as `order` says.
 
-Packing counts tokens text by text, but the limit applies to the whole, including frames and messages: documents are
-dropped from the end until it fits.
+Packing counts tokens text by text, but the limit applies to the whole, including frames and messages: passages of the
+last document, then of the one before, are dropped until it fits, the worst first.
 """
 
 from __future__ import annotations
@@ -103,17 +103,19 @@ def build_context(
     floor = similarity_floor if usual == "model" else usual
     together = join_answers(found, floor if wanted.min_similarity is None else wanted.min_similarity)
     distinct, repeats = without_repetition(together.relevant, on_step)
+    rank_of = {key_of(hit): rank for rank, hit in enumerate(distinct)}
     framing = Framing(wanted, fence_for(distinct))
     packer = Packer(wanted, framing, starts_of, on_step)
     pages = pack(distinct, wanted, packer, config)
     whole = packer.render(pages)
     while whole.tokens > wanted.token_budget:
-        # Joined texts may take a few more tokens than the sum of their parts. Counting the whole is slow, so drop as
-        # many documents at once as needed.
-        counted = dict(zip(map(id, whole.blocks), whole.of_blocks, strict=True))
+        # Joined texts may take a few more tokens than the sum of their parts. Counting the whole is slow, so leave out
+        # as many passages at once as needed.
         beyond = whole.tokens - wanted.token_budget
-        while beyond > 0:
-            beyond -= max(sum(counted[id(block)] for block in pages.pop().blocks), 1)
+        while beyond > 0 and pages:
+            beyond -= packer.shrink(pages[-1], rank_of)
+            if not pages[-1].blocks:
+                pages.pop()
         on_step()
         whole = packer.render(pages)
     return ContextAnswer(

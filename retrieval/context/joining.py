@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
@@ -108,18 +109,18 @@ def without_repetition(hits: Sequence[Hit], on_step: OnStep = do_nothing) -> tup
     other if they have equal words, or are mostly the same stretch of one document."""
     kept: list[Hit] = []
     repeats: dict[Key, Hit] = {}
-    by_document: dict[str, list[Hit]] = {}
+    by_document: dict[str, Stretches] = {}
     # All words are compared only where the first ones are equal, so of most passages only those are taken.
     alone: dict[tuple[str, ...], Hit | None] = {}
     by_words: dict[tuple[str, ...], Hit] = {}
     for hit in hits:
         on_step()
-        others, first = by_document.setdefault(hit.document_id, []), first_words(hit)
+        others, first = by_document.setdefault(hit.document_id, Stretches()), first_words(hit)
         words = all_words(hit) if first in alone else None
         if (before := alone.get(first)) is not None:
             by_words[all_words(before)], alone[first] = before, None
         same = None if words is None else by_words.get(words)
-        same = same or next((one for one in others if overlapping(hit, one)), None)
+        same = same or others.first_like(hit)
         if same is not None:
             repeats[key_of(hit)] = same
             continue
@@ -127,9 +128,38 @@ def without_repetition(hits: Sequence[Hit], on_step: OnStep = do_nothing) -> tup
             alone[first] = hit
         else:
             by_words[words] = hit
-        others.append(hit)
+        others.add(hit, len(kept))
         kept.append(hit)
     return kept, repeats
+
+
+class Stretches:
+    """Passages of one document, none of which is mostly the same as another. So none contains another, and in the
+    order in which they begin they also end."""
+
+    def __init__(self) -> None:
+        self._places: list[
+            tuple[int, int]
+        ] = []  # of the beginning in the document, and of the hit in the ranking
+        self._hits: list[Hit] = []
+
+    def add(self, hit: Hit, rank: int) -> None:
+        at = bisect_right(self._places, (hit.start, rank))
+        self._places.insert(at, (hit.start, rank))
+        self._hits.insert(at, hit)
+
+    def first_like(self, hit: Hit) -> Hit | None:
+        """Return the best of those that are mostly the same as this passage."""
+        at = bisect_right(self._places, (hit.start, 0))
+        while at > 0 and self._hits[at - 1].end > hit.start:
+            at -= 1
+        found: tuple[int, Hit] | None = None
+        while at < len(self._hits) and self._hits[at].start < hit.end:
+            rank = self._places[at][1]
+            if (found is None or rank < found[0]) and overlapping(hit, self._hits[at]):
+                found = rank, self._hits[at]
+            at += 1
+        return None if found is None else found[1]
 
 
 def first_words(hit: Hit) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -34,6 +34,7 @@ SPACES = str.maketrans(dict.fromkeys("\t\n\r\v\f\x1c\x1d\x1e\x1f", " "))
 USUAL_TOKEN_CHARS = 4  # for passages without a token count
 SAMPLE_CHARS = 5_000  # the beginning of a passage, from which its tokens are estimated
 FAR_MORE = 1.25  # times the room left: if a passage seems to take so much, the estimate is enough
+FRAMED_CHARS = 50_000  # of frames whose tokens are counted; those of all others are estimated from these
 COUNTED_CHARS = 250_000  # of passages without a token count; those of all others are estimated from these
 EXCERPT_CHARS = 10_000  # the beginning of a passage, from which its excerpt is taken
 USUAL_NUMBER = 10  # a frame number that takes as many tokens as most
@@ -96,6 +97,8 @@ class Packer:
         self._shared: dict[tuple[Key, int], int] = {}  # tokens that a passage shares with the one before
         self._counted_chars, self._counted_tokens = 0, 0
         self._frames: dict[str, int] = {}  # tokens of a frame without its text
+        self._framed_chars, self._framed_tokens = 0, 0
+        self._between, self._mark = self.count(BETWEEN), self.count(CUT_MARK)
 
     def count(self, text: str) -> int:
         return len(self.starts_of(text)) if text else 0
@@ -103,8 +106,17 @@ class Packer:
     def tokens(self, block: Block) -> int:
         frame = self.framing.frame(content_of(block, text="."), USUAL_NUMBER)
         if frame not in self._frames:
-            self._frames[frame] = self.count(frame + BETWEEN) - 1
+            self._frames[frame] = self._frame_tokens(frame)
         return self._frames[frame] + block.tokens
+
+    def _frame_tokens(self, frame: str) -> int:
+        # An id may have hundreds of characters, and many documents be tried that find no room.
+        if self._framed_chars >= FRAMED_CHARS:
+            return len(frame) * self._framed_tokens // self._framed_chars
+        tokens = self.count(frame + BETWEEN) - 1
+        self._framed_chars += len(frame)
+        self._framed_tokens += tokens
+        return tokens
 
     def render(self, pages: Sequence[Page]) -> Whole:
         """Render these pages in the requested order, with exact token counts."""
@@ -175,7 +187,7 @@ class Packer:
         asked = self._asked.get(hit.language)
         if asked is None:
             asked = self._asked[hit.language] = QueryTerms(" ".join(self.queries), hit.language)
-        return excerpt(hit, asked, tokens_max, self.starts_of, self.on_step)
+        return excerpt(hit, asked, tokens_max, self.starts_of, self.on_step, mark_tokens=self._mark)
 
     def merge(self, hits: Iterable[Hit]) -> Iterator[Block]:
         """Yield whole passages of one document in document order, with neighbors merged into one block."""
@@ -185,7 +197,8 @@ class Packer:
             if before and (hit.start <= before.end or hit.passage == before.hits[-1].passage + 1):
                 shared = max(before.end - hit.start, 0)
                 more = hit.text[shared:] if hit.start <= before.end else BETWEEN + hit.text
-                tokens = block.tokens - self._shared_tokens(hit, shared)
+                apart = self._between if hit.start > before.end else 0
+                tokens = block.tokens + apart - self._shared_tokens(hit, shared)
                 block = Block(
                     (*before.hits, hit),
                     before.start,
@@ -198,6 +211,13 @@ class Packer:
             before = block
         if before:
             yield before
+
+    def shrink(self, page: Page, rank_of: Mapping[Key, int]) -> int:
+        """Leave out the worst passage of a document, and return how many tokens that frees, at least one."""
+        *kept, _ = sorted(page.hits, key=lambda hit: rank_of[key_of(hit)])
+        before, page.blocks = page.tokens, list(self.merge(kept))
+        page.tokens = sum(self.tokens(block) for block in page.blocks)
+        return max(before - page.tokens, 1)
 
     def _shared_tokens(self, hit: Hit, chars: int) -> int:
         key = key_of(hit), chars
@@ -305,7 +325,12 @@ class QueryTerms:
 
 
 def excerpt(
-    hit: Hit, asked: QueryTerms, tokens_max: int, starts_of: StartsOf, on_step: OnStep = do_nothing
+    hit: Hit,
+    asked: QueryTerms,
+    tokens_max: int,
+    starts_of: StartsOf,
+    on_step: OnStep = do_nothing,
+    mark_tokens: int = 1,
 ) -> Block:
     """Cut a longer passage to the first run of sentences with the most query words.
 
@@ -334,7 +359,7 @@ def excerpt(
     limit = start + after_tokens(piece, starts, 0, tokens_max)
     whole = bisect_right(ends, limit)
     cut = text[start : ends[whole - 1] if whole > best else limit].rstrip()
-    tokens = bisect_left(starts, len(cut)) + 1  # plus the cut mark
+    tokens = bisect_left(starts, len(cut)) + mark_tokens
     return Block((hit,), hit.start + start, hit.start + start + len(cut), cut, tokens, excerpt=True)
 
 

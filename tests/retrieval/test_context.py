@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from retrieval.base.settings import Config, ContextSection
 from retrieval.context.building import build_context, check_context
 from retrieval.context.encodings import PARTED_BY, WORD_BYTES_MAX, encoding
 from retrieval.context.framing import fence_for
-from retrieval.context.joining import COMPARED_CHARS, first_words, without_repetition
-from retrieval.context.packing import QueryTerms, excerpt
+from retrieval.context.joining import COMPARED_CHARS, first_words, key_of, overlapping, without_repetition
+from retrieval.context.packing import FRAMED_CHARS, QueryTerms, excerpt
 from retrieval.wire.search import (
     ContextAnswer,
     ContextRequest,
@@ -115,6 +116,87 @@ def test_few_words_of_a_long_passage_are_compared() -> None:
     kept, repeats = without_repetition(hits)
     assert [one.document_id for one in kept] == ["a", "b"]
     assert [one.document_id for one in repeats.values()] == ["a"]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 25)), max_size=25),
+    st.lists(st.booleans(), max_size=25),
+)
+def test_a_passage_repeats_the_best_that_it_overlaps(
+    places: list[tuple[int, int]], other: list[bool]
+) -> None:
+    """As if each were compared with all before it, whatever the order and the lengths of the passages."""
+    hits = [
+        hit("b" if elsewhere else "a", f"w{at} ".ljust(length, "x")[:length], start, at, title=f"title {at}")
+        for at, ((start, length), elsewhere) in enumerate(zip(places, other))
+    ]
+    hits = [one for at, one in enumerate(hits) if one.text not in {before.text for before in hits[:at]}]
+    expected: list[Hit] = []
+    repeated = {}
+    for one in hits:
+        same = next(
+            (each for each in expected if each.document_id == one.document_id and overlapping(one, each)),
+            None,
+        )
+        if same is None:
+            expected.append(one)
+        else:
+            repeated[key_of(one)] = same
+    assert without_repetition(hits) == (expected, repeated)
+
+
+@pytest.mark.parametrize("overlap", [0, 30])
+def test_passages_are_compared_with_their_neighbors_only(
+    overlap: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand of one document take no longer than a thousand of as many documents."""
+    compared = []
+
+    def noted(one: Hit, other: Hit) -> bool:
+        compared.append(one)
+        return overlapping(one, other)
+
+    monkeypatch.setattr("retrieval.context.joining.overlapping", noted)
+    hits = [hit("a", f"w{at:05} " * 15, start=at * (105 - overlap), passage=at) for at in range(1000)]
+    random.Random(1).shuffle(hits)
+    kept, _ = without_repetition(hits)
+    assert len(kept) == 1000
+    assert len(compared) <= 2 * len(hits)
+
+
+@pytest.mark.parametrize("frame", [{}, {"format": "plain"}, {"format": "messages"}])
+def test_one_document_alone_fills_the_budget(frame: dict[str, Any]) -> None:
+    """Where the line between neighbors and the mark of a cut take tokens, too, as with OpenAI's tokenizers."""
+
+    def with_lines(text: str) -> list[int]:
+        return [match.start() for match in re.finditer(r"\w+|[^\w ]", text)]
+
+    hits = [hit("a", f"w{at} " * 30, start=at * 200, passage=at) for at in range(40)]
+    later = [hit(f"b{at}", f"v{at} " * 60, passage=1) for at in range(3)]
+    for found in (hits, [*hits, *later]):
+        for budget in range(200, 900, 7):
+            wanted = ContextRequest(token_budget=budget, query="asked", **frame)
+            answers = [SearchAnswer(found, RECEIPT, Timings())]
+            built = build_context(answers, wanted, with_lines, Config(), similarity_floor=0.2)
+            assert budget - 100 <= built.tokens <= budget
+
+
+def test_few_frames_of_documents_without_room_are_counted() -> None:
+    """An id may have 500 characters: of hundreds of them that are tried the tokens are estimated, and the context is
+    full."""
+    counted: list[int] = []
+
+    def counting(text: str) -> list[int]:
+        counted.append(len(text))
+        return list(range(0, len(text), 2))
+
+    hits = [hit(f"{at:03}" + "x" * 497, f"w{at} " * (20 + at % 30)) for at in range(1000)]
+    wanted = ContextRequest(token_budget=50_000, query="asked", excerpt_tokens=0)
+    answers = [SearchAnswer(hits, RECEIPT, Timings())]
+    built = build_context(answers, wanted, counting, Config(), similarity_floor=0.2)
+    assert 49_000 <= built.tokens <= 50_000
+    frames = [chars for chars in counted if 500 < chars < 600]
+    assert sum(frames) <= FRAMED_CHARS + 600
 
 
 @pytest.mark.parametrize("size", [200, 2000, 9000, 24_000])
