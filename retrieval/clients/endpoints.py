@@ -27,6 +27,14 @@ POLL_S = 0.2
 COLLECTIONS = "/v1/collections"
 DATA = b"data:"
 END_OF_STREAM = b"[DONE]"
+# The status that these errors have where they come before the first piece of a stream. All others there are 500.
+LATE_STATUS = {
+    "language_model_failed": 502,
+    "language_model_timeout": 504,
+    "deadline_exceeded": 503,
+    "not_ready": 503,
+    "overloaded": 429,
+}
 
 OnStage = Callable[[str, int, int], None]
 
@@ -310,7 +318,7 @@ class Endpoints(Core):
             if line.startswith(DATA) and event != END_OF_STREAM:
                 decoded = msgspec.json.decode(event)
                 if "error" in decoded:
-                    raise refusal(decoded["error"], status=500)
+                    raise refusal(decoded["error"], status=LATE_STATUS.get(decoded["error"]["type"], 500))
                 yield decoded
 
     @endpoint

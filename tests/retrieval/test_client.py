@@ -35,7 +35,8 @@ from nearline import (
     Written,
 )
 from retrieval.clients.blocking import endpoint, steps, stream
-from retrieval.clients.endpoints import Endpoints
+from retrieval.clients.endpoints import LATE_STATUS, Endpoints
+from retrieval.wire.errors import STATUS, type_name
 from tests.support import wire_types
 from tests.support.doorway import Doorway
 from tests.support.http import Http
@@ -212,6 +213,17 @@ def test_an_answer_in_pieces() -> None:
         assert first == {"text": "Five"}
         with pytest.raises(ServiceError, match="the model left"):
             list(client.stream_answer("docs", query="refunds"))
+
+
+def test_an_error_in_a_stream_has_its_status() -> None:
+    """The same as before the first piece: what may be tried again does not look like a fault of the service."""
+    statuses = {type_name(error): status for error, status in STATUS.items()}
+    for kind in LATE_STATUS:
+        late = f'data: {{"error": {{"type": "{kind}", "message": "late"}}}}\n\n'.encode()
+        with Stub(Reply(b'data: {"text": "Five"}\n\n' + late)) as stub, Client(stub.url) as client:
+            with pytest.raises(ServiceError) as failed:
+                list(client.stream_answer("docs", query="refunds"))
+            assert (failed.value.kind, failed.value.status) == (kind, statuses[kind])
 
 
 # -- retries
