@@ -59,6 +59,7 @@ function json(text, name, textField) {
 function record(one, fallback, textField) {
   if (!one || typeof one !== "object" || Array.isArray(one)) return { id: fallback, error: "not an object" };
   const named = IDS.find((name) => name in one);
+  if (named && !isId(one[named])) return { id: fallback, error: `${named} is neither a text nor an integer` };
   const id = named ? String(one[named]) : fallback;
   if (typeof one[textField] !== "string") return { id, error: `has no text in the field ${textField}` };
   const { [textField]: text, title, metadata, ...others } = one;
@@ -68,12 +69,18 @@ function record(one, fallback, textField) {
   return { document: { id, text, ...(title && { title: String(title) }), metadata: nested ? { ...others, ...metadata } : { ...others, ...(metadata !== undefined && { metadata }) } } };
 }
 
+// Others would be equal as text: each null is "null", and only the last of their documents would stay.
+const isId = (value) => (typeof value === "string" && value !== "") || typeof value === "bigint" || Number.isInteger(value);
+
 function rows(text, name, textField, separator) {
   const [header, ...cells] = separated(text, separator);
   if (!header) return [{ id: name, error: "the file is empty" }];
+  const twice = header.find((column, at) => header.indexOf(column) < at);
+  if (twice !== undefined) throw new Error(`the header names a column twice: ${twice}`);
   const types = header.map((_, at) => typeOf(cells.map((row) => row[at]).filter((cell) => cell)));
   return cells.map((row, line) => {
     const one = {};
+    if (row.length !== header.length) return { id: `${name}#${line + 2}`, error: `expected ${header.length} cells as in the header, found ${row.length}` };
     header.forEach((column, at) => {
       const cell = row[at];
       if (cell === undefined || (cell === "" && column !== textField)) return;

@@ -534,11 +534,39 @@ def test_json_in_the_browser_keeps_integers() -> None:
     script = f"""import {{ decoded, encoded }} from {json.dumps(str(FOLDER / "numbers.js"))};
     const tried = (text) => {{ try {{ return encoded(decoded(text)); }} catch (error) {{ return error.name; }} }};
     console.log(JSON.stringify({json.dumps(given + refused)}.map(tried)));"""
+    assert printed_by_node(script) == [*given, *["SyntaxError"] * len(refused)]
+
+
+@pytest.mark.skipif(NODE is None, reason="no Node.js is installed")
+def test_no_row_is_lost_in_the_browser() -> None:
+    """What `nearline ingest` would not take is named: ids that are equal as text, cells without a column, two columns
+    of one name. Otherwise a document would replace another, or lack what the file has."""
+    lines = [None, None, True, 1.5, [1], "", 7, "7", 2**60]
+    files = {
+        "ids.jsonl": "\n".join(json.dumps({"id": one, "text": "a text"}) for one in lines),
+        "cells.csv": "id,text,k\n1,a text\n2,a text,k,more\n3,a text,k\n",
+        "twice.csv": "id,text,k,k\n1,a text,a,b\n",
+    }
+    script = f"""import {{ read }} from {json.dumps(str(FOLDER / "reading.js"))};
+    const found = {{}};
+    for (const [name, text] of Object.entries({json.dumps(files)})) {{
+      const file = {{ name, arrayBuffer: async () => new TextEncoder().encode(text).buffer }};
+      const shown = (one) => one.document?.id ?? one.error;
+      found[name] = await read(file).then((rows) => rows.map(shown), (error) => error.message);
+    }}
+    console.log(JSON.stringify(found));"""
+    found = printed_by_node(script)
+    assert found["ids.jsonl"] == [*["id is neither a text nor an integer"] * 6, "7", "7", str(2**60)]
+    assert found["cells.csv"] == [*(f"expected 3 cells as in the header, found {at}" for at in (2, 4)), "3"]
+    assert found["twice.csv"] == "the header names a column twice: k"
+
+
+def printed_by_node(script: str) -> Any:
     assert NODE is not None
     done = subprocess.run(
         [NODE, "--input-type=module", "-e", script], capture_output=True, text=True, check=True
     )
-    assert json.loads(done.stdout) == [*given, *["SyntaxError"] * len(refused)]
+    return json.loads(done.stdout)
 
 
 def test_jobs_are_followed_through_a_restart(open_page: Opener, place: Place) -> None:
