@@ -234,7 +234,7 @@ class ServiceConnection:
         with self._breaker.one_try(self.url):
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self.timeout_s)
             async with self._answer(method, path, body, timeout) as answer:
-                async for line in answer.content:
+                async for line in lines_in(answer.content):
                     yield line
 
     @contextlib.asynccontextmanager
@@ -270,6 +270,21 @@ class ServiceConnection:
             ) from None
         except aiohttp.ClientError as error:
             raise ServiceError(f"{self.url} cannot be reached: {error}", kind="disconnected") from None
+
+
+async def lines_in(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the lines, of any length: aiohttp's own iteration ends at 512 KiB, and an answer with the metadata of what
+    it cites may have more."""
+    rest = bytearray()
+    async for received in content.iter_any():
+        rest += received
+        if b"\n" in received:
+            *lines, last = bytes(rest).split(b"\n")
+            rest = bytearray(last)
+            for line in lines:
+                yield line
+    if rest:
+        yield bytes(rest)
 
 
 def deadline_of(body: object) -> float | None:

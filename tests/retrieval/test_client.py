@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import math
 import os
 import pickle
@@ -213,6 +214,14 @@ def test_an_answer_in_pieces() -> None:
         assert first == {"text": "Five"}
         with pytest.raises(ServiceError, match="the model left"):
             list(client.stream_answer("docs", query="refunds"))
+
+
+def test_an_event_may_be_long() -> None:
+    """As an answer is that cites many documents with large metadata; what ends without a line end counts, too."""
+    whole = {"answer": "Five days [1].", "citations": [{"metadata": {"note": "n" * 16_000}}] * 100}
+    event = f"data: {json.dumps(whole)}".encode()
+    with Stub(Reply(b'data: {"text": "Five"}\n\n' + event)) as stub, Client(stub.url) as client:
+        assert list(client.stream_answer("docs", query="refunds")) == [{"text": "Five"}, whole]
 
 
 def test_an_error_in_a_stream_has_its_status() -> None:
