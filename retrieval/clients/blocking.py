@@ -20,7 +20,8 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from retrieval.clients.transport import ServiceConnection, ServiceError
+from retrieval.clients.errors import ServiceError
+from retrieval.clients.transport import ServiceConnection
 
 P = ParamSpec("P")
 T = TypeVar("T")
