@@ -103,11 +103,11 @@ def test_a_machine_is_lost(tmp_path: Path, environ: dict[str, str], monkeypatch:
             "POST", "/v1/collections/docs/documents", {"documents": [{"id": "n9", "text": "note number 9"}]}
         )
         before = http.ok("GET", "/v1/collections/docs")["generation"]
-        built = nearline(environ, "reindex", "-c", "docs", "--on-this-machine", URL)
+        built = nearline("reindex", "-c", "docs", "--on-this-machine", URL, **environ)
         assert built.returncode == 0, built.stderr
         assert "is live: 5 passages hot" in built.stdout
         assert http.ok("GET", "/v1/collections/docs")["generation"] > before
-        again = nearline(environ, "reindex", "-c", "docs", "--on-this-machine", URL)
+        again = nearline("reindex", "-c", "docs", "--on-this-machine", URL, **environ)
         assert again.returncode == 1
         assert "already" in again.stderr
     uid = directory_at(SlotLog(bucket, DIRECTORY), NEWEST).collections["docs"]
@@ -198,7 +198,7 @@ def test_a_replica_passes_writes_on(tmp_path: Path, environ: dict[str, str]) -> 
             assert wrong.status == 422
             assert "documents[0]" in wrong.body["error"]["message"]
             http.ok("POST", "/v1/collections", {"name": "later"})
-            erased = nearline(environ, "erase", "--collection", "docs", "--url", replica.url)
+            erased = nearline("erase", "--collection", "docs", "--url", replica.url, **environ)
             assert erased.returncode == 0, erased.stderr
             large = {"documents": [{"id": f"l{at}", "text": "word " * 2000} for at in range(50)]}
             assert http.ok("POST", "/v1/collections/later/documents", large)["documents"] == 50
