@@ -338,10 +338,9 @@ def no_such_model(name: str, folder: Path) -> NotFound:
 def warm_up(encoder: Encoder, costs: CostModel) -> None:
     """Run some shapes, so that the first request is as fast as the tenth and its cost is known."""
     chance_of("warm up", (), {})  # loads the detector of languages
-    for texts, longest in WARM_UP:
+    for attempt, (texts, longest) in enumerate((WARM_UP[0], *WARM_UP)):
         tokens = encoder.tokenize(["a " * longest], "document")[0]
-        for attempt in range(2):
-            begun = time.monotonic()
-            encoder.run([tokens] * texts)
-            if attempt:  # the first run of a shape allocates memory
-                costs.learn(texts, len(tokens), time.monotonic() - begun)
+        begun = time.monotonic()
+        encoder.run([tokens] * texts)
+        if attempt:  # the first run of a session takes longer
+            costs.learn(texts, len(tokens), time.monotonic() - begun)
