@@ -81,7 +81,7 @@ def test_the_simulation_notices_missing_syncs(tmp_path: Path, tour_steps: int, u
         oracle.read(lines)
         try:
             oracle.check(left)
-        except (AssertionError, StorageError):
+        except (AssertionError, StorageError, TypeError):  # rows may have lost their values
             noticed += 1
     assert noticed
 
