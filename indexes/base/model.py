@@ -254,6 +254,10 @@ class Replication:
         """For how long a collection that is written elsewhere may lack something; None for one written here."""
         return None
 
+    def erased_ms(self, uid: str) -> int:
+        """When it was learned that what was deleted before must be erased, in milliseconds since 1970; 0 if never."""
+        return 0
+
     def builds(self, uid: str) -> bool:
         """Whether rebuilds of a collection begin by themselves on this machine."""
         return True

@@ -55,8 +55,8 @@ def build_from(
     folder.mkdir()
     state = restore_log(held, folder, NEWEST, progress)
     live = generation_in(state.files)
-    if live is not None and live.seq == state.reached.operations:
-        raise Conflict(f"the live generation has all {live.seq} operations of {name} already")
+    if (live.seq if live else 0) == state.reached.operations:
+        raise Conflict(f"the live generation has all {state.reached.operations} operations of {name} already")
     collection = Collection(folder, options)
     try:
         number = Rebuild(collection.begin_build(hot_capacity), timeout_s=options.build_timeout_s).run(

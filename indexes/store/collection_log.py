@@ -35,6 +35,7 @@ from indexes.store.slots import FORMAT, Read, SlotLog, SlotWriter, name_of
 
 SLOTS_BETWEEN = 256  # checkpoints: so many small objects are read at most to restore
 VECTOR_STORE = "vector_store.json"  # of the dialect of OpenAI
+ERASED = "erased"  # among the files of a state: when the last erasure was begun, so that replicas follow it
 FILES = (CHOSEN, RANKING, SYNONYMS, VECTOR_STORE)
 
 
@@ -90,6 +91,7 @@ class CollectionUpload:
         self._checkpoint = checkpoint
         self._oldest = checkpoint.oldest_slot if checkpoint else 1
         self._files = held.files_at(writer.last, checkpoint)  # as they are in the store
+        self._erasure = {name: one for name, one in (self._files or {}).items() if name == ERASED}
         self.generation = self.stored_generation
         """The live generation, if it is in the store; the next state names it."""
         self._cleared = self.generation  # the live one when others were removed
@@ -128,7 +130,7 @@ class CollectionUpload:
         files = files_beside(self.log.path.parent)
         if self.generation is not None:
             files[GENERATIONS] = msgspec.msgpack.encode(self.generation)
-        return files
+        return files | self._erasure
 
     def take_generation(self, folder: Path, now_ms: int, on_piece: Callable[[], None] = do_nothing) -> bool:
         """Upload the live generation, unless the store has it, for the next `upload` to say so. Returns whether it did.
@@ -156,6 +158,8 @@ class CollectionUpload:
     def check_in(self, now_ms: int, *, erase: bool = False) -> None:
         """Make a checkpoint, and remove what no kept one needs. With `erase`, no object holds a deleted text then, and
         no earlier moment can be restored. Raises like `upload`."""
+        if erase:
+            self._erasure = {ERASED: str(now_ms).encode()}
         self._upload_changes()
         end = self._writer.last.slot.reached.documents
         known = self._checkpoint.parts if self._checkpoint else []

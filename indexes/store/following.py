@@ -36,14 +36,14 @@ from indexes.base.errors import (
     Unavailable,
     message_of,
 )
-from indexes.base.model import Progress, Replication
+from indexes.base.model import Progress, Replication, now_ms
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
 from indexes.directory.marker import prepare
 from indexes.parts.learned import RANKING, SYNONYMS
 from indexes.rebuild.chosen import FILE as CHOSEN
 from indexes.rebuild.chosen import TunedSettings
-from indexes.store.collection_log import VECTOR_STORE, CollectionLog
+from indexes.store.collection_log import ERASED, VECTOR_STORE, CollectionLog
 from indexes.store.directory import DIRECTORY, Directory, Record, read_record, restore_directory, write_record
 from indexes.store.generations import GENERATIONS, generation_in
 from indexes.store.objects import Objects
@@ -68,7 +68,8 @@ class OutOfStep(StorageError):
 class FollowedLog:
     """A collection that is followed: `last` is the slot up to which this machine has everything. `files` are those of
     the last state, and `taken` of the last one whose generation and search settings this machine has. A generation that
-    it could not use is `refused`; one that it could not get is tried again at `take_at`."""
+    it could not use is `refused`; one that it could not get is tried again at `take_at`. `erased_ms`: when it was
+    learned, by this machine's clock, that the writer has erased what was deleted; 0 if it never has."""
 
     uid: str
     log: CollectionLog
@@ -78,6 +79,7 @@ class FollowedLog:
     taken: dict[str, bytes] | None = None
     is_taking: bool = False
     take_at: float = 0.0
+    erased_ms: int = 0
     refused: bytes | None = None
 
 
@@ -97,6 +99,7 @@ class Follower(Replication):
         self._began = time.monotonic()
         self._names = SlotLog(objects, DIRECTORY)
         self._names_read = 0
+        self.names_known = 0  # the last slot of names and keys that was taken over
         self._followed: dict[str, FollowedLog] = {}  # by name
         self._is_level = False
         self._epoch, self._present_until = 0, 0.0
@@ -118,6 +121,10 @@ class Follower(Replication):
     def age_s(self, uid: str) -> float | None:
         one = self._of(uid)
         return time.monotonic() - (self._began if one is None else one.level_at)
+
+    def erased_ms(self, uid: str) -> int:
+        one = self._of(uid)
+        return one.erased_ms if one is not None and one.taken == one.files else 0
 
     def _of(self, uid: str) -> FollowedLog | None:
         return next((one for one in list(self._followed.values()) if one.uid == uid), None)
@@ -280,6 +287,7 @@ class Follower(Replication):
             changed = slot
         if changed is not None:
             self._take(self._read_directory())
+        self.names_known = self._names_read
 
     def _take(self, directory: Directory) -> None:
         """Bring collections, aliases and keys to what a directory says. An alias moves before its target goes."""
@@ -348,6 +356,8 @@ class Follower(Replication):
         state = changes[-1].state
         if state is not None and state.files != followed.files:
             take_files(collection, state.files)
+            if state.files.get(ERASED) != followed.files.get(ERASED):
+                followed.erased_ms = collection.options.now_ms()
             followed.files = state.files
 
     def _begin_takes(self) -> None:
@@ -384,7 +394,8 @@ class Follower(Replication):
 
 def follow_from(uid: str, log: CollectionLog, last: Read) -> FollowedLog:
     files = log.files_at(last, log.newest_checkpoint()) or {}
-    return FollowedLog(uid, log, last, time.monotonic(), files)
+    # It may have been erased while this machine did not follow.
+    return FollowedLog(uid, log, last, time.monotonic(), files, erased_ms=now_ms() if ERASED in files else 0)
 
 
 def take_chosen(collection: Collection, files: dict[str, bytes]) -> None:

@@ -28,10 +28,11 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class OfferAnswer(msgspec.Struct, frozen=True):
-    """Why an offer was refused; "" if the generation is live."""
+    """Why an offer was refused; "" if the generation is live, under a number of the writer's."""
 
     format: int
     refusal: str = ""
+    number: int = 0
 
 
 class Offers:
@@ -58,10 +59,11 @@ class Offers:
         except NotFound:
             return None
 
-    def answer(self, refusal: str = "") -> None:
+    def answer(self, refusal: str, number: int) -> None:
         """Answer the first offer that is not answered, and forget those before it."""
         self.answered += 1
-        self._objects.create(name_of(ANSWERED, self.answered), seal(OfferAnswer(FORMAT, refusal)))
+        content = seal(OfferAnswer(FORMAT, refusal, number))
+        self._objects.create(name_of(ANSWERED, self.answered), content)
         for folder in (BUILT, ANSWERED):
             older = [one for one in self._objects.names(folder) if int(one) < self.answered]
             self._objects.remove(f"{folder}/{one}" for one in older)

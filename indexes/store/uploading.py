@@ -451,7 +451,8 @@ class Uploader(Replication):
                 refusal = self._adopt(offer)
                 if refusal:
                     CollectionLog(self._objects, offer.uid).generations.remove(offer.generation)
-                offers.answer(refusal)
+                tracked = self._tracked.get(offer.uid)
+                offers.answer(refusal, tracked.generation if tracked else 0)
         except NotReady:
             return
         except Exception as error:  # noqa: BLE001 - tried again

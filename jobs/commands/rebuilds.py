@@ -72,10 +72,11 @@ def build_here(store: str, collection: str, hot_capacity: int | None, *, as_json
     ):
         built = build_from(objects, collection, Path(folder) / "log", options, hot_capacity, progress)
         answer = await_answer(objects, built.offer, ANSWER_S)
-    adopted = bool(answer and not answer.refusal)
+    adopted = answer is not None and not answer.refusal
     result = {"offer": built.offer, "adopted": adopted} | msgspec.to_builtins(built.manifest.outcome())
+    result["generation"] = answer.number if answer and adopted else None
     if answer is None:
-        line = f"generation {built.manifest.number} is built; the service that writes to {store} adopts it when it runs"
+        line = f"the generation is built; the service that writes to {store} adopts it when it runs"
     else:
         line = describe_build(result) if not answer.refusal else f"not adopted: {answer.refusal}"
     print_result(result, line, as_json=as_json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -16,18 +17,32 @@ from indexes.base.errors import Conflict, Unavailable, message_of
 from indexes.store.following import Follower
 from retrieval.base.request_id import REQUEST_ID
 from retrieval.base.settings import StoreSection
-from retrieval.handlers import feedback, jobs
+from retrieval.dialects import vector_stores
+from retrieval.handlers import auth, collections, feedback, jobs
 from retrieval.handlers.state import CONFIG, SCOPES, STORE, TASKS
 from retrieval.wire.collections import StoreChanges
 
 logger = logging.getLogger(__name__)
 
 CONNECT_S = 5.0
-ANSWER_S = 900.0  # between two pieces of an answer; embedding a large request takes minutes
+ANSWER_S = 600.0  # between two pieces of an answer; embedding a large request takes minutes
 WAIT_S = 20  # for news, in one request
 PAUSE_S = 2.0
 OF_THIS_MACHINE = {jobs.reindex, jobs.tune, jobs.rollback}  # its indexes
 OF_WRITER = {feedback.write, feedback.list_feedback}  # which is in no store
+NAMING = {  # what changes names or keys; it is known here before its answer goes on
+    collections.create,
+    collections.rename,
+    collections.delete,
+    collections.set_alias,
+    collections.remove_alias,
+    vector_stores.create,
+    vector_stores.delete_store,
+    auth.create,
+    auth.rotate,
+    auth.revoke,
+}
+NAMES_S, NAMES_LOOK_S = 3.0, 0.1
 VIA = "nearline replica"
 HOP_BY_HOP = {
     "connection",
@@ -81,6 +96,7 @@ class WriterLink:
 
     async def keep_asking(self, follower: Follower) -> None:
         """Tell the follower as soon as the writer has put something into the store, until cancelled."""
+        is_told: bool | None = None
         since, headers = 0, {"Authorization": f"Bearer {self._key}"} if self._key else {}
         while True:
             try:
@@ -92,22 +108,27 @@ class WriterLink:
                 ) as reply:
                     reply.raise_for_status()
                     since = msgspec.json.decode(await reply.read(), type=StoreChanges).changes
-                follower.hear(is_told=True)
+                is_told = True
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
-                if follower.is_told:
-                    logger.warning("the writer says nothing, so the store is asked: %s", message_of(error))
-                follower.hear(is_told=False)
+                if is_told is not False:
+                    logger.warning(
+                        "store.writer does not say what is new, so the store is asked: %s", message_of(error)
+                    )
+                is_told = False
                 await asyncio.sleep(PAUSE_S)
+            follower.hear(is_told=is_told)
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
-        """Have the writer answer a request, piece by piece. Raises Unavailable if it cannot be reached or does not
-        answer; it may have done what was asked."""
+        """Have the writer answer a request, piece by piece; a change of names or keys is known here then. Raises
+        Unavailable if it cannot be reached, or does not answer; it may have done what was asked then."""
         if VIA in request.headers.getall("Via", ()):
             raise Conflict("store.writer leads to a replica, not to the service that writes")
         headers = without_hops(request.headers)
         headers["Via"] = VIA
         headers["X-Request-Id"] = request_id = REQUEST_ID.get()
-        answer = web.StreamResponse()
+        answer, follower = web.StreamResponse(), request.app[STORE]
+        assert isinstance(follower, Follower)
+        known = follower.names_known
         try:
             async with self._open().request(
                 request.method,
@@ -119,6 +140,8 @@ class WriterLink:
                 answer.set_status(reply.status, reply.reason)
                 answer.headers.update(without_hops(reply.headers))
                 answer.headers["X-Request-Id"] = request_id
+                if reply.ok and request.match_info.handler in NAMING:
+                    await follow_names(follower, known)
                 await answer.prepare(request)
                 async for piece in reply.content.iter_any():
                     await answer.write(piece)
@@ -126,12 +149,20 @@ class WriterLink:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             logger.warning("the writer did not answer: %s", message_of(error))
             if not answer.prepared:
-                raise Unavailable(
-                    "the service that writes cannot be reached from this replica", retry_after_s=PAUSE_S
-                ) from None
+                away = isinstance(error, aiohttp.ClientConnectorError)
+                why = "cannot be reached" if away else "did not answer, and may have done what was asked"
+                raise Unavailable(f"the service that writes {why}", retry_after_s=PAUSE_S) from None
             if request.transport is not None:  # the client must not take what it has for all of it
                 request.transport.close()
         return answer
+
+
+async def follow_names(follower: Follower, known: int) -> None:
+    """Wait until names or keys that the writer has just changed are known here, for NAMES_S at most."""
+    until = time.monotonic() + NAMES_S
+    while follower.names_known == known and time.monotonic() < until:
+        await asyncio.sleep(NAMES_LOOK_S)
+        follower.hear(is_told=follower.is_told)
 
 
 WRITER = web.AppKey[WriterLink | None]("WRITER")  # None without store.writer

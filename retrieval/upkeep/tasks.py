@@ -129,9 +129,13 @@ class Tasks:
         return self._start("erase", name, lambda job: self._erase(job, collection, forget))
 
     def erase_if_due(self, name: str, collection: Collection, after_s: float) -> None:
-        """Start an erasure if the oldest data to erase was deleted at least `after_s` ago. Cheap."""
+        """Start an erasure if the oldest data to erase was deleted at least `after_s` ago, or, on a replica, has been
+        erased where it is written. Cheap."""
         since_ms = collection.log.owed.since_ms
-        if since_ms is None or now_ms() < since_ms + 1000 * after_s or self._must_wait(name):
+        if since_ms is None or self._must_wait(name):
+            return
+        elsewhere_ms = collection.options.replication.erased_ms(collection.uid)
+        if now_ms() < since_ms + 1000 * after_s and elsewhere_ms < since_ms:
             return
         logger.info("erasing deleted data of %s automatically", name)
         self.erase(name, collection)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from indexes.base.errors import InvalidInput
 from indexes.store.collection_log import CollectionLog
 from indexes.store.directory import DIRECTORY
 from indexes.store.objects import Bucket, prove
@@ -21,6 +22,8 @@ from indexes.store.opening import directory_at
 from indexes.store.restoring import NEWEST
 from indexes.store.slots import SlotLog
 from jobs.serving.process import serving
+from retrieval.base.settings import Config, StoreSection
+from retrieval.server.lifecycle import store_of
 from tests.support.commands import nearline
 from tests.support.http import Http
 from tests.support.redis_server import free_port
@@ -57,6 +60,14 @@ def environ(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
         server.terminate()
         server.wait(10)
         log.close()
+
+
+def holds(folder: Path, word: bytes) -> bool:
+    found = False
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # files come and go
+            found = found or word in path.read_bytes()
+    return found
 
 
 def texts(http: Http, query: str) -> list[str]:
@@ -184,9 +195,10 @@ def test_a_replica_passes_writes_on(tmp_path: Path, environ: dict[str, str]) -> 
             "NEARLINE_STORE_FORWARD_WRITES": "true",
             "NEARLINE_STORE_POLL_MS": "60000",
         }
-        Http(writer.url).ok("POST", "/v1/collections", {"name": "docs"})
         with serving(tmp_path / "b", follows) as replica:
             http = Http(replica.url)
+            http.ok("POST", "/v1/collections", {"name": "docs"})
+            assert http.ok("GET", "/v1/collections/docs")["documents"] == 0
             for number in range(3):
                 document = {"id": f"n{number}", "text": f"note number {number}"}
                 written = http.ok("POST", "/v1/collections/docs/documents", {"documents": [document]})
@@ -198,12 +210,34 @@ def test_a_replica_passes_writes_on(tmp_path: Path, environ: dict[str, str]) -> 
             assert wrong.status == 422
             assert "documents[0]" in wrong.body["error"]["message"]
             http.ok("POST", "/v1/collections", {"name": "later"})
+            secret = {"documents": [{"id": "n2", "text": "note number 2 zebraquartz"}]}
+            http.ok("POST", "/v1/collections/docs/documents", secret)
+            gone = http.ok("DELETE", "/v1/collections/docs/documents/n2")
+            search = {"query": "note", "min_seq": gone["seq"], "deadline_ms": 10_000}
+            assert len(http.ok("POST", "/v1/collections/docs/search", search)["hits"]) == 2
             erased = nearline("erase", "--collection", "docs", "--url", replica.url, **environ)
             assert erased.returncode == 0, erased.stderr
+            until = time.monotonic() + 60
+            while holds(tmp_path / "b", b"zebraquartz"):
+                assert time.monotonic() < until
+                time.sleep(0.2)
+            assert not holds(tmp_path / "a", b"zebraquartz")
             large = {"documents": [{"id": f"l{at}", "text": "word " * 2000} for at in range(50)]}
             assert http.ok("POST", "/v1/collections/later/documents", large)["documents"] == 50
             assert http.call("GET", "/v1/jobs/unknown").status == 404
             writer.kill()
             lost = http.call("DELETE", "/v1/collections/docs/documents/n0")
             assert (lost.status, lost.body["error"]["type"]) == (503, "unavailable")
-            assert len(http.ok("POST", "/v1/collections/docs/search", {"query": "note"})["hits"]) == 3
+            assert len(http.ok("POST", "/v1/collections/docs/search", {"query": "note"})["hits"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (StoreSection(replica=True), "set store.url"),
+        (StoreSection(url="file:///tmp/x", replica=True, forward_writes=True), "needs store.writer"),
+    ],
+)
+def test_a_replica_needs_to_know_where(settings: StoreSection, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        store_of(Config(store=settings), tmp_path)
