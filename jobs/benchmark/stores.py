@@ -27,11 +27,13 @@ TOGETHER = 50  # documents in a write
 SEARCHES = 20.0  # a second
 PATIENCE_S = 60.0
 LOOK_S = 0.01
+SETTLE_S = 5.0  # after a turn, for segments that are still made
+NO_REBUILDS = {"NEARLINE_INDEX_SEGMENTS_MAX": "0"}  # one would run beside turns of the other service
 ALONE, WITH = "without a store", "with a store"
 NOTES = [
     "Open loop: Poisson arrivals. Times count from when a request was due. Medians of the rounds, in turns.",
     f"Beside {SEARCHES:g} searches a second, without caches; documents come with vectors, {TOGETHER} in a write.",
-    "The store is a folder on the same disk, and writes are acknowledged when they are on the disk.",
+    "No rebuilds begin by themselves. The store is a folder on the same disk, and writes are acknowledged when they are on the disk.",
     "Behind: from the acknowledgement of a write until the replica can search it, both services on the same cores.",
     "A new machine: an empty data directory, from the start of the program.",
 ]
@@ -40,10 +42,10 @@ NOTES = [
 def run(
     material: Material, scratch: Path, say: Say, *, rate: float, seconds: float, rounds: int
 ) -> BenchResults:
-    store = {"NEARLINE_STORE_URL": (scratch / "bucket").as_uri()}
+    store = {**NO_REBUILDS, "NEARLINE_STORE_URL": (scratch / "bucket").as_uri()}
     models = model_settings(model_folder())
     with ExitStack() as stack:
-        fills = {ALONE: {}, WITH: store}
+        fills = {ALONE: NO_REBUILDS, WITH: store}
         servers = {
             name: stack.enter_context(fill_service(material, scratch / name.split()[0], say, environ=environ))
             for name, environ in fills.items()
@@ -55,6 +57,7 @@ def run(
             say(f"round {at + 1} of {rounds}, {seconds:g} s each ...")
             for name, server in servers.items():
                 found[name].append(asyncio.run(beside_writes(server, material, writes, rate, seconds)))
+                time.sleep(SETTLE_S)
         rows = [{"service": name, **medians(own)} for name, own in found.items()]
         for row in rows:
             row["x p99 search"] = round(row["search p99 ms"] / rows[0]["search p99 ms"], 3)
@@ -62,6 +65,7 @@ def run(
         say("a replica follows ...")
         follows = {**models, **store, "NEARLINE_STORE_REPLICA": "true"}
         with serving(scratch / "replica", follows) as replica:
+            time.sleep(2 * SETTLE_S)
             behind = asyncio.run(lags(servers[WITH], replica, writes, rate, seconds))
     say("a new machine ...")
     begun = time.monotonic()
