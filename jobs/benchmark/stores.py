@@ -33,7 +33,8 @@ ALONE, WITH = "without a store", "with a store"
 NOTES = [
     "Open loop: Poisson arrivals. Times count from when a request was due. Medians of the rounds, in turns.",
     f"Beside {SEARCHES:g} searches a second, without caches; documents come with vectors, {TOGETHER} in a write.",
-    "No rebuilds begin by themselves. The store is a folder on the same disk, and writes are acknowledged when they are on the disk.",
+    "The store is a folder on the same disk, and writes are acknowledged when they are on the disk.",
+    "No rebuilds begin by themselves.",
     "Behind: from the acknowledgement of a write until the replica can search it, both services on the same cores.",
     "A new machine: an empty data directory, from the start of the program.",
 ]
