@@ -27,8 +27,9 @@ FORMS = ("post_files",)  # test_vector_stores.py sends one
 
 @pytest.fixture
 def fresh(tmp_path: Path, rerank_environ: dict[str, str]) -> Iterator[Http]:
-    """A service without collections: the examples name theirs."""
-    with serving(tmp_path / "data", rerank_environ) as server:
+    """A service without collections, since the examples name theirs, and with a store."""
+    store = {"NEARLINE_STORE_URL": (tmp_path / "store").as_uri()}
+    with serving(tmp_path / "data", rerank_environ | store) as server:
         yield Http(server.url)
 
 
