@@ -37,6 +37,7 @@ from indexes.base.errors import (
     message_of,
 )
 from indexes.base.model import Progress, Replication, now_ms
+from indexes.base.structs import learn_structs
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
 from indexes.directory.marker import prepare
@@ -154,6 +155,7 @@ class Follower(Replication):
             raise Conflict(
                 f"{self._data} has written to a store, or followed another one: a replica needs its own"
             )
+        learn_structs()
         write_record(self._data, Record(url=self._url, replica=True))
         prepare(self._data)
         try:

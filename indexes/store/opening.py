@@ -31,6 +31,7 @@ import msgspec
 from indexes.base.durable import disk_errors
 from indexes.base.errors import Conflict, InvalidInput, NearlineError, NotFound, Unavailable, message_of
 from indexes.base.model import Progress, now_ms
+from indexes.base.structs import learn_structs
 from indexes.directory.backup.backup import choose
 from indexes.directory.backup.restoring import placing, restore_aliases, take
 from indexes.directory.catalog import check_name
@@ -137,6 +138,7 @@ def open_store(
     names = fence_slots(SlotLog(objects, DIRECTORY), number, NOTHING)
     directory = directory_at(names.log, NEWEST)
     uids = list(directory.collections.values())
+    learn_structs()
     with ThreadPoolExecutor(FENCED_TOGETHER, "store-fence") as pool:
         fenced = list(pool.map(lambda uid: fence_log(CollectionLog(objects, uid), number), uids))
     writers = dict(zip(uids, fenced, strict=True))

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from indexes.base.structs import learn_structs
+
 READ_TOGETHER = 8  # objects: a part has some 16 MB
 T = TypeVar("T")
 R = TypeVar("R")
@@ -14,6 +16,7 @@ R = TypeVar("R")
 
 def in_order(read: Callable[[T], R], wanted: Iterable[T]) -> Iterator[R]:
     """Read several objects at a time, and return them in order."""
+    learn_structs()
     with ThreadPoolExecutor(READ_TOGETHER, "store-read") as pool:
         under_way = deque[Future[R]]()
         try:

@@ -34,11 +34,13 @@ def main(descriptor: int, parent: int) -> None:
     # Loading these takes half a second, in which the service may end. It leaves no garbage, and looking for some would
     # take a sixth of it.
     gc.disable()
+    from indexes.base.structs import learn_structs
     from jobs.serving.interpreter import share_heaps, tune_interpreter
     from jobs.serving.log_lines import set_up_logging
     from retrieval.processes.worker import SearchWorker
 
     gc.enable()
+    learn_structs()
     share_heaps()
     with socket.socket(fileno=descriptor) as connection:
         name = f"search-process-{os.getpid()}"

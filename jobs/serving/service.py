@@ -30,6 +30,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from indexes.base.durable import keep_private
 from indexes.base.errors import Conflict, InvalidInput, NearlineError, message_of
+from indexes.base.structs import learn_structs
 from jobs.serving.interpreter import share_heaps, tune_interpreter
 from jobs.serving.log_lines import set_up_logging
 from jobs.serving.tls import Tls, tls_of
@@ -70,6 +71,7 @@ def run(config: Config, data: Path, reread: Callable[[], Config]) -> None:
     share_heaps()
     allow_all_descriptors(config.server.connections_max)
     logging.getLogger("aiohttp.server").addFilter(is_worth_logging)
+    learn_structs()
     if not asyncio.run(serve(config, data, reread)):
         sys.exit(1)
 
