@@ -251,7 +251,7 @@ class Replication:
         """A collection is about to be deleted."""
 
     def age_s(self, uid: str) -> float | None:
-        """For how long a collection that is written elsewhere may lack something; None for one written here."""
+        """Return how many seconds ago a replica last had everything; None for a collection that is written here."""
         return None
 
     def erased_ms(self, uid: str) -> int:

@@ -194,7 +194,9 @@ class Assembly:
         if not group:
             return True
         size = sum(one.live for one in (*group, visible))
-        one_side = (last_id(group[-1].part) <= self.build_ends) == (last_id(visible.part) <= self.build_ends)
+        one_side = (ends_of(group[-1].part)[1] <= self.build_ends) == (
+            ends_of(visible.part)[1] <= self.build_ends
+        )
         return one_side and size <= MERGED_DELTAS_MAX * self._options.delta_passages_max
 
     def put_merged(self, sources: Sequence[Visible], segment: Segment) -> bool:
@@ -298,10 +300,6 @@ def died_since(before: Visible, now: Visible) -> Rows:
         return np.empty(0, np.int64)
     died = ~now.alive if before.alive is None else before.alive & ~now.alive
     return rows_in(died, now.part.size)
-
-
-def last_id(part: Part) -> int:
-    return int(part.ids_of(np.array([part.size - 1]))[0])
 
 
 def hide_ranges(visible: Visible, ranges: Sequence[range]) -> Visible:

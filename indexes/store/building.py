@@ -52,11 +52,13 @@ def build_from(
     if uid is None:
         raise NotFound(f"the store has no collection {name!r}", param="collection")
     held = CollectionLog(objects, uid)
+    checkpoint = held.newest_checkpoint()
+    last = held.last(checkpoint)
+    live, operations = generation_in(held.files_at(last, checkpoint) or {}), last.slot.reached.operations
+    if (live.seq if live else 0) == operations:
+        raise Conflict(f"the live generation has all {operations} operations of {name} already")
     folder.mkdir()
-    state = restore_log(held, folder, NEWEST, progress)
-    live = generation_in(state.files)
-    if (live.seq if live else 0) == state.reached.operations:
-        raise Conflict(f"the live generation has all {state.reached.operations} operations of {name} already")
+    restore_log(held, folder, NEWEST, progress)
     collection = Collection(folder, options)
     try:
         number = Rebuild(collection.begin_build(hot_capacity), timeout_s=options.build_timeout_s).run(

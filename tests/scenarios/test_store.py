@@ -184,8 +184,8 @@ def test_a_replica_follows_and_is_promoted(tmp_path: Path, environ: dict[str, st
 
 
 def test_a_replica_passes_writes_on(tmp_path: Path, environ: dict[str, str]) -> None:
-    """With `store.writer` it is told what is new instead of asking for it, and with `forward_writes` a client needs to
-    know only the replica: writes, uploads, jobs, streams of errors come from the writer."""
+    """A replica with `store.writer` is told what is new instead of asking for it, and with `forward_writes` a client
+    needs to know only the replica: writes, new collections, refusals and jobs come from the writer."""
     environ = {**environ, "NEARLINE_STORE_URL": "s3://books/forwards"}
     with serving(tmp_path / "a", environ) as writer:
         follows = {
