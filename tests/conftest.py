@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import shutil
@@ -141,9 +142,15 @@ def service(
 ) -> Iterator[ServerProcess]:
     """One real service, shared by tests that each make a collection of their own."""
     from jobs.serving.process import serving
+    from tests.support.http import SHARDS
+    from tests.support.redis_server import free_port
 
-    data = tmp_path_factory.mktemp("service") / "data"
-    with serving(data, {**rerank_environ, SEARCH_PROCESSES: "1"}) as server:
+    data, port = tmp_path_factory.mktemp("service") / "data", 0
+    environ = {**rerank_environ, SEARCH_PROCESSES: "1"}
+    if SHARDS in os.environ:
+        port = free_port()
+        environ["NEARLINE_CLUSTER_NODES"] = json.dumps({"alone": [f"http://127.0.0.1:{port}"]})
+    with serving(data, environ, port=port) as server:
         yield server
 
 

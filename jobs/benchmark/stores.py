@@ -120,13 +120,13 @@ async def lags(
         while time.monotonic() < until:
             begun = time.monotonic()
             reply = await callers.ask(next(writes))
-            acknowledged.append((msgspec.json.decode(reply.body)["seq"], time.monotonic()))
+            acknowledged.append((int(msgspec.json.decode(reply.body)["seq"]), time.monotonic()))
             await asyncio.sleep(max(0.0, TOGETHER / rate - (time.monotonic() - begun)))
 
     async def watch() -> None:
         async with AsyncClient(replica.url) as client:
             while time.monotonic() < until or not reached or reached[-1][0] < acknowledged[-1][0]:
-                reached.append(((await client.collection(COLLECTION))["seq"], time.monotonic()))
+                reached.append((int((await client.collection(COLLECTION))["seq"]), time.monotonic()))
                 await asyncio.sleep(LOOK_S)
 
     await asyncio.gather(write(), watch())

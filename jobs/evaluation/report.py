@@ -86,7 +86,7 @@ class Report(msgspec.Struct, kw_only=True):
     collection: str
     model: str
     generation: int
-    seq: int
+    seq: int | str
     changed_meanwhile: bool = False
     documents: int
     passages: dict[str, int]

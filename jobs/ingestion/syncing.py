@@ -41,6 +41,7 @@ from jobs.sources import (
     read_files,
 )
 from nearline import AsyncClient, CollectionBody, path_of
+from retrieval.clients.bulk import later_seq
 from retrieval.clients.wire.records import RequestLimits
 
 EXTRACTION = 3  # increment it when extraction changes, so that files are read again
@@ -294,7 +295,7 @@ class _SyncRun:
             total.unchanged += sent.unchanged
             total.passages += sent.passages
             total.tokens += sent.tokens
-            total.seq = max(total.seq, sent.seq)
+            total.seq = later_seq(total.seq, sent.seq)
             total.bytes_read = self.skipped_bytes + sent.bytes_read
             total.seconds = time.monotonic() - begun
         places = {failure.source for failure in refused.failed}

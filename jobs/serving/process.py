@@ -22,14 +22,27 @@ class ServerProcess:
     """`nearline serve` as a child process, ready when the constructor returns. Callers `stop` or `kill` it."""
 
     def __init__(
-        self, data: Path, environ: Mapping[str, str] | None = None, checkout: Path | None = None
+        self,
+        data: Path,
+        environ: Mapping[str, str] | None = None,
+        checkout: Path | None = None,
+        port: int = 0,
     ) -> None:
-        """`checkout` runs the code of another working tree with this Python.
+        """`checkout` runs the code of another working tree with this Python; `port` 0 is a free one.
 
         Raises NearlineError with the child's last line if it exits before it is ready.
         """
         elsewhere = {} if checkout is None else {"PYTHONPATH": str(checkout.resolve())}
-        command = [sys.executable, "-m", "jobs.cli", "serve", "--data", str(data.absolute()), "--port", "0"]
+        command = [
+            sys.executable,
+            "-m",
+            "jobs.cli",
+            "serve",
+            "--data",
+            str(data.absolute()),
+            "--port",
+            str(port),
+        ]
         self._log = log_of(data).open("ab")
         self._child = subprocess.Popen(
             command,
@@ -89,10 +102,10 @@ def log_of(data: Path) -> Path:
 
 @contextlib.contextmanager
 def serving(
-    data: Path, environ: Mapping[str, str] | None = None, checkout: Path | None = None
+    data: Path, environ: Mapping[str, str] | None = None, checkout: Path | None = None, port: int = 0
 ) -> Iterator[ServerProcess]:
     """A service that runs for the duration of a with-block."""
-    server = ServerProcess(data, environ, checkout)
+    server = ServerProcess(data, environ, checkout, port)
     try:
         yield server
     finally:

@@ -46,6 +46,8 @@ RELOAD_S = 0.25
 TOKEN = re.compile(r"nl_(?P<id>[0-9a-f]{12})_(?P<secret>[A-Za-z0-9_-]{43})")
 ACL = "acl"  # the key of metadata that lists the groups which may see a document
 GROUPS_HEADER = "X-Nearline-Groups"
+CLUSTER_HEADER = "X-Nearline-Cluster"  # the secret of the cluster, from another node of it
+OPEN_CLUSTER = "open"  # in its place where there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +138,27 @@ class Principal:
 
 # Of the request that the current task or thread works for. Nothing passes it on, so nothing can forget to.
 ANYBODY = Principal()
+NODE = Principal(key="cluster")  # another node of the cluster, which has checked its own caller
 PRINCIPAL: ContextVar[Principal] = ContextVar("PRINCIPAL", default=ANYBODY)
 
 
 class Keys(KeyStore):
     """The keys of one data directory, as used to admit requests. Thread-safe.
 
-    `groups_secret` verifies signed groups; "" refuses them. The constructor raises Damaged for an unreadable file.
+    `groups_secret` verifies signed groups, "" refuses them; `cluster_secret` proves another node. The constructor
+    raises Damaged for an unreadable file.
     """
 
     def __init__(
-        self, data: Path, groups_secret: str = "", now: Callable[[], float] = time.monotonic
+        self,
+        data: Path,
+        groups_secret: str = "",
+        now: Callable[[], float] = time.monotonic,
+        *,
+        cluster_secret: str = "",
     ) -> None:
         super().__init__(data)
+        self._cluster_secret = cluster_secret
         self._groups_secret = groups_secret
         self._now = now
         self._stamp: tuple[int, int, int] | None = None
@@ -172,6 +182,8 @@ class Keys(KeyStore):
         this."""
         if self._now() - self._looked_at > RELOAD_S:
             self.reload()
+        if (secret := headers.get(CLUSTER_HEADER)) is not None:
+            return self._admit_node(secret)
         if needed == "public" or (key := self.find(headers)) is None:
             return ANYBODY
         allowed = {"search", "write", "admin"} if needed == "key" else {needed, "admin"}
@@ -188,6 +200,17 @@ class Keys(KeyStore):
             raise Forbidden("a key that sees some documents only can search and read, nothing else")
         scopes = frozenset(key.scopes)
         return Principal(key.id, scopes, key.tenant, tuple(key.collections), groups, key.limits)
+
+    def _admit_node(self, secret: str) -> Principal:
+        """Return the principal of another node. Without keys and secret, any caller may be one."""
+        if self.required and not self._cluster_secret:
+            raise Unauthorized(
+                "this service has access keys and no cluster.secret, so no other node may ask it"
+            )
+        expected = self._cluster_secret or OPEN_CLUSTER
+        if not hmac.compare_digest(secret.encode(), expected.encode()):
+            raise Unauthorized(f"{CLUSTER_HEADER} is not this service's cluster.secret")
+        return NODE
 
     def find(self, headers: Mapping[str, str]) -> Key | None:
         """Return the key of a request; None on a service without keys. Raises Unauthorized."""

@@ -233,6 +233,13 @@ class StoreSection(Section, frozen=True, kw_only=True):
     forward_writes: bool = False
 
 
+class ClusterSection(Section, frozen=True, kw_only=True):
+    nodes: dict[str, list[str]] = field(default_factory=dict)
+    secret: str = ""
+    timeout_s: Duration = 10.0
+    late_ms: Duration = 500.0
+
+
 class QueryLogSection(Section, frozen=True, kw_only=True):
     enabled: bool = False
     queries_per_day_max: Positive = 500
@@ -284,6 +291,7 @@ class Config(Section, frozen=True, kw_only=True):
     cache: CacheSection = field(default_factory=CacheSection)
     redis: RedisSection = field(default_factory=RedisSection)
     store: StoreSection = field(default_factory=StoreSection)
+    cluster: ClusterSection = field(default_factory=ClusterSection)
     query_log: QueryLogSection = field(default_factory=QueryLogSection)
     feedback: FeedbackSection = field(default_factory=FeedbackSection)
     files: FilesSection = field(default_factory=FilesSection)
@@ -336,6 +344,7 @@ RESTART = frozenset(
         "cache.warm_searches",
         "redis",
         "store",
+        "cluster",
         "query_log.enabled",
         "tracing",
     }

@@ -65,7 +65,7 @@ class Ingested:
     refused: int = 0
     passages: int = 0
     tokens: int = 0
-    seq: int = 0
+    seq: int | str = 0
     read: int = 0
     last_id: str | int | None = None
     seconds: float = 0.0
@@ -267,12 +267,24 @@ class Bulk:
         total.unchanged += written.get("unchanged", 0)
         total.passages += written["passages"]
         total.tokens += written.get("tokens", 0)
-        total.seq = max(total.seq, written["seq"])
+        total.seq = later_seq(total.seq, written["seq"])
         self._progress()
 
     def _progress(self) -> None:
         self.total.seconds = time.monotonic() - self._begun
         self._on_progress(self.total)
+
+
+def later_seq(one: int | str, other: int | str) -> int | str:
+    """Return the later of two positions in a log; of a collection in several shards, the later one of each."""
+    if isinstance(one, int) and isinstance(other, int):
+        return max(one, other)
+    shards: dict[int, int] = {}
+    for token in (one, other):
+        for part in token.split("-") if isinstance(token, str) else ():
+            shard, seq = map(int, part.split("."))
+            shards[shard] = max(seq, shards.get(shard, 0))
+    return "-".join(f"{shard}.{seq}" for shard, seq in sorted(shards.items()))
 
 
 def batches(

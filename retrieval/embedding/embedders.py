@@ -11,6 +11,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from indexes.base.errors import (
     Damaged,
@@ -21,8 +22,7 @@ from indexes.base.errors import (
     Overloaded,
 )
 from indexes.base.languages import chance_of
-from indexes.base.model import Floats
-from indexes.collection.view import CollectionView
+from indexes.base.model import Floats, Settings
 from retrieval.access.auth import PRINCIPAL
 from retrieval.base.cancellation import gather_or_cancel
 from retrieval.base.flights import Flights
@@ -160,6 +160,13 @@ class Embedder(QueryReader):
         return await self.batcher.embed(texts, kind, long=long, caller=PRINCIPAL.get().key, progress=progress)
 
 
+class Described(Protocol):
+    """What says which model made a collection's vectors."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+
 class Embedders:
     """Opens each model on first use, one at a time. `close` stops all batchers.
 
@@ -243,7 +250,7 @@ class Embedders:
         manifest = self.try_manifest(name)
         return SIMILARITY_FLOOR if manifest is None else manifest.similarity_floor
 
-    async def of(self, collection: CollectionView) -> Embedder:
+    async def of(self, collection: Described) -> Embedder:
         """Return the embedder whose vectors the collection holds. Raises ModelMismatch if the model has changed, and
         InvalidInput if the collection has none."""
         settings = collection.settings

@@ -46,6 +46,11 @@ async def make(app: web.Application, wanted: CreateCollection) -> Collection:
     that may not create collections."""
     PRINCIPAL.get().require_unbound()
     config, catalog = app[CONFIG], app[CATALOG]
+    if wanted.shards > 1:
+        raise InvalidInput(
+            "several shards need nodes to be divided among, named in [cluster] nodes of the configuration",
+            param="shards",
+        )
     language = check_language(wanted.language, "language")
     if wanted.dimensions is not None:
         if wanted.model is not None:
@@ -72,28 +77,29 @@ async def make(app: web.Application, wanted: CreateCollection) -> Collection:
 
 
 async def list_collections(request: web.Request) -> web.Response:
-    catalog, folders, caller = request.app[CATALOG], request.app[FOLDERS], PRINCIPAL.get()
+    return await answer_from(lambda: list_own(request.app))
 
-    def work() -> CollectionList:
-        aliases = catalog.aliases
-        return CollectionList(
-            collections=[
-                describe(request.app, one)
-                for name, one in sorted(catalog.collections.items())
-                if caller.sees(name, aliases)
-            ],
-            quarantined=[
-                QuarantinedBody(
-                    caller.own(name),
-                    caller.aliases_of(name, aliases),
-                    caller.hide_tenant(without_folders(reason, folders)),
-                )
-                for name, reason in sorted(catalog.quarantined.items())
-                if caller.sees(name, aliases)
-            ],
-        )
 
-    return await answer_from(work)
+def list_own(app: web.Application) -> CollectionList:
+    """List the collections of this service that the caller sees. Reads their folders: run it on a thread."""
+    catalog, folders, caller = app[CATALOG], app[FOLDERS], PRINCIPAL.get()
+    aliases = catalog.aliases
+    return CollectionList(
+        collections=[
+            describe(app, one)
+            for name, one in sorted(catalog.collections.items())
+            if caller.sees(name, aliases)
+        ],
+        quarantined=[
+            QuarantinedBody(
+                caller.own(name),
+                caller.aliases_of(name, aliases),
+                caller.hide_tenant(without_folders(reason, folders)),
+            )
+            for name, reason in sorted(catalog.quarantined.items())
+            if caller.sees(name, aliases)
+        ],
+    )
 
 
 async def show(request: web.Request) -> web.Response:
@@ -175,14 +181,14 @@ async def set_synonyms(request: web.Request) -> web.Response:
     check_synonyms(wanted.synonyms)
     settings = SynonymSettings.of(wanted.synonyms, now_ms())
     await asyncio.to_thread(collection.synonyms.set, settings)
-    return answer(synonyms_body(collection))
+    return answer(synonyms_body(collection.synonyms.current))
 
 
 async def show_synonyms(request: web.Request) -> web.Response:
     """Show the synonyms, but not to a key with groups: they may name what only hidden documents are about."""
     _, collection = collection_of(request)
     PRINCIPAL.get().require_whole()
-    return answer(synonyms_body(collection))
+    return answer(synonyms_body(collection.synonyms.current))
 
 
 async def remove_synonyms(request: web.Request) -> web.Response:
@@ -192,8 +198,7 @@ async def remove_synonyms(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-def synonyms_body(collection: Collection) -> SynonymsBody:
-    current = collection.synonyms.current
+def synonyms_body(current: SynonymSettings | None) -> SynonymsBody:
     if current is None:
         return SynonymsBody([], None)
     return SynonymsBody([list(one) for one in current.synonyms.lists], current.set_ms)

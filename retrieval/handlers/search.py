@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -20,6 +20,7 @@ from retrieval.cache import REDIS_WAIT, RedisWait
 from retrieval.context.building import build_context, check_context, search_requests
 from retrieval.context.encodings import Encoding, encoding
 from retrieval.embedding.counting import TokenCounter
+from retrieval.embedding.embedders import Described
 from retrieval.handlers.state import CONFIG, EMBEDDERS, ENTRY, HELD, METRICS, PIPELINE
 from retrieval.handlers.wire import (
     answer,
@@ -49,8 +50,10 @@ from retrieval.wire.search import (
     SearchCollectionsAnswer,
     SearchRequest,
     Timings,
+    seq_in,
 )
 
+Find = Callable[[SearchRequest], Awaitable[SearchAnswer]]
 COLLECTIONS_MAX = 16  # of one search
 CONCURRENT_SEARCHES = 8  # per batch, so that a large batch does not delay other callers' queries
 INLINE_BYTES = 1 << 18  # of searches or hits processed on the event loop, in under a millisecond
@@ -110,8 +113,30 @@ def collections_of(request: web.Request, names: Sequence[str]) -> list[Collectio
 async def search_batch(request: web.Request) -> web.Response:
     """Run several searches and answer in their order; one that fails has an error in its place. All exact searches
     of a batch with the same filter share one scan of the log. All searches share the byte budget of one answer."""
-    wanted = await body(request, SearchBatch)
     name, collection = collection_of(request)
+    searches = await searches_of(request)
+    pipeline, slots = request.app[PIPELINE], asyncio.Semaphore(CONCURRENT_SEARCHES)
+    budget = budget_of(request, param="searches")
+    with contextlib.suppress(DeadlineExceeded):  # each says so in its place
+        await await_writes(request, collection, searches)
+    scan = pipeline.joint_scan(collection, sum(search.exact for search in searches))
+
+    async def find(search: SearchRequest) -> SearchAnswer:
+        if search.exact:  # takes no slot: exact searches wait for each other
+            with scan.place() as place:
+                found = await pipeline.search(name, collection, search, place, budget)
+        else:
+            async with slots:
+                found = await pipeline.search(name, collection, search, budget=budget)
+        note_search(request.app, collection, search, found)
+        return found
+
+    return await answer_batch(request, searches, budget, find)
+
+
+async def searches_of(request: web.Request) -> list[SearchRequest]:
+    """Read the searches of a batch, and charge them to their key."""
+    wanted = await body(request, SearchBatch)
     most = request.app[CONFIG].limits.searches_per_batch_max
     if not wanted.searches:
         raise InvalidInput("searches is empty, expected at least one", param="searches")
@@ -128,20 +153,13 @@ async def search_batch(request: web.Request) -> web.Response:
     searches = decode_searches() if small else await asyncio.to_thread(decode_searches)
     note_queries(request, [search.query for search in searches])
     await charge(request.app, len(searches))
-    slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
+    return searches
 
-    pipeline = request.app[PIPELINE]
-    budget = budget_of(request, param="searches")
-    with contextlib.suppress(DeadlineExceeded):  # each says so in its place
-        await await_writes(request, collection, searches)
-    scan = pipeline.joint_scan(collection, sum(search.exact for search in searches))
 
-    async def find(search: SearchRequest) -> SearchAnswer:
-        if search.exact:  # takes no slot: exact searches wait for each other
-            with scan.place() as place:
-                return await pipeline.search(name, collection, search, place, budget)
-        async with slots:
-            return await pipeline.search(name, collection, search, budget=budget)
+async def answer_batch(
+    request: web.Request, searches: Sequence[SearchRequest], budget: AnswerBudget, find: Find
+) -> web.Response:
+    """Answer all searches at once. Errors stand in their places."""
 
     async def one(search: SearchRequest) -> msgspec.Raw:
         REDIS_WAIT.set(RedisWait())  # each search may wait for Redis as long as a single one
@@ -149,7 +167,6 @@ async def search_batch(request: web.Request) -> web.Response:
             found = await find(search)
         except NearlineError as error:
             return msgspec.Raw(msgspec.json.encode(body_of(in_callers_words(request.app, error))))
-        note_search(request.app, collection, search, found)
         return msgspec.Raw(await encode_answer(found, budget))  # now: objects take several times the memory
 
     results = await asyncio.gather(*(one(search) for search in searches))
@@ -166,7 +183,32 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
     """Search for each of the queries, within the byte budget of one answer, and pack what they find."""
     app, config = request.app, request.app[CONFIG]
     name, collection = collection_of(request)
+    budget = budget_of(request, None if wanted.k is None else "k")
+
+    async def find(search: SearchRequest) -> SearchAnswer:
+        found = await app[PIPELINE].search(name, collection, search, budget=budget)
+        note_search(app, collection, search, found)
+        return found
+
+    async def begin(searches: Sequence[SearchRequest]) -> None:
+        await await_writes(request, collection, searches)
+        # To a caller with groups, the keys that there are would tell of hidden documents.
+        if wanted.date_key is not None and PRINCIPAL.get().groups is None:
+            await asyncio.to_thread(collection.snapshot.require_key, wanted.date_key, "date_key")
+
     check_context(wanted, config)
+    return await pack_context(request, wanted, collection, begin, find)
+
+
+async def pack_context(
+    request: web.Request,
+    wanted: ContextRequest,
+    collection: Described,
+    begin: Callable[[Sequence[SearchRequest]], Awaitable[None]],
+    find: Find,
+) -> ContextAnswer:
+    """Pack what `find` finds for each of the queries, after `begin`."""
+    app, config = request.app, request.app[CONFIG]
     deadline_ms = wanted.deadline_ms or config.search.deadline_ms
     deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
     embedders = app[EMBEDDERS]
@@ -174,25 +216,19 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
     embeds = collection.settings.embeds
     embedder = await (embedders.of(collection) if embeds else embedders.get(config.models.default))
     slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
-    budget = budget_of(request, None if wanted.k is None else "k")
     counter: TokenCounter | Encoding = embedder.counter
     if wanted.tokenizer is not None:
         counter = await asyncio.to_thread(encoding, wanted.tokenizer)
 
-    async def find(search: SearchRequest) -> SearchAnswer:
+    async def find_one(search: SearchRequest) -> SearchAnswer:
         async with slots:
-            found = await app[PIPELINE].search(name, collection, search, budget=budget)
-        note_search(app, collection, search, found)
-        return found
+            return await find(search)
 
     wanted_searches = search_requests(wanted, config)
     note_queries(request, [search.query for search in wanted_searches])
     await charge(app, len(wanted_searches))
-    await await_writes(request, collection, wanted_searches)
-    # To a caller with groups, the keys that there are would tell of hidden documents.
-    if wanted.date_key is not None and PRINCIPAL.get().groups is None:
-        await asyncio.to_thread(collection.snapshot.require_key, wanted.date_key, "date_key")
-    found = await gather_or_cancel(map(find, wanted_searches))
+    await begin(wanted_searches)
+    found = await gather_or_cancel(map(find_one, wanted_searches))
     return await run_abandonable(
         lambda on_step: build_context(
             found,
@@ -215,7 +251,7 @@ async def await_writes(
 ) -> None:
     """Wait until all writes that the searches ask for can be searched, once for all of them, before they count as under
     way. Searches whose write has not come by then fail. Raises DeadlineExceeded at the first of their deadlines."""
-    newest = max((one.min_seq or 0 for one in searches), default=0)
+    newest = max((seq_in(one.min_seq) for one in searches), default=0)
     if collection.snapshot.seq >= newest:
         return
     usual, loop = request.app[CONFIG].search.deadline_ms, asyncio.get_running_loop()

@@ -41,7 +41,7 @@ from retrieval.handlers.wire import body, collection_of, in_callers_words
 from retrieval.observe.request_log import note_queries
 from retrieval.wire.decoding import Doc
 from retrieval.wire.errors import body_of
-from retrieval.wire.search import Hit, SearchRequest
+from retrieval.wire.search import Hit, SearchRequest, seq_in
 
 LOOK_EVERY_S = 1.0  # check that the key is valid, the collection exists and the service is not stopping
 KEEP_ALIVE_S = 15.0  # proxies close connections that are silent for longer
@@ -148,7 +148,7 @@ class Watch:
                 budget = AnswerBudget(app[CONFIG].limits.answer_bytes_max)
                 search = partial(app[PIPELINE].search, self._name, self._collection, self._wanted)
                 found = await search(budget=budget, counted=False)  # the answer to exactly this request
-                return found.receipt.seq, found.hits
+                return seq_in(found.receipt.seq), found.hits
             except (Overloaded, DeadlineExceeded):
                 if not patient:
                     raise

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from indexes.base.model import Settings
 from indexes.base.work import WorkBudget
 from indexes.collection.view import CollectionView
 from retrieval.admission.ceiling import AnswerBudget
@@ -144,8 +145,14 @@ def answer_of(
 
 
 def receipt_of(name: str, collection: CollectionView, plan: Plan, answered: Answered) -> Receipt:
-    answer, state = answered.found.answer, answered.state
     age_s = collection.options.replication.age_s(collection.uid)
+    return receipt_in(name, collection.settings, plan, answered, age_s)
+
+
+def receipt_in(
+    name: str, settings: Settings, plan: Plan, answered: Answered, age_s: float | None = None
+) -> Receipt:
+    answer, state = answered.found.answer, answered.state
     return Receipt(
         collection=name,
         generation=state.generation,
@@ -155,7 +162,7 @@ def receipt_of(name: str, collection: CollectionView, plan: Plan, answered: Answ
         share_read=answer.share_read,
         weight_dense=answer.weight_dense,
         cache=answered.cache,
-        model=collection.settings.model or None,
+        model=settings.model or None,
         reranked=answer.reranked,
         evidence=answer.evidence,
         evidence_from=answer.evidence_from,

@@ -6,6 +6,7 @@ together, so its scores compare; cosines compare if one model made the vectors.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -16,21 +17,23 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from indexes.base.errors import InvalidInput
-from indexes.base.model import TIERS, Floats, Scalar, StoredPassage
-from indexes.filters.grammar import Unchecked
-from indexes.parts.query import NOT_FOUND, Candidates, Ranks, TermCounts
+from indexes.base.model import TIERS, Floats, Ranking, Scalar, StoredPassage
+from indexes.filters.grammar import Compound, Exists, Filter, Unchecked
+from indexes.parts.query import NOT_FOUND, Candidates, Query, Ranks, TermCounts
+from indexes.reading.facets import LISTED_MAX, FacetCounts, FacetQuery
 from indexes.reading.surroundings import Surroundings
-from retrieval.search.shard import SHARD_BITS, Ask, Fetched, Searchable, Searched, Shard, What
+from retrieval.search.shard import SHARD_BITS, Ask, Example, Fetched, Partition, Searched, What
 from retrieval.search.stages import CachedAnswer
+from retrieval.search.steps import all_of
 
 T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(slots=True)
-class JointShard(Searchable):
+class JointShard(Partition):
     """`found` holds what the last search found in each shard."""
 
-    shards: Sequence[Shard]
+    shards: Sequence[Partition]
     found: list[Searched] = field(default_factory=list, init=False)
     _counts: TermCounts | None = field(default=None, init=False)
 
@@ -38,11 +41,15 @@ class JointShard(Searchable):
         """Find candidates in all shards, and rank them together. Raises InvalidInput for a key that none knows."""
         if ask.query.text is not None:
             if self._counts is None:
-                counts = [await shard.statistics(ask.query) for shard in self.shards]
+                counts = await all_of([shard.statistics(ask.query) for shard in self.shards])
                 self._counts = reduce(TermCounts.plus, counts)
             ask = replace(ask, query=replace(ask.query, statistics=self._counts))
         unknown: dict[str, list[InvalidInput]] = {}
-        self.found = [await self._search_one(shard, ask, unknown) for shard in self.shards]
+        asks = [
+            ask if ask.known is None else replace(ask, known=one) for one in self._known_by_shard(ask.known)
+        ]
+        searches = zip(self.shards, asks, strict=True)
+        self.found = await all_of([self._search_one(shard, one, unknown) for shard, one in searches])
         for errors in unknown.values():
             # Each shard suggests other names.
             faults = {one.message.partition(";")[0] for one in errors}
@@ -59,7 +66,20 @@ class JointShard(Searchable):
             grounds=None,
         )
 
-    async def _search_one(self, shard: Shard, ask: Ask, unknown: dict[str, list[InvalidInput]]) -> Searched:
+    def _known_by_shard(self, known: Ranking | None) -> list[Ranking]:
+        """Divide a ranking of all shards."""
+        if known is None:
+            return [Ranking.empty()] * len(self.shards)
+        numbers = known.ids >> SHARD_BITS
+        places = [np.flatnonzero(numbers == at) for at in range(len(self.shards))]
+        return [
+            Ranking(known.ids[some] - (at << SHARD_BITS), known.scores[some], known.tiers[some])
+            for at, some in enumerate(places)
+        ]
+
+    async def _search_one(
+        self, shard: Partition, ask: Ask, unknown: dict[str, list[InvalidInput]]
+    ) -> Searched:
         """Search one shard. Keys that it does not know are noted in `unknown`, by their places in the request: its
         candidates have no values of them, and a condition on them holds for none."""
         asked, query = list(ask.values), ask.query
@@ -92,17 +112,86 @@ class JointShard(Searchable):
         passages: dict[int, StoredPassage] = {}
         around: dict[int, Surroundings] = {}
         vectors: Floats | None = np.zeros((0, 1), np.float32) if what.vectors and not len(wanted) else None
-        for at in np.unique(wanted >> SHARD_BITS).tolist():
+        numbers = np.unique(wanted >> SHARD_BITS).tolist()
+        places = [np.flatnonzero(wanted >> SHARD_BITS == at) for at in numbers]
+        fetches = [
+            self.shards[at].fetch((wanted[some] - (at << SHARD_BITS)).tolist(), what)
+            for at, some in zip(numbers, places, strict=True)
+        ]
+        for at, some, found in zip(numbers, places, await all_of(fetches), strict=True):
             first = at << SHARD_BITS
-            places = np.flatnonzero(wanted >> SHARD_BITS == at)
-            found = await self.shards[at].fetch((wanted[places] - first).tolist(), what)
             passages |= {first + one: replace(held, id=first + one) for one, held in found.passages.items()}
             around |= {first + one: held for one, held in found.around.items()}
             if found.vectors is not None:
                 if vectors is None:
                     vectors = np.zeros((len(wanted), found.vectors.shape[1]), np.float32)
-                vectors[places] = found.vectors
+                vectors[some] = found.vectors
         return Fetched(passages, around, vectors)
+
+    async def statistics(self, query: Query) -> TermCounts:
+        return reduce(TermCounts.plus, await all_of([shard.statistics(query) for shard in self.shards]))
+
+    async def facets(self, condition: Filter | None, asked: Sequence[FacetQuery]) -> list[FacetCounts]:
+        """Count facets over all shards. Of a key with more values than a shard lists, rare ones are counted too low."""
+        faults: list[InvalidInput] = []
+        counts = await all_of([facets_of(shard, condition, asked, faults) for shard in self.shards])
+        if len(faults) == len(self.shards):
+            raise faults[0]
+        return [add_counts(one) for one in zip(*counts, strict=True)]
+
+    async def examples(self, documents: Sequence[str]) -> list[Example | None]:
+        found: list[Example | None] = [None] * len(documents)
+        for at, held in enumerate(await all_of([shard.examples(documents) for shard in self.shards])):
+            for place, one in enumerate(held):
+                if one is not None:
+                    found[place] = replace(one, passages=one.passages + (at << SHARD_BITS))
+        return found
+
+    async def scan(self, vectors: Floats, depth: int, condition: Filter | None) -> list[Ranking]:
+        found = await all_of([shard.scan(vectors, depth, condition) for shard in self.shards])
+        return [first_of(one, depth) for one in zip(*found, strict=True)]
+
+
+async def facets_of(
+    shard: Partition, condition: Filter | None, asked: Sequence[FacetQuery], faults: list[InvalidInput]
+) -> list[FacetCounts]:
+    """Count facets in one shard; the values of a key that this shard does not have are none, noted in `faults`."""
+    try:
+        return await shard.facets(condition, asked)
+    except InvalidInput as error:
+        key = next((one.key for one in asked if one.where == error.param), None)
+        if key is None:
+            raise
+        faults.append(error)
+    everything = Compound("or", [Exists(key), Exists(key, value=False)])
+    return await shard.facets(Unchecked(everything if condition is None else condition), asked)
+
+
+def add_counts(found: Sequence[FacetCounts]) -> FacetCounts:
+    """Add the counts of one facet in several shards."""
+    values: Counter[Scalar] = Counter()
+    for one in found:
+        for value, count in one.values:
+            values[value] += count
+    return FacetCounts(
+        values=sorted(values.items(), key=lambda one: (-one[1], str(one[0])))[:LISTED_MAX],
+        distinct=max(len(values), *(one.distinct for one in found)),
+        ranges=[
+            (ranges[0][0], sum(count for _, count in ranges))
+            for ranges in zip(*(one.ranges for one in found), strict=True)
+        ],
+        documents=sum(one.documents for one in found),
+        missing=sum(one.missing for one in found),
+    )
+
+
+def first_of(rankings: Sequence[Ranking], depth: int) -> Ranking:
+    """Merge rankings of several shards by score."""
+    ids = np.concatenate([one.ids + (at << SHARD_BITS) for at, one in enumerate(rankings)])
+    scores = np.concatenate([one.scores for one in rankings])
+    tiers = np.concatenate([one.tiers for one in rankings])
+    order = np.lexsort((ids, -scores))[:depth]
+    return Ranking(ids[order], scores[order], tiers[order])
 
 
 def join(found: Sequence[Candidates], depths: Sequence[int]) -> tuple[Candidates, NDArray[np.intp]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from contextvars import copy_context
@@ -26,25 +26,27 @@ import numpy as np
 from msgspec.structs import replace
 
 from indexes.base.errors import DeadlineExceeded, InvalidInput, Unavailable
-from indexes.base.model import Floats, Ranking
+from indexes.base.model import Floats, Ranking, Settings
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from indexes.collection.view import CollectionView
 from indexes.dense.vectors import search_with_one_thread
 from indexes.filters.grammar import Filter
+from indexes.parts.learned import RankingSettings, SynonymSettings
 from indexes.parts.snapshot import Snapshot
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import AnswerBudget, BudgetShare
 from retrieval.admission.turns import PATIENT, Flow, Turns
 from retrieval.base.settings import Config
 from retrieval.cache import ResultCache, ResultKey
-from retrieval.embedding.embedders import Embedders
+from retrieval.embedding.embedders import Described, Embedders
 from retrieval.search.answer_cache import (
     AnswerCache,
     Answered,
     Asked,
     State,
     answer_of,
+    receipt_in,
     receipt_of,
 )
 from retrieval.search.collapsing import Group
@@ -54,18 +56,20 @@ from retrieval.search.ranking import Fused
 from retrieval.search.reranking import PAIRS_A_RUN, PairsRead, Reranker
 from retrieval.search.rounds import Rounds, rounds_of
 from retrieval.search.scanning import JointScan, Place, Scanner
-from retrieval.search.shard import LocalShard, Searchable, Shard, run_at_once
+from retrieval.search.shard import LocalShard, Partition, Searchable, Shard, run_at_once
 from retrieval.search.similar import read_examples
 from retrieval.search.stages import CachedAnswer, Found, count_facets_of, run_stages
+from retrieval.search.steps import Away, run_in_steps
 from retrieval.search.stopwatch import Stopwatch, in_time
 from retrieval.search.survival import is_light, renew_grounds
 from retrieval.wire.options import Collapse
-from retrieval.wire.search import SearchAnswer, SearchCollectionsAnswer, SearchRequest
+from retrieval.wire.search import SearchAnswer, SearchCollectionsAnswer, SearchRequest, seq_in
 
 MIN_SEQ_WAIT_S = 5.0
 # More would not raise throughput, and would make each pass of the event loop longer for every caller.
 ACTIVE_PER_THREAD = 4
 T = TypeVar("T")
+AskAway = Callable[[Sequence[Away[Any]]], Awaitable[Sequence[Any]]]
 Scan = Callable[[Floats, int, Filter | None], Coroutine[Any, Any, Ranking]]
 
 
@@ -82,6 +86,34 @@ class TracedSearch:
     groups: list[Group]
     answer: CachedAnswer
     cpu_s: float
+
+
+class Divided(Protocol):
+    """A collection in shards that may be on other machines. `seen` says, after a search, which operations of each the
+    answer knows of, for `min_seq`."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def ranking(self) -> RankingSettings | None: ...
+    @property
+    def synonyms(self) -> SynonymSettings | None: ...
+    @property
+    def documents(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def parts(self) -> Sequence[Partition]: ...
+    @property
+    def seen(self) -> str: ...
+
+    def spoken(self) -> Mapping[str, int]:
+        """How many passages are in each language."""
+        ...
+
+    async def ask(self, calls: Sequence[Away[Any]], deadline: float | None = None) -> Sequence[Any]:
+        """Answer what the parts wait for, in order, with an exception for each that failed."""
+        ...
 
 
 class Elsewhere(Protocol):
@@ -220,8 +252,8 @@ class Pipeline:
         work.searches += 1
         try:
             async with self._in_time(plan, watch), self._turn(plan):
-                shard = LocalShard(collections[0], collections[0].snapshot, watch, work)
-                embedded = await self._embed_text(shard, plan, watch, {})
+                first = collections[0]
+                embedded = await self._embed_text(first, lambda: first.snapshot.spoken, plan, watch, {})
                 shards, joint, found = await search_now()
                 if found.vanished and any(one.seq < one.collection.snapshot.seq for one in shards):
                     shards, joint, found = await search_now()  # as in `_search_latest`
@@ -238,6 +270,49 @@ class Pipeline:
             for name, shard, answer in zip(names, shards, joint.answers_by_shard(found.answer), strict=True)
         ]
         return SearchCollectionsAnswer(found.answer.hits, receipts, watch.stop())
+
+    async def search_shards(
+        self, name: str, sharded: Divided, request: SearchRequest, budget: AnswerBudget
+    ) -> SearchAnswer:
+        """Answer a search of a collection whose shards may be on other machines, which the client calls `name`. No
+        cache is read or filled. Raises as `search` does."""
+        watch, settings = Stopwatch(), sharded.settings
+        plan = make_plan(
+            request,
+            settings.dimensions,
+            self._config,
+            sharded.ranking,
+            sharded.synonyms,
+            embeds=settings.embeds,
+        )
+        joint = JointShard(sharded.parts)
+        documents = None if plan.query.condition else sharded.documents
+        rounds = Rounds(BudgetShare(budget), documents, on_step=watch.on_step)
+        self.under_way += 1
+        budget.work.searches += 1
+        try:
+            async with self._in_time(plan, watch), self._turn(plan):
+                ask = partial(sharded.ask, deadline=watch.deadline)
+                embedded = await self._embed_text(sharded, sharded.spoken, plan, watch, {})
+                if plan.request.like or plan.request.unlike:
+                    read = partial(read_examples, joint, plan.request, settings.dimensions)
+                    embedded = embedded.with_examples(await self._run(read, watch, ask))
+
+                async def scan(vector: Floats, depth: int, condition: Filter | None) -> Ranking:
+                    [found] = await self._run(partial(joint.scan, vector[None], depth, condition), watch, ask)
+                    return found
+
+                exact = scan if plan.request.exact else None
+                found = await self._search_deeper(joint, embedded, watch, rounds, exact, ask)
+                if plan.facets:
+                    count = partial(count_facets_of, embedded, joint, budget.work, found.answer)
+                    await self._run(count, watch, ask)
+        finally:
+            self.under_way -= 1
+            watch.left = True
+        answered = Answered(State(sharded.generation, 0, b"", settled=True), found, "bypass")
+        receipt = replace(receipt_in(name, settings, plan, answered), seq=sharded.seen)
+        return SearchAnswer(found.answer.hits, receipt, watch.stop(), found.answer.facets)
 
     def _plan(self, collection: Collection, request: SearchRequest, *, strained: bool = False) -> Plan:
         return make_plan(
@@ -388,16 +463,21 @@ class Pipeline:
         self, shard: LocalShard, plan: Plan, watch: Stopwatch, vectors: dict[str, Floats] | None = None
     ) -> EmbeddedQuery:
         """Embed the text of the query, unless `vectors` holds its vector, and read the examples that it names."""
-        embedded = await self._embed_text(shard, plan, watch, {} if vectors is None else vectors)
+        known, spoken = {} if vectors is None else vectors, lambda: shard.snapshot.spoken
+        embedded = await self._embed_text(shard.collection, spoken, plan, watch, known)
         if not plan.request.like and not plan.request.unlike:
             return embedded
         read = partial(read_examples, shard, plan.request, shard.collection.settings.dimensions)
         return embedded.with_examples(await self.on_thread(partial(run_at_once, read)))
 
     async def _embed_text(
-        self, shard: LocalShard, plan: Plan, watch: Stopwatch, vectors: dict[str, Floats]
+        self,
+        collection: Described,
+        spoken: Callable[[], Mapping[str, int]],
+        plan: Plan,
+        watch: Stopwatch,
+        vectors: dict[str, Floats],
     ) -> EmbeddedQuery:
-        collection, snapshot = shard.collection, shard.snapshot
         if plan.mode == "lexical":
             return EmbeddedQuery(plan, plan.query)
         if plan.text is None:
@@ -409,7 +489,7 @@ class Pipeline:
             vectors[text] = await watch.time_await("embed", vector)
 
         def read() -> tuple[float, bool]:
-            return embedder.share_read(text, language, lambda: snapshot.spoken), embedder.is_cut(text)
+            return embedder.share_read(text, language, spoken), embedder.is_cut(text)
 
         query, floor = replace(plan.query, vector=vectors[text]), embedder.manifest.similarity_floor
         return EmbeddedQuery(plan, query, floor, read)
@@ -438,20 +518,29 @@ class Pipeline:
         watch: Stopwatch,
         rounds: Rounds,
         scan: Scan | None = None,
+        ask: AskAway | None = None,
     ) -> Found:
-        """Search ever deeper until there are k hits or the rankings end; by `scan` instead of the indexes if given."""
+        """Search ever deeper until there are k hits or the rankings end; by `scan` instead of the indexes if given.
+        `ask` asks the shards that are elsewhere."""
         while True:
             known, query = None, embedded.query
             if scan is not None and query.vector is not None:
                 known = await watch.time_await("dense", scan(query.vector, query.depth, query.condition))
             stages = partial(run_stages, embedded, shard, watch, rounds, known, self._reranker)
-            found = await self._run(stages, watch)
+            found = await self._run(stages, watch, ask)
             if found is not None:
                 return found
             embedded = embedded.deeper()
 
-    async def _run(self, stages: Callable[[], Coroutine[Any, Any, T]], watch: Stopwatch) -> T:
-        """Run stages of a search of a shard in this process, in one step on a search thread."""
+    async def _run(
+        self, stages: Callable[[], Coroutine[Any, Any, T]], watch: Stopwatch, ask: AskAway | None = None
+    ) -> T:
+        """Run stages of a search on a search thread: in one step if the shard is in this process, else in as many as
+        it waits for others, with `ask`."""
+        if ask is not None:
+            return await run_in_steps(
+                stages, lambda step: self.on_thread(partial(watch.charge_cpu, step)), ask
+            )
         return await self.on_thread(partial(watch.charge_cpu, partial(run_at_once, stages)))
 
     async def on_thread(self, work: Callable[[], T]) -> T:
@@ -482,10 +571,10 @@ def require_one_model(collections: Sequence[Collection], plan: Plan) -> None:
         )
 
 
-def snapshot_with(collection: Collection, min_seq: int | None) -> Snapshot:
+def snapshot_with(collection: Collection, min_seq: int | str | None) -> Snapshot:
     """Return the current snapshot. Raises DeadlineExceeded if it does not hold operation `min_seq` yet."""
     snapshot = collection.snapshot
-    if snapshot.seq < (min_seq or 0):
+    if snapshot.seq < seq_in(min_seq):
         raise DeadlineExceeded(f"the log is at seq {snapshot.seq}, before min_seq={min_seq}", param="min_seq")
     return snapshot
 

@@ -194,13 +194,8 @@ class Searchable(Protocol):
         ...
 
 
-class Shard(Searchable, Protocol):
-    """Some of the passages of a collection, or all."""
-
-    @property
-    def seq(self) -> int:
-        """The last operation that this state holds."""
-        ...
+class Partition(Searchable, Protocol):
+    """Some of the passages of a collection, which may be on another machine."""
 
     async def statistics(self, query: Query) -> TermCounts:
         """Count what the BM25 scores of a query rest on. The sum over several shards can be an input of their
@@ -215,13 +210,22 @@ class Shard(Searchable, Protocol):
         """Read documents as examples; None for one that does not exist."""
         ...
 
-    async def later(self, asked: Later) -> LaterPassages:
-        """Look at what was written since a search."""
-        ...
-
     async def scan(self, vectors: Floats, depth: int, condition: Filter | None) -> list[Ranking]:
         """Rank the passages exactly for each vector, float32 [queries, dimensions], reading every vector of the log
         once. Returns the best `depth` of each."""
+        ...
+
+
+class Shard(Partition, Protocol):
+    """Some of the passages of a collection, or all, in one frozen state."""
+
+    @property
+    def seq(self) -> int:
+        """The last operation that this state holds."""
+        ...
+
+    async def later(self, asked: Later) -> LaterPassages:
+        """Look at what was written since a search."""
         ...
 
     async def follow(self, asked: Follow) -> Followed:

@@ -17,7 +17,7 @@ import numpy as np
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Floats, Ids
 from retrieval.access.auth import PRINCIPAL
-from retrieval.search.shard import Shard
+from retrieval.search.shard import Partition
 from retrieval.wire.search import SearchRequest
 
 ALPHA, BETA, GAMMA = 1.0, 0.75, 0.15
@@ -42,7 +42,7 @@ class ExampleDocuments:
         return unit
 
 
-async def read_examples(shard: Shard, request: SearchRequest, dimensions: int) -> ExampleDocuments:
+async def read_examples(shard: Partition, request: SearchRequest, dimensions: int) -> ExampleDocuments:
     """Read the vectors of all passages of the examples. Raises InvalidInput naming a document that does not exist."""
     sides = [("like", BETA, request.like or []), ("unlike", -GAMMA, request.unlike or [])]
     direction = np.zeros(dimensions, np.float32)

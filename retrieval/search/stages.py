@@ -21,7 +21,7 @@ from retrieval.search.ranking import Fused, Positions, fuse
 from retrieval.search.relevance import evidence_of
 from retrieval.search.reranking import Reranker, rerank
 from retrieval.search.rounds import Rounds
-from retrieval.search.shard import Ask, Searchable, Searched, Shard
+from retrieval.search.shard import Ask, Partition, Searchable, Searched
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.search.survival import grounds_of
 from retrieval.wire.options import FacetBody, OverBudget, Reranked
@@ -143,7 +143,7 @@ def over_budget(rounds: Rounds, searched: Searched) -> list[OverBudget] | UnsetT
 
 
 async def count_facets_of(
-    embedded: EmbeddedQuery, shard: Shard, work: WorkBudget, answer: CachedAnswer
+    embedded: EmbeddedQuery, shard: Partition, work: WorkBudget, answer: CachedAnswer
 ) -> None:
     """Add its facets to an answer, or report that other searches of the request used up its work budget."""
     if work.facet_counts < 0:

@@ -14,6 +14,7 @@ from retrieval.admission.ceiling import Ceiling
 from retrieval.admission.gates import Gates
 from retrieval.base.cancellation import Stopping
 from retrieval.base.config import Config
+from retrieval.cluster.routing import add_shard_routes, nodes_ctx
 from retrieval.documents.extracting import Extract, TextExtractor
 from retrieval.handlers.browsers import protective_headers
 from retrieval.handlers.state import (
@@ -77,6 +78,7 @@ def create_app(
         [
             lifecycle.catalog_ctx(data),
             writer_ctx,
+            nodes_ctx,
             lifecycle.processes_ctx,
             lifecycle.privacy_ctx,
             lifecycle.shared_ctx,
@@ -98,6 +100,7 @@ def create_app(
     if config.tracing.enabled:
         trace(app)
     add_routes(app)
+    add_shard_routes(app)
     app[DOOR] = Door(
         app[GATES],
         app[KEYS],
@@ -119,7 +122,7 @@ def put_state(
     folders = (data, Path(config.models.folder))
     app[FOLDERS] = (*folders, *(folder.resolve() for folder in folders))
     app[METRICS] = Metrics()
-    app[KEYS] = Keys(data, config.auth.groups_secret)
+    app[KEYS] = Keys(data, config.auth.groups_secret, cluster_secret=config.cluster.secret)
     app[LIMITER] = Limiter(data)
     app[CEILING] = Ceiling(config.server.memory_bytes_max)
     asked = config.server.search_processes

@@ -24,6 +24,7 @@ from retrieval.admission.gates import Load
 from retrieval.admission.turns import PATIENT
 from retrieval.base.request_id import REQUEST_ID, request_id_of
 from retrieval.cache import REDIS_WAIT, RedisWait
+from retrieval.cluster.routing import handler_for_shards
 from retrieval.handlers.browsers import FORM, let_page_read, require_known_caller
 from retrieval.handlers.error_shapes import own_response, response
 from retrieval.handlers.state import (
@@ -173,6 +174,7 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
                 announced_bytes(request)
                 await app[LIMITER].take(caller.key, caller.limits)
                 return await writer.forward(request)
+            handler = await handler_for_shards(request) or handler
             load = load_of(request)
             if load is None:
                 await app[LIMITER].take(caller.key, caller.limits)

@@ -11,6 +11,7 @@ from aiohttp import web
 from retrieval.access import schemas as auth_schemas
 from retrieval.access.auth import Needed
 from retrieval.admission.gates import Load
+from retrieval.cluster import state as cluster
 from retrieval.context.llm import EVENT_STREAM
 from retrieval.dialects import (
     cohere,
@@ -271,6 +272,8 @@ ROUTES = (
           scope="public"),
     Route("GET", "/readyz", system.readyz, "Whether the service is ready for searches", SYSTEM,
           None, system.Readiness, scope="public"),
+    Route("GET", "/v1/cluster", cluster.show, "The nodes of the cluster, and their shards", SYSTEM,
+          None, collection_schemas.ClusterBody, scope="admin"),
     Route("GET", "/v1/store/changes", system.store_changes, "Wait until something is put into the store", SYSTEM,
           None, collection_schemas.StoreChanges, parameters=("since", "wait_s"), scope="key"),
     Route("GET", "/metrics", system.metrics, "Metrics for Prometheus", SYSTEM, media="text/plain", scope="metrics"),

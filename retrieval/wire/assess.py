@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Meta, field
 
 from indexes.base.model import Metadata
-from retrieval.base.settings import Count, Positive
+from retrieval.base.settings import Positive
 from retrieval.wire.decoding import FilterJson, absent
-from retrieval.wire.search import Chance, DeadlineMs, Doc, NonEmpty, Receipt, Request, Timings
+from retrieval.wire.search import Chance, DeadlineMs, Doc, MinSeq, NonEmpty, Receipt, Request, Timings
 
 ActionJson = Annotated[
     msgspec.Raw,
@@ -46,7 +46,7 @@ class AssessRequest(Request, frozen=True, kw_only=True):
         field(default_factory=absent)
     )
     language: Annotated[str | None, Doc("BCP 47 code of the action's language; absent: detected")] = None
-    min_seq: Annotated[Count | None, Doc("Wait up to 5 s until this write is visible")] = None
+    min_seq: MinSeq = None
     deadline_ms: Annotated[DeadlineMs | None, Doc("Give up after this time, with status 503")] = None
     cache: Annotated[bool, Doc("False bypasses the result cache and the query vector cache")] = True
 

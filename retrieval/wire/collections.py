@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from indexes.base.languages import AUTO
 from indexes.base.model import Tier
@@ -52,6 +52,10 @@ class CreateCollection(Request, frozen=True, kw_only=True):
     language: Annotated[
         str, Doc("BCP 47 code of the language of documents that set none; `auto` detects it for each")
     ] = AUTO
+    shards: Annotated[
+        Annotated[int, Meta(ge=1, le=256)],
+        Doc("In how many parts it is divided among the nodes of the cluster; this cannot change later"),
+    ] = 1
 
 
 class RenameCollection(Request, frozen=True, kw_only=True):
@@ -141,6 +145,33 @@ class StoreChanges(msgspec.Struct):
     changes: Annotated[int, Doc("How often this service has put something there since its start")]
 
 
+class ShardBody(msgspec.Struct):
+    """A shard of a collection. It can be asked for by its name, as a collection, at its node."""
+
+    name: Annotated[str, Doc("Its name, such as `docs~2of8`")]
+    node: Annotated[str, Doc("Name of its node in the configuration")]
+    services: Annotated[int, Doc("Services that answer for it: one that writes, and replicas")]
+    seq: Annotated[int, Doc("Position of the last operation in its log")]
+    documents: Annotated[int, Doc("Number of documents")]
+
+
+class NodeBody(msgspec.Struct):
+    """A service of a node, as the one that was asked sees it."""
+
+    node: Annotated[str, Doc("Name of the node in the configuration")]
+    url: Annotated[str, Doc("Where it is asked")]
+    up: Annotated[bool, Doc("Whether it answers")]
+    why: Annotated[str | None, Doc("Why it does not; null if it does")]
+    writes: Annotated[bool, Doc("Whether it takes writes; a replica does not")]
+    shards: Annotated[
+        dict[str, int], Doc("Its shards, each with the position of the last operation in its log")
+    ]
+
+
+class ClusterBody(msgspec.Struct):
+    services: Annotated[list[NodeBody], Doc("All services of all nodes; empty without a cluster")]
+
+
 class CollectionBody(msgspec.Struct, kw_only=True):
     """One collection. Recall is recall@10 as the last rebuild measured it with its settings. `memory_bytes` is the
     memory of the indexes without files read in place: copies of those are `resident_bytes`, the rest `mapped_bytes`."""
@@ -194,6 +225,10 @@ class CollectionBody(msgspec.Struct, kw_only=True):
         RankingBody | None, Doc("This collection's own ranking settings; null if it ranks as configured")
     ]
     limits: Annotated[RequestLimits, Doc("Limits on one write")]
+    shards: Annotated[
+        list[ShardBody] | UnsetType,
+        Doc("Where its shards are; absent if it is in one piece. What is stated above is their sum"),
+    ] = UNSET
 
 
 class QuarantinedBody(msgspec.Struct):

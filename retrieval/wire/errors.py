@@ -7,6 +7,7 @@ The most specific class decides. A test checks that the table covers every error
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable
@@ -165,6 +166,23 @@ def status_of(error: NearlineError) -> int:
 def body_of(error: NearlineError) -> ErrorBody:
     job = error.job if isinstance(error, Conflict) else None
     return ErrorBody(ErrorDetail(type_name(type(error)), error.message, error.param, job))
+
+
+def error_of(detail: ErrorDetail) -> NearlineError:
+    """Return the error that another service answered with."""
+    kind = _kinds().get(detail.type, NearlineError)
+    return kind(detail.message, param=detail.param)
+
+
+@functools.cache
+def _kinds() -> dict[str, type[NearlineError]]:
+    """Every error by its name on the wire."""
+    found, left = {}, [NearlineError]
+    while left:
+        kind = left.pop()
+        found[type_name(kind)] = kind
+        left += kind.__subclasses__()
+    return found
 
 
 def without_folders(message: str, folders: Iterable[Path]) -> str:

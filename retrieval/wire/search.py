@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
+from indexes.base.errors import InvalidInput
 from indexes.base.model import Metadata, Tier
 from retrieval.base.settings import Count, Positive, Weight, Whole
 from retrieval.wire import decoding
@@ -41,8 +42,16 @@ Condition = Annotated[
     FilterJson,
     Doc("Only documents whose metadata match: `{type, key, value}`, or `{type, filters}` to combine"),
 ]
+SeqToken = Annotated[str, Meta(max_length=8192)]
 Seq = Annotated[
-    int, Doc("Position of the last operation in the log; pass it as `min_seq` to read your own writes")
+    int | str,
+    Doc(
+        "Position of the last operation in the log, as text that names one of each shard if there are several; pass "
+        "it as `min_seq` to read your own writes"
+    ),
+]
+MinSeq = Annotated[
+    Count | SeqToken | None, Doc("Wait up to 5 s until this write is visible: the `seq` of its answer")
 ]
 OwnVector = Annotated[
     VectorJson, Doc("A vector of your own: numbers, or base64 of float32, little-endian; it is normalized")
@@ -100,7 +109,7 @@ class SearchOptions(Request, frozen=True, kw_only=True):
     ] = None
     min_score: Annotated[float | None, Doc("Drop hits with a lower score")] = None
     min_relevance: Annotated[Chance | None, Doc("Drop hits with a lower `relevance`")] = None
-    min_seq: Annotated[Count | None, Doc("Wait up to 5 s until this write is visible")] = None
+    min_seq: MinSeq = None
     deadline_ms: Annotated[DeadlineMs | None, Doc("Give up after this time, with status 503")] = None
     cache: Annotated[bool, Doc("False bypasses the result cache and the query vector cache")] = True
     typos: Annotated[
@@ -449,3 +458,14 @@ class ContextAnswer(msgspec.Struct):
     passages: Annotated[
         list[Considered] | None, Doc("With `explain`: every passage found, most relevant first")
     ] = None
+
+
+def seq_in(min_seq: int | str | None) -> int:
+    """Return the operation that a search of a whole collection waits for, 0 for none. Raises InvalidInput for one of a
+    collection in several shards."""
+    if isinstance(min_seq, str):
+        raise InvalidInput(
+            f"min_seq {min_seq[:40]!r} is of a collection in several shards, and this one is in one piece",
+            param="min_seq",
+        )
+    return min_seq or 0

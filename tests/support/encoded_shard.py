@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, get_origin
-
-import msgspec
-import numpy as np
+from typing import Any, TypeVar
 
 from indexes.base.model import Floats, Ranking
 from indexes.filters.grammar import Filter
@@ -24,27 +21,14 @@ from retrieval.search.shard import (
     Searched,
     What,
 )
+from retrieval.search.travel import pack, unpack
 
 T = TypeVar("T")
 
 
-def encode_array(value: Any) -> tuple[str, tuple[int, ...], bytes]:
-    if not isinstance(value, np.ndarray):
-        raise NotImplementedError(f"a {type(value).__name__} cannot travel")
-    return value.dtype.str, value.shape, value.tobytes()
-
-
-def decode_array(kind: Any, value: Any) -> Any:
-    if get_origin(kind) is not np.ndarray:
-        raise NotImplementedError(f"a {kind} cannot travel")
-    dtype, shape, content = value
-    return np.frombuffer(content, dtype).reshape(shape)
-
-
 def travel(value: T, kind: Any) -> T:
     """Return what arrives of a value that is declared as this type."""
-    sent = msgspec.msgpack.encode(value, enc_hook=encode_array)
-    arrived: T = msgspec.msgpack.decode(sent, type=kind, dec_hook=decode_array)
+    arrived: T = unpack(pack(value), kind)
     return arrived
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -14,6 +15,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+SHARDS = "NEARLINE_TESTS_SHARDS"  # of the collections that tests make, of a service that is its own only node
 _numbers = itertools.count(1)
 
 
@@ -56,7 +58,8 @@ class Http:
     def new_collection(self, **settings: object) -> str:
         """Make an empty collection of a fresh name."""
         name = f"c{next(_numbers)}"
-        self.ok("POST", "/v1/collections", {"name": name, **settings})
+        shards = {"shards": int(os.environ[SHARDS])} if SHARDS in os.environ else {}
+        self.ok("POST", "/v1/collections", {"name": name, **shards, **settings})
         return name
 
     def write(self, collection: str, *documents: Mapping[str, object]) -> Any:

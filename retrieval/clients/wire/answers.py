@@ -76,7 +76,7 @@ class EvidenceFrom(TypedDict):
 class Receipt(TypedDict):
     collection: str
     generation: int
-    seq: int
+    seq: int | str
     tiers: list[Literal["cold", "delta", "hot"]]
     cold_skipped: str | None
     share_read: float | None

@@ -10,7 +10,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 
 class Written(TypedDict):
-    seq: int
+    seq: int | str
     documents: int
     unchanged: int
     passages: int
@@ -19,12 +19,12 @@ class Written(TypedDict):
 
 
 class Deleted(TypedDict):
-    seq: int
+    seq: int | str
     deleted: int
 
 
 class Patched(TypedDict):
-    seq: int
+    seq: int | str
     changed: int
 
 
@@ -38,7 +38,7 @@ class PassageBody(TypedDict):
 
 class DocumentBody(TypedDict):
     id: str
-    seq: int
+    seq: int | str
     text: NotRequired[str]
     title: str
     metadata: dict[str, Any]
@@ -55,7 +55,7 @@ class ScrollPage(TypedDict):
 class CountBody(TypedDict):
     documents: int
     passages: int
-    seq: int
+    seq: int | str
 
 
 class RecallEvidence(TypedDict):
@@ -120,6 +120,14 @@ class RequestLimits(TypedDict):
     metadata_keys: int
 
 
+class ShardBody(TypedDict):
+    name: str
+    node: str
+    services: int
+    seq: int
+    documents: int
+
+
 class CollectionBody(TypedDict):
     name: str
     aliases: list[str]
@@ -135,7 +143,7 @@ class CollectionBody(TypedDict):
     passages: dict[str, int]
     dead_passages: int
     segments: int
-    seq: int
+    seq: int | str
     generation: int
     generations: list[int]
     recall: dict[str, float]
@@ -154,6 +162,7 @@ class CollectionBody(TypedDict):
     rebuild_due: RebuildDue | None
     ranking: RankingBody | None
     limits: RequestLimits
+    shards: NotRequired[list[ShardBody]]
 
 
 class QuarantinedBody(TypedDict):

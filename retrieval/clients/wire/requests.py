@@ -56,7 +56,7 @@ class SearchOptions(TypedDict):
     boosts: NotRequired[list[Boost] | None]
     min_score: NotRequired[float | None]
     min_relevance: NotRequired[float | None]
-    min_seq: NotRequired[int | None]
+    min_seq: NotRequired[int | str | None]
     deadline_ms: NotRequired[int | None]
     cache: NotRequired[bool]
     typos: NotRequired[bool]
@@ -140,7 +140,7 @@ class AssessRequest(TypedDict):
     near_from: NotRequired[float | None]
     filter: NotRequired[Any]
     language: NotRequired[str | None]
-    min_seq: NotRequired[int | None]
+    min_seq: NotRequired[int | str | None]
     deadline_ms: NotRequired[int | None]
     cache: NotRequired[bool]
 
@@ -202,6 +202,7 @@ class CreateCollection(TypedDict):
     dimensions: NotRequired[int | None]
     hot_capacity: NotRequired[int | None]
     language: NotRequired[str]
+    shards: NotRequired[int]
 
 
 class SetRanking(TypedDict):

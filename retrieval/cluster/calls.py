@@ -1,0 +1,159 @@
+"""What travels between nodes: calls of a shard and their replies, several at once, as msgpack over HTTP.
+
+POST /v1/shards   calls of shards    GET /v1/shards   which shards a node has
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from indexes.base.errors import NearlineError, Unavailable
+from indexes.base.model import Floats, Ranking, Settings
+from indexes.filters.grammar import Filter
+from indexes.parts.learned import RankingSettings, SynonymSettings
+from indexes.parts.query import Query, TermCounts
+from indexes.reading.facets import FacetCounts, FacetQuery
+from retrieval.search.shard import Ask, Example, Fetched, Searched, What
+from retrieval.wire.errors import ErrorDetail, error_of, type_name
+
+
+class Call(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """One call of a shard."""
+
+
+class SearchShard(Call, frozen=True):
+    ask: Ask
+
+
+class CountTerms(Call, frozen=True):
+    query: Query
+
+
+class Fetch(Call, frozen=True):
+    ids: Sequence[int]
+    what: What
+
+
+class CountFacets(Call, frozen=True):
+    condition: Filter | None
+    asked: Sequence[FacetQuery]
+
+
+class ReadExamples(Call, frozen=True):
+    documents: Sequence[str]
+
+
+class ScanShard(Call, frozen=True):
+    vectors: Floats
+    depth: int
+    condition: Filter | None
+
+
+class CountDocuments(Call, frozen=True):
+    condition: Filter | None
+
+
+class ReadPage(Call, frozen=True):
+    """Documents after a position, in the order they were written, as JSON."""
+
+    after: int
+    limit: int
+    condition: Filter | None
+    text: bool
+    vectors: bool
+    bytes_max: int
+
+
+class DocumentsCounted(msgspec.Struct, array_like=True, frozen=True):
+    documents: int
+    passages: int
+    seq: int
+
+
+class DocumentsPage(msgspec.Struct, array_like=True, frozen=True):
+    """`following` is the position after which the next page begins; None: the end."""
+
+    documents: list[bytes]
+    following: int | None
+
+
+AnyCall = (
+    SearchShard | CountTerms | Fetch | CountFacets | ReadExamples | ScanShard | CountDocuments | ReadPage
+)
+ANSWERS: dict[type[Call], Any] = {
+    SearchShard: Searched,
+    CountTerms: TermCounts,
+    Fetch: Fetched,
+    CountFacets: list[FacetCounts],
+    ReadExamples: list[Example | None],
+    ScanShard: list[Ranking],
+    CountDocuments: DocumentsCounted,
+    ReadPage: DocumentsPage,
+}
+
+
+class Addressed(msgspec.Struct, array_like=True, frozen=True):
+    """A call of a shard in a state that holds the operation `seq`."""
+
+    shard: str
+    seq: int
+    call: AnyCall
+
+
+class Calls(msgspec.Struct, array_like=True, frozen=True):
+    """Calls that are answered together. `within_s`: how long the replies are waited for; None: not known."""
+
+    calls: list[Addressed]
+    within_s: float | None
+
+
+class CallRefused(msgspec.Struct, array_like=True, frozen=True):
+    """Why a call has no answer: the kind of the error as on the wire, and what it says."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    retry_after_s: float = 1.0
+
+    @staticmethod
+    def of(error: NearlineError) -> CallRefused:
+        wait_s = error.retry_after_s if isinstance(error, Unavailable) else 1.0
+        return CallRefused(type_name(type(error)), error.message, error.param, wait_s)
+
+    @property
+    def error(self) -> NearlineError:
+        error = error_of(ErrorDetail(self.kind, self.message, self.param))
+        if isinstance(error, Unavailable):
+            error.retry_after_s = self.retry_after_s
+        return error
+
+
+class CallReply(msgspec.Struct, array_like=True, frozen=True):
+    """The answer to a call, packed, or why there is none. `seq` is the last operation of the state that answered."""
+
+    seq: int
+    answer: bytes | None
+    refusal: CallRefused | None = None
+
+
+class ShardState(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard as its node has it. `spoken`: how many of its passages are in each language."""
+
+    seq: int
+    documents: int
+    passages: int
+    generation: int
+    settings: Settings
+    spoken: dict[str, int]
+    ranking: RankingSettings | None
+    synonyms: SynonymSettings | None
+
+
+class NodeShards(msgspec.Struct, frozen=True, kw_only=True):
+    """The shards of a node, by full name. `writes` is false for a replica."""
+
+    shards: dict[str, ShardState]
+    writes: bool

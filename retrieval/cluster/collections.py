@@ -1,0 +1,200 @@
+"""Collections in several shards: create, show, list, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from indexes.base.errors import Conflict, Unavailable
+from indexes.directory.catalog import check_name
+from retrieval.access.auth import PRINCIPAL
+from retrieval.base.cancellation import gather_or_cancel
+from retrieval.cluster.documents import path_of
+from retrieval.cluster.names import ShardName, token_of
+from retrieval.cluster.nodes import RETRY_AFTER_S, Nodes, Sharded
+from retrieval.cluster.targets import nodes_of, sharded_of
+from retrieval.handlers import collections as whole
+from retrieval.handlers.state import BODY, CATALOG
+from retrieval.handlers.wire import answer, answer_from, body
+from retrieval.wire.collections import (
+    CollectionBody,
+    CreateCollection,
+    QuarantinedBody,
+    SetRanking,
+    SetSynonyms,
+    ShardBody,
+)
+
+SUMS = (
+    "documents",
+    "dead_passages",
+    "segments",
+    "memory_bytes",
+    "resident_bytes",
+    "mapped_bytes",
+    "owed_bytes",
+)
+SUMS_BY_KEY = ("languages", "passages", "tier_bytes")
+OF_ONE_INDEX = ("recall_evidence", "search", "moves", "cold", "store")
+
+
+async def create(request: web.Request) -> web.Response:
+    """Create a collection. Of one in several shards, those that a failed attempt has left out are created."""
+    wanted, nodes, caller = await body(request, CreateCollection), nodes_of(request), PRINCIPAL.get()
+    caller.require_unbound()
+    name = caller.full(wanted.name)
+    await nodes.look()
+    known = nodes.collection(name)
+    if wanted.shards == 1:
+        if known is not None:
+            raise Conflict(f"{name!r} is a collection in {known.of} shards", param="name")
+        return await whole.create(request)
+    check_name(name)
+    catalog = request.app[CATALOG]
+    if name in catalog.collections or name in catalog.aliases or name in catalog.quarantined:
+        raise Conflict(f"{name!r} is a name in use", param="name")
+    if known is not None and (known.of != wanted.shards or len(known.states) == known.of):
+        raise Conflict(f"{name!r} is a collection in {known.of} shards", param="name")
+    placed = nodes.place(name, wanted.shards)
+    settings = {
+        key: value
+        for key in ("model", "dimensions", "hot_capacity", "language")
+        if (value := getattr(wanted, key)) is not None
+    }
+    missing = set(range(wanted.shards)).difference(known.states if known else ())
+    await gather_or_cancel(
+        nodes.send(
+            placed[number],
+            "POST",
+            "/v1/collections",
+            {"name": str(ShardName(name, number, wanted.shards)), **settings},
+        )
+        for number in sorted(missing)
+    )
+    await nodes.look()
+    made = nodes.collection(name)
+    if made is None:
+        raise Unavailable(
+            f"{name!r} was created, and its nodes do not answer now", retry_after_s=RETRY_AFTER_S
+        )
+    return answer(await describe(nodes, made), status=201)
+
+
+async def show(request: web.Request) -> web.Response:
+    return answer(await describe(nodes_of(request), sharded_of(request)))
+
+
+async def list_collections(request: web.Request) -> web.Response:
+    """List the collections of this service, and those in shards. One that has a shard nowhere is out of service."""
+    own = await asyncio.to_thread(whole.list_own, request.app)
+    nodes, caller = nodes_of(request), PRINCIPAL.get()
+    for name, sharded in sorted(nodes.collections().items()):
+        if not caller.sees(name, {}):
+            continue
+        try:
+            own.collections.append(await describe(nodes, sharded))
+        except Unavailable as error:
+            own.quarantined.append(QuarantinedBody(caller.own(name), [], caller.hide_tenant(error.message)))
+    return await answer_from(lambda: own)
+
+
+async def delete(request: web.Request) -> web.Response:
+    nodes, sharded = nodes_of(request), sharded_of(request)
+    require_all(nodes, sharded)
+    shards = [sharded.shard(number) for number in range(sharded.of)]
+    writers = [nodes.writer_of(one) for one in shards]  # before anything is deleted
+    await gather_or_cancel(
+        nodes.send(node, "DELETE", path_of(one)) for node, one in zip(writers, shards, strict=True)
+    )
+    for one in shards:
+        nodes.acknowledged.pop(one, None)
+    await nodes.look()
+    return web.Response(status=204)
+
+
+async def set_ranking(request: web.Request) -> web.Response:
+    await body(request, SetRanking)
+    await tell_all(request, "PUT", "ranking")
+    return await show(request)
+
+
+async def remove_ranking(request: web.Request) -> web.Response:
+    await tell_all(request, "DELETE", "ranking")
+    return web.Response(status=204)
+
+
+async def set_synonyms(request: web.Request) -> web.Response:
+    await body(request, SetSynonyms)
+    return answer((await tell_all(request, "PUT", "synonyms"))[0])
+
+
+async def show_synonyms(request: web.Request) -> web.Response:
+    PRINCIPAL.get().require_whole()
+    return answer(whole.synonyms_body(sharded_of(request).synonyms))
+
+
+async def remove_synonyms(request: web.Request) -> web.Response:
+    await tell_all(request, "DELETE", "synonyms")
+    return web.Response(status=204)
+
+
+async def tell_all(request: web.Request, method: str, path: str) -> list[dict[str, Any]]:
+    """Send a change of settings to every shard. If it fails at some, sending it again is harmless."""
+    nodes, sharded = nodes_of(request), sharded_of(request)
+    shards = [sharded.shard(number) for number in range(sharded.of)]
+    writers = [nodes.writer_of(one) for one in shards]
+    sent = msgspec.Raw(request.get(BODY) or await request.read()) if request.body_exists else None
+    answers = await gather_or_cancel(
+        nodes.send(node, method, f"{path_of(one)}/{path}", sent)
+        for node, one in zip(writers, shards, strict=True)
+    )
+    await nodes.look()
+    return answers
+
+
+def require_all(nodes: Nodes, sharded: Sharded) -> None:
+    """Raise Unavailable if no node has one of the shards."""
+    for number in range(sharded.of):
+        name = sharded.shard(number)
+        if not nodes.having(name):
+            raise Unavailable(f"no node answers for shard {name} now", retry_after_s=RETRY_AFTER_S)
+
+
+async def describe(nodes: Nodes, sharded: Sharded) -> CollectionBody:
+    """Describe a collection by what its shards say: sums, the lowest recall, and what only one index has left out.
+    Raises Unavailable if a shard has no node, and Forbidden for a caller that sees only some documents."""
+    PRINCIPAL.get().require_whole()
+    require_all(nodes, sharded)
+    names = [sharded.shard(number) for number in range(sharded.of)]
+    found = await gather_or_cancel(nodes.send(nodes.reader_of(one), "GET", path_of(one)) for one in names)
+    joined: dict[str, Any] = dict(found[0])
+    joined |= {key: sum(one[key] for one in found) for key in SUMS}
+    for key in SUMS_BY_KEY:
+        counts: Counter[str] = Counter()
+        for one in found:
+            counts.update(one[key])
+        joined[key] = dict(counts.most_common()) if key == "languages" else dict(counts)
+    joined |= dict.fromkeys(OF_ONE_INDEX)
+    tiers = {tier for one in found for tier in one["recall"]}
+    caller = PRINCIPAL.get()
+    joined |= {
+        "name": caller.own(sharded.name),
+        "aliases": [],
+        "seq": token_of({at: one["seq"] for at, one in enumerate(found)}),
+        "generation": max(one["generation"] for one in found),
+        "generations": [],
+        "recall": {tier: min(one["recall"].get(tier, 1.0) for one in found) for tier in sorted(tiers)},
+        "owed_since_ms": min((one["owed_since_ms"] for one in found if one["owed_since_ms"]), default=None),
+        "ranking": found[0]["ranking"],
+        "rebuild_due": next((one["rebuild_due"] for one in found if one["rebuild_due"]), None),
+        "shards": [
+            ShardBody(name, having[0].name, len(having), one["seq"], one["documents"])
+            for name, one in zip(names, found, strict=True)
+            if (having := nodes.having(name))
+        ],
+    }
+    return msgspec.convert(joined, CollectionBody)

@@ -1,0 +1,259 @@
+"""Documents of collections in several shards: each belongs to the shard that a hash of its id names.
+
+A write is all or none in each shard. If one shard fails after another has written, the error says so; sending the
+request again is harmless, because a document that is stored as it is sent stays as it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import web
+
+from indexes.base.errors import InvalidInput, NearlineError, NotFound
+from retrieval.access.auth import PRINCIPAL
+from retrieval.access.privacy import require_vectors
+from retrieval.base.cancellation import gather_or_cancel
+from retrieval.cluster.calls import CountDocuments, DocumentsCounted, DocumentsPage, ReadPage
+from retrieval.cluster.names import shard_of_document, token_of
+from retrieval.cluster.nodes import Nodes, Sharded
+from retrieval.cluster.targets import ShardedTarget, nodes_of, sharded_of, target_of
+from retrieval.handlers import documents as whole
+from retrieval.handlers.state import BODY, CONFIG, HELD
+from retrieval.handlers.wire import answer, answer_from, body, query_int
+from retrieval.search.plan import filter_of
+from retrieval.search.stopwatch import elapsed_ms
+from retrieval.wire.documents import (
+    CountBody,
+    Deleted,
+    DeleteDocuments,
+    PatchDocument,
+    PatchDocuments,
+    Patched,
+    ScrollDocuments,
+    WriteDocuments,
+    Written,
+)
+from retrieval.wire.documents import CountDocuments as CountRequest
+
+COUNTS = ("documents", "unchanged", "passages", "tokens")  # of what was written
+PLACE = re.compile(r"documents\[(\d+)\]")
+
+
+class RawDocuments(msgspec.Struct):
+    documents: list[msgspec.Raw]
+
+
+async def write(request: web.Request) -> web.Response:
+    started = time.perf_counter()
+    wanted = await body(request, WriteDocuments)
+    sharded = sharded_of(request)
+    raw = msgspec.json.decode(request.get(BODY) or await request.read(), type=RawDocuments).documents
+    places: dict[int, list[int]] = defaultdict(list)
+    for at, one in enumerate(wanted.documents):
+        places[shard_of_document(str(one.id), sharded.of)].append(at)
+    if not places:  # a node says what is wrong with that
+        places[0] = []
+    bodies = {shard: {"documents": [raw[at] for at in own]} for shard, own in places.items()}
+    replies = await send_all(nodes_of(request), sharded, "POST", "documents", bodies, places)
+    counts = {name: sum(one[name] for one in replies.values()) for name in COUNTS}
+    return answer(Written(seq=token(sharded, replies), **counts, took_ms=elapsed_ms(started)))
+
+
+async def show(request: web.Request) -> web.Response:
+    found = await forward(request, "GET", vectors=whole.wants_vectors(request))
+    if not PRINCIPAL.get().may_read(found["metadata"]):
+        raise NotFound(f"no document {request.match_info['id']!r}", param="id")
+    return await answer_from(lambda: found)
+
+
+async def patch(request: web.Request) -> web.Response:
+    await body(request, PatchDocument)
+    return answer(await forward(request, "PATCH", request.get(BODY) or await request.read()))
+
+
+async def delete(request: web.Request) -> web.Response:
+    return answer(await forward(request, "DELETE"))
+
+
+async def forward(
+    request: web.Request, method: str, content: bytes | None = None, *, vectors: bool = False
+) -> dict[str, Any]:
+    """Send a request for one document to its shard, and return the answer."""
+    nodes, sharded, document_id = nodes_of(request), sharded_of(request), request.match_info["id"]
+    number = shard_of_document(document_id, sharded.of)
+    name = sharded.shard(number)
+    node = nodes.reader_of(name) if method == "GET" else nodes.writer_of(name)
+    path = f"{path_of(name)}/documents/{quote(document_id, safe='')}" + ("?vectors=true" if vectors else "")
+    found = await nodes.send(node, method, path, None if content is None else msgspec.Raw(content))
+    if method != "GET":
+        nodes.acknowledge(name, found["seq"])
+        found["seq"] = token(sharded, {number: found})
+    return found
+
+
+async def delete_many(request: web.Request) -> web.Response:
+    wanted = await body(request, DeleteDocuments)
+    sharded, replies = await change_chosen(request, wanted, "documents/delete")
+    return answer(Deleted(token(sharded, replies), sum(one["deleted"] for one in replies.values())))
+
+
+async def patch_many(request: web.Request) -> web.Response:
+    wanted = await body(request, PatchDocuments)
+    sharded, replies = await change_chosen(request, wanted, "documents")
+    return answer(Patched(token(sharded, replies), sum(one["changed"] for one in replies.values())))
+
+
+async def change_chosen(
+    request: web.Request, wanted: DeleteDocuments | PatchDocuments, path: str
+) -> tuple[Sharded, Mapping[int, Any]]:
+    """Send a change of the documents with these ids to their shards, or that of all that match a filter to every
+    shard."""
+    nodes, sharded = nodes_of(request), sharded_of(request)
+    chosen = await whole.chosen_by(wanted, request.app[CONFIG])
+    sent: dict[str, Any] = msgspec.json.decode(
+        request.get(BODY) or await request.read(), type=dict[str, msgspec.Raw]
+    )
+    bodies: dict[int, Any] = dict.fromkeys(range(sharded.of), sent)
+    if isinstance(chosen, list):
+        ids: dict[int, list[str]] = defaultdict(list)
+        for one in chosen:
+            ids[shard_of_document(one, sharded.of)].append(one)
+        bodies = {shard: {**sent, "ids": some} for shard, some in (ids or {0: []}).items()}
+    return sharded, await send_all(nodes, sharded, request.method, path, bodies)
+
+
+async def send_all(
+    nodes: Nodes,
+    sharded: Sharded,
+    method: str,
+    path: str,
+    bodies: Mapping[int, Any],
+    places: Mapping[int, Sequence[int]] | None = None,
+) -> dict[int, Any]:
+    """Send to each shard its part of a request, all at once, and return the answers. `places` says which documents of
+    the request each part has. Raises the first error, in the words of the whole request."""
+    writers = {shard: nodes.writer_of(sharded.shard(shard)) for shard in bodies}  # before anything is written
+
+    async def send(shard: int, part: Any) -> Any:
+        try:
+            name = sharded.shard(shard)
+            reply = await nodes.send(writers[shard], method, f"{path_of(name)}/{path}", part)
+            nodes.acknowledge(name, reply["seq"])
+        except NearlineError as error:
+            return error
+        return reply
+
+    replies = dict(zip(bodies, await gather_or_cancel(send(*one) for one in bodies.items()), strict=True))
+    failed = {shard: one for shard, one in replies.items() if isinstance(one, NearlineError)}
+    if failed:
+        shard, error = next(iter(failed.items()))
+        raise in_words_of_all(
+            error, shard, sorted(bodies.keys() - failed.keys()), (places or {}).get(shard, ())
+        )
+    return replies
+
+
+def in_words_of_all(
+    error: NearlineError, shard: int, done: Sequence[int], places: Sequence[int]
+) -> NearlineError:
+    """Say what a shard refused of its part in the words of the whole request: `places` are those of its documents."""
+
+    def whole_place(found: re.Match[str]) -> str:
+        at = int(found[1])
+        return f"documents[{places[at]}]" if at < len(places) else found[0]
+
+    error.message = PLACE.sub(whole_place, error.message)
+    error.param = error.param and PLACE.sub(whole_place, error.param)
+    if done:
+        error.message += (
+            f"; shard {shard} did nothing of its part, and shards {', '.join(map(str, done))} have done theirs: "
+            "send the request again, which is harmless"
+        )
+    return error
+
+
+def token(sharded: Sharded, replies: Mapping[int, Any]) -> str:
+    return token_of({shard: one["seq"] for shard, one in replies.items()})
+
+
+def path_of(shard: str) -> str:
+    return f"/v1/collections/{quote(shard)}"
+
+
+async def count(request: web.Request) -> web.Response:
+    wanted = await body(request, CountRequest)
+    target = target_of(request)
+    condition = filter_of(wanted.filter, request.app[CONFIG])
+    found: list[DocumentsCounted] = await target.ask_all(CountDocuments(condition))
+    documents, passages = sum(one.documents for one in found), sum(one.passages for one in found)
+    return answer(CountBody(documents, passages, target.seen))
+
+
+# --- pages: one shard after the other -------------------------------------------------------------------------
+
+
+async def list_page(request: web.Request) -> web.Response:
+    limits = request.app[CONFIG].limits
+    limit = query_int(request, "limit", 100, least=1, most=limits.page_limit_max)
+    vectors = whole.wants_vectors(request)
+    condition = PRINCIPAL.get().restrict(None)
+    call = ReadPage(
+        0, limit, condition, text=True, vectors=vectors, bytes_max=request[HELD].page(limits.answer_bytes_max)
+    )
+    return await answer_page(target_of(request), call, request.query.get("cursor"), "next_cursor")
+
+
+async def scroll(request: web.Request) -> web.Response:
+    wanted = await body(request, ScrollDocuments)
+    config = request.app[CONFIG]
+    if wanted.vectors:
+        require_vectors()
+    if not 1 <= wanted.limit <= config.limits.page_limit_max:
+        raise InvalidInput(
+            f"limit must be from 1 to {config.limits.page_limit_max}, found {wanted.limit}", param="limit"
+        )
+    condition, bytes_max = (
+        filter_of(wanted.filter, config),
+        request[HELD].page(config.limits.answer_bytes_max),
+    )
+    call = ReadPage(0, wanted.limit, condition, text=wanted.text, vectors=wanted.vectors, bytes_max=bytes_max)
+    return await answer_page(target_of(request), call, wanted.cursor, "cursor")
+
+
+async def answer_page(target: ShardedTarget, call: ReadPage, cursor: str | None, name: str) -> web.Response:
+    """Answer with the documents after a cursor, those of one shard after those of another. A page may end with a
+    shard."""
+    shard, after = (0, 0) if cursor is None else decode_cursor(cursor, target.sharded)
+    page: DocumentsPage = await target.ask_one(shard, msgspec.structs.replace(call, after=after))
+    following = None
+    if page.following is not None:
+        following = encode_cursor(shard, page.following, target.sharded)
+    elif shard + 1 < target.sharded.of:
+        following = encode_cursor(shard + 1, 0, target.sharded)
+    found = {"documents": [msgspec.Raw(one) for one in page.documents], name: following}
+    return await answer_from(lambda: found)
+
+
+def encode_cursor(shard: int, position: int, sharded: Sharded) -> str:
+    return base64.urlsafe_b64encode(f"{shard}.{position}.{sharded.of}".encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, sharded: Sharded) -> tuple[int, int]:
+    """Return the shard and the position in it. Raises InvalidInput for anything that this collection did not issue."""
+    try:
+        text = base64.urlsafe_b64decode(cursor[:64] + "=" * (-len(cursor) % 4)).decode()
+        shard, position, of = map(int, text.split("."))
+    except (binascii.Error, ValueError, UnicodeDecodeError):
+        shard, position, of = -1, 0, 0
+    if of != sharded.of or not 0 <= shard < of or not 0 <= position < whole.CURSOR_MAX:
+        raise InvalidInput("cursor was not issued by this collection", param="cursor")
+    return shard, position

@@ -1,0 +1,112 @@
+"""Jobs of collections in several shards: one job in each shard, known together by one id until the service ends."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import msgspec
+from aiohttp import web
+
+from indexes.base.errors import Unavailable
+from retrieval.access.auth import PRINCIPAL
+from retrieval.base.cancellation import gather_or_cancel
+from retrieval.cluster.collections import tell_all
+from retrieval.cluster.nodes import Nodes
+from retrieval.cluster.targets import nodes_of, sharded_of
+from retrieval.handlers import jobs as whole
+from retrieval.handlers.wire import answer, body
+from retrieval.wire.collections import JobBody, JobProgress, JobStarted, JobStatus, Nothing, Reindex
+
+JOBS_KEPT = 100
+# The first of these that a shard's job has is that of all; the last one needs all.
+ORDER: tuple[JobStatus, ...] = ("running", "queued", "failed", "refused", "succeeded")
+assert set(ORDER) == set(get_args(JobStatus))
+PERCENT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJobs:
+    """The jobs of the shards of a collection, by its full name: the shard's name, and the job's id at its node."""
+
+    collection: str
+    jobs: Sequence[tuple[str, str]]
+
+
+async def reindex(request: web.Request) -> web.Response:
+    await body(request, Reindex)
+    return await start(request, "reindex")
+
+
+async def erase(request: web.Request) -> web.Response:
+    await body(request, Nothing)
+    return await start(request, "erase")
+
+
+async def start(request: web.Request, kind: str) -> web.Response:
+    nodes, sharded = nodes_of(request), sharded_of(request)
+    started = await tell_all(request, "POST", kind)
+    jobs = [(sharded.shard(number), str(one["job"])) for number, one in enumerate(started)]
+    job_id = uuid.uuid4().hex
+    nodes.jobs[job_id] = ShardJobs(sharded.name, jobs)
+    while len(nodes.jobs) > JOBS_KEPT:
+        nodes.jobs.pop(next(iter(nodes.jobs)))
+    return answer(JobStarted(job_id), status=202, headers={"Location": f"/v1/jobs/{job_id}"})
+
+
+async def show(request: web.Request) -> web.Response:
+    nodes = nodes_of(request)
+    known = nodes.jobs.get(request.match_info["job"])
+    if known is None or not PRINCIPAL.get().sees(known.collection, {}):
+        return await whole.show(request)
+    return answer(whole.as_called(await joined(nodes, request.match_info["job"], known)))
+
+
+async def joined(nodes: Nodes, job_id: str, known: ShardJobs) -> JobBody:
+    """Put the jobs of all shards together. One whose node does not answer has failed for all that is known."""
+
+    async def look(shard: str, job: str) -> JobBody:
+        try:
+            found = await nodes.send(nodes.writer_of(shard), "GET", f"/v1/jobs/{job}")
+        except Unavailable as error:
+            return JobBody(job, "", shard, "failed", JobProgress(), 0, error=error.message)
+        return msgspec.convert(found, JobBody)
+
+    found = await gather_or_cancel(look(*one) for one in known.jobs)
+    status = next(one for one in ORDER if any(job.status == one for job in found))
+    errors = [
+        f"shard {name}: {job.error}" for (name, _), job in zip(known.jobs, found, strict=True) if job.error
+    ]
+    done = [
+        job.progress.done / job.progress.total if job.progress.total else job.status == "succeeded"
+        for job in found
+    ]
+    under_way = next((job for job in found if job.status == "running"), found[0])
+    finished = [job.finished_ms for job in found if job.finished_ms is not None]
+    return JobBody(
+        id=job_id,
+        kind=found[0].kind,
+        collection=known.collection,
+        status=status,
+        progress=JobProgress(under_way.progress.stage, round(PERCENT * sum(done) / len(done)), PERCENT),
+        created_ms=min(job.created_ms for job in found),
+        finished_ms=max(finished) if len(finished) == len(found) else None,
+        result=add_results([job.result for job in found]) if status == "succeeded" else {},
+        error="; ".join(errors) or None,
+    )
+
+
+def add_results(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Add up the results of all shards: sums of what is counted, the longest time, the lowest recall."""
+    total = dict(results[0])
+    for key, first in results[0].items():
+        values = [one[key] for one in results]
+        if key == "recall":
+            total[key] = {tier: min(one.get(tier, 1.0) for one in values) for tier in first}
+        elif key in {"generation", "seq", "build_s"}:
+            total[key] = max(values)
+        elif isinstance(first, int | float) and not isinstance(first, bool):
+            total[key] = sum(values)
+    return {**total, "recall_evidence": None} if "recall_evidence" in total else total

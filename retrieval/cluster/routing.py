@@ -1,0 +1,117 @@
+"""Which requests are for collections in several shards, and what answers them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+
+from aiohttp import web
+
+from indexes.base.errors import Conflict
+from retrieval.access.auth import NODE, PRINCIPAL
+from retrieval.cluster import collections, documents, jobs, searching, serving, state
+from retrieval.cluster.names import ShardName
+from retrieval.cluster.nodes import Nodes
+from retrieval.cluster.targets import NODES
+from retrieval.handlers import collections as whole_collections
+from retrieval.handlers import documents as whole_documents
+from retrieval.handlers import jobs as whole_jobs
+from retrieval.handlers import search as whole_searching
+from retrieval.handlers.state import CATALOG, CONFIG, LOADS, METRICS, SCOPES
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+OF_SHARDS: dict[object, Handler] = {
+    whole_searching.search: searching.search,
+    whole_searching.search_batch: searching.search_batch,
+    whole_searching.context: searching.context,
+    whole_documents.write: documents.write,
+    whole_documents.show: documents.show,
+    whole_documents.patch: documents.patch,
+    whole_documents.delete: documents.delete,
+    whole_documents.delete_many: documents.delete_many,
+    whole_documents.patch_many: documents.patch_many,
+    whole_documents.list_page: documents.list_page,
+    whole_documents.scroll: documents.scroll,
+    whole_documents.count: documents.count,
+    whole_jobs.reindex: jobs.reindex,
+    whole_jobs.erase: jobs.erase,
+    whole_collections.show: collections.show,
+    whole_collections.delete: collections.delete,
+    whole_collections.set_ranking: collections.set_ranking,
+    whole_collections.remove_ranking: collections.remove_ranking,
+    whole_collections.set_synonyms: collections.set_synonyms,
+    whole_collections.show_synonyms: collections.show_synonyms,
+    whole_collections.remove_synonyms: collections.remove_synonyms,
+}
+WRITING = {
+    whole_documents.write,
+    whole_documents.patch,
+    whole_documents.patch_many,
+    whole_documents.delete,
+    whole_documents.delete_many,
+}
+OF_ALL: dict[object, Handler] = {
+    whole_collections.create: collections.create,
+    whole_jobs.show: jobs.show,
+    whole_collections.list_collections: collections.list_collections,
+}
+
+
+async def handler_for_shards(request: web.Request) -> Handler | None:
+    """Return what answers a request instead of its handler, because it is for a collection in several shards. Raises
+    Conflict for what such collections do not have."""
+    nodes, handler = request.app[NODES], request.match_info.handler
+    if nodes is None:
+        return None
+    if (name := request.match_info.get("collection")) is None:
+        return OF_ALL.get(handler)
+    full = PRINCIPAL.get().full(name)
+    catalog = request.app[CATALOG]
+    if full in catalog.collections or full in catalog.aliases or full in catalog.quarantined:
+        shard = ShardName.parse(full)
+        if shard is not None and handler in WRITING and PRINCIPAL.get() is not NODE:
+            raise Conflict(
+                f"{name!r} is a shard, and which documents belong to it is not for its writers to say: write to "
+                f"{shard.collection!r}",
+                param="collection",
+            )
+        return None
+    found = await nodes.find(full)
+    if found is None:
+        return None
+    if (answer := OF_SHARDS.get(handler)) is None:
+        raise Conflict(
+            f"{name!r} is divided into {found.of} shards, which does not go with {request.method} "
+            f"{request.match_info.route.resource.canonical if request.match_info.route.resource else ''} yet; "
+            f"a shard is a collection of its own at its node, such as {found.shard(0)}",
+            param="collection",
+        )
+    return answer
+
+
+def add_shard_routes(app: web.Application) -> None:
+    """Add the paths on which nodes ask each other. They are no part of the API, so it does not describe them."""
+    for method, handler in (("GET", serving.show), ("POST", serving.answer)):
+        app.router.add_route(method, "/v1/shards", handler)
+        scopes, loads = app[SCOPES], app[LOADS]
+        assert isinstance(scopes, dict)
+        assert isinstance(loads, dict)
+        scopes[handler] = "admin"
+        if method == "POST":
+            loads[handler] = "search"
+
+
+async def nodes_ctx(app: web.Application) -> AsyncIterator[None]:
+    settings = app[CONFIG].cluster
+    app[NODES] = nodes = Nodes(settings) if settings.nodes else None
+    if nodes is None:
+        yield
+        return
+    app[METRICS].watch(partial(state.metrics, nodes))
+    looking = asyncio.create_task(nodes.keep_looking())
+    yield
+    looking.cancel()
+    await asyncio.gather(looking, return_exceptions=True)
+    await nodes.close()

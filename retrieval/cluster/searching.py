@@ -1,0 +1,67 @@
+"""Searches and contexts over collections in several shards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from retrieval.admission.ceiling import AnswerBudget
+from retrieval.cluster.names import read_token
+from retrieval.cluster.targets import target_of
+from retrieval.context.building import check_context
+from retrieval.handlers import search as whole
+from retrieval.handlers.state import CONFIG, METRICS, PIPELINE
+from retrieval.handlers.wire import answer, body, json_answer
+from retrieval.observe.request_log import note_queries
+from retrieval.observe.tracing import RECEIPT
+from retrieval.wire.search import ContextRequest, SearchAnswer, SearchRequest
+
+
+def finder(request: web.Request, param: str | None = "k") -> tuple[whole.Find, AnswerBudget]:
+    """Return a search of the collection in the path, and the budget that its searches share."""
+    app, name = request.app, request.match_info["collection"]
+    budget = whole.budget_of(request, param)
+
+    async def find(wanted: SearchRequest) -> SearchAnswer:
+        target = target_of(request)
+        target = target_of(request, read_token(wanted.min_seq, target.sharded.of))
+        found = await app[PIPELINE].search_shards(name, target, wanted, budget)
+        app[METRICS].search([found.receipt], found.timings_ms)
+        return found
+
+    return find, budget
+
+
+async def search(request: web.Request) -> web.Response:
+    wanted = await body(request, SearchRequest)
+    note_queries(request, [wanted.query])
+    find, budget = finder(request)
+    found = await find(wanted)
+    request[RECEIPT] = found.receipt
+    return json_answer(await whole.encode_answer(found, budget), whole.headers_of(found.timings_ms))
+
+
+async def search_batch(request: web.Request) -> web.Response:
+    searches, slots = await whole.searches_of(request), asyncio.Semaphore(whole.CONCURRENT_SEARCHES)
+    find, budget = finder(request, "searches")
+
+    async def find_one(wanted: SearchRequest) -> SearchAnswer:
+        async with slots:
+            return await find(wanted)
+
+    return await whole.answer_batch(request, searches, budget, find_one)
+
+
+async def context(request: web.Request) -> web.Response:
+    wanted = await body(request, ContextRequest)
+    check_context(wanted, request.app[CONFIG])
+    find, _ = finder(request, None if wanted.k is None else "k")
+
+    async def begin(searches: Sequence[SearchRequest]) -> None:
+        """Nothing is waited for here: each search waits at its shards."""
+
+    built = await whole.pack_context(request, wanted, target_of(request), begin, find)
+    request[RECEIPT] = built.receipt
+    return answer(built, headers=whole.headers_of(built.timings_ms))

@@ -1,0 +1,149 @@
+"""A node's own shards: says which there are, and answers calls of them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from functools import partial
+
+import msgspec
+from aiohttp import web
+
+from indexes.base.errors import NearlineError, Unavailable
+from indexes.base.work import WorkBudget
+from indexes.collection.collection import Collection
+from indexes.reading import scrolling
+from indexes.store.following import Follower
+from retrieval.access.privacy import VECTOR_EXPORT, VectorExport
+from retrieval.cluster.calls import (
+    Addressed,
+    AnyCall,
+    CallRefused,
+    CallReply,
+    Calls,
+    CountDocuments,
+    CountFacets,
+    CountTerms,
+    DocumentsCounted,
+    DocumentsPage,
+    Fetch,
+    NodeShards,
+    ReadExamples,
+    ReadPage,
+    ScanShard,
+    SearchShard,
+    ShardState,
+)
+from retrieval.cluster.names import ShardName
+from retrieval.handlers.documents import encode_page
+from retrieval.handlers.state import BODY, CATALOG, PIPELINE, STORE
+from retrieval.search.pipeline import wait_for_seq
+from retrieval.search.shard import LocalShard, run_at_once
+from retrieval.search.stopwatch import Stopwatch
+from retrieval.search.travel import pack, unpack
+from retrieval.wire.errors import MalformedRequest
+
+MSGPACK = "application/msgpack"
+
+
+async def show(request: web.Request) -> web.Response:
+    """Say which shards there are here, and in which state."""
+    catalog = request.app[CATALOG]
+
+    def work() -> bytes:
+        shards = {
+            name: state_of(one)
+            for name, one in catalog.collections.items()
+            if ShardName.parse(name) is not None
+        }
+        return pack(NodeShards(shards=shards, writes=not isinstance(request.app[STORE], Follower)))
+
+    return web.Response(body=await asyncio.to_thread(work), content_type=MSGPACK)
+
+
+def state_of(collection: Collection) -> ShardState:
+    snapshot = collection.snapshot
+    return ShardState(
+        seq=snapshot.seq,
+        documents=collection.documents,
+        passages=snapshot.live,
+        generation=snapshot.generation,
+        settings=collection.settings,
+        spoken=snapshot.languages(),
+        ranking=collection.ranking.current,
+        synonyms=collection.synonyms.current,
+    )
+
+
+async def answer(request: web.Request) -> web.Response:
+    """Answer calls of shards, each on a search thread. One that fails has its error in its place."""
+    sent = request.get(BODY) or await request.read()
+    try:
+        asked: Calls = await asyncio.to_thread(unpack, sent, Calls)
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise MalformedRequest(f"the body is not calls of shards: {error}") from None
+    now = asyncio.get_running_loop().time()
+    until = math.inf if asked.within_s is None else now + asked.within_s
+    watch = Stopwatch(deadline=None if asked.within_s is None else until)
+    try:
+        replies = await asyncio.gather(*(reply_to(request.app, one, watch, until) for one in asked.calls))
+    finally:
+        watch.left = True
+    return web.Response(body=pack(replies), content_type=MSGPACK)
+
+
+async def reply_to(app: web.Application, asked: Addressed, watch: Stopwatch, until: float) -> CallReply:
+    try:
+        collection = app[CATALOG].get(asked.shard)
+        await wait_for_seq(collection, asked.seq, until)
+        snapshot = collection.snapshot
+        if snapshot.seq < asked.seq:
+            raise Unavailable(f"shard {asked.shard} is at seq {snapshot.seq} here, before {asked.seq}")
+        shard = LocalShard(collection, snapshot, watch, WorkBudget())
+        work = partial(do, collection, shard, app[VECTOR_EXPORT], asked.call)
+        return CallReply(snapshot.seq, await app[PIPELINE].on_thread(work))
+    except NearlineError as error:
+        return CallReply(0, None, CallRefused.of(error))
+
+
+def do(collection: Collection, shard: LocalShard, export: VectorExport, call: AnyCall) -> bytes:
+    """Answer a call, packed. Run it on a search thread."""
+    match call:
+        case CountDocuments():
+            found = scrolling.count(collection, call.condition, shard.watch.on_step)
+            return pack(DocumentsCounted(found.documents, found.passages, found.seq))
+        case ReadPage():
+            return pack(read_page(collection, shard, call, export))
+        case SearchShard():
+            query = shard.snapshot.spare(call.ask.query)
+            ask = msgspec.structs.replace(call.ask, query=query)
+            searched = run_at_once(partial(shard.search, ask))
+            if (spared := searched.candidates.spared) is not None and shard.snapshot.skipper is not None:
+                shard.snapshot.skipper.learn(spared)
+            return pack(searched)
+        case CountTerms():
+            return pack(run_at_once(partial(shard.statistics, call.query)))
+        case Fetch():
+            return pack(run_at_once(partial(shard.fetch, call.ids, call.what)))
+        case CountFacets():
+            return pack(run_at_once(partial(shard.facets, call.condition, call.asked)))
+        case ReadExamples():
+            return pack(run_at_once(partial(shard.examples, call.documents)))
+        case ScanShard():
+            return pack(run_at_once(partial(shard.scan, call.vectors, call.depth, call.condition)))
+
+
+def read_page(
+    collection: Collection, shard: LocalShard, call: ReadPage, export: VectorExport
+) -> DocumentsPage:
+    page = scrolling.page(
+        collection,
+        call.after,
+        call.limit,
+        condition=call.condition,
+        text=call.text,
+        vectors=call.vectors,
+        bytes_max=call.bytes_max,
+        on_step=shard.watch.on_step,
+    )
+    return DocumentsPage([bytes(one) for one in encode_page(page, export, text=call.text)], page.following)

@@ -1,0 +1,108 @@
+"""The collection in several shards that a request is for, and how a search sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from indexes.base.errors import ModelMismatch, NotFound
+from indexes.base.model import Settings
+from indexes.parts.learned import RankingSettings, SynonymSettings
+from retrieval.access.auth import PRINCIPAL
+from retrieval.cluster.calls import AnyCall
+from retrieval.cluster.names import token_of
+from retrieval.cluster.nodes import Nodes, Sharded
+from retrieval.cluster.remote import RemoteShard
+from retrieval.search.steps import Away
+
+NODES = web.AppKey[Nodes | None]("NODES")  # None without a cluster
+
+
+@dataclass(slots=True)
+class ShardedTarget:
+    """A collection in shards. `least` are operations of shards, by number, that every answer must know of; the last
+    ones that a write through this service was acknowledged with are so for every request."""
+
+    nodes: Nodes
+    sharded: Sharded
+    least: Mapping[int, int]
+    parts: list[RemoteShard] = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = self.nodes.acknowledged
+        names = map(self.sharded.shard, range(self.sharded.of))
+        self.parts = [
+            RemoteShard(name, max(self.least.get(at, 0), known.get(name, 0))) for at, name in enumerate(names)
+        ]
+
+    @property
+    def settings(self) -> Settings:
+        return self.sharded.settings
+
+    @property
+    def ranking(self) -> RankingSettings | None:
+        return self.sharded.ranking
+
+    @property
+    def synonyms(self) -> SynonymSettings | None:
+        return self.sharded.synonyms
+
+    @property
+    def documents(self) -> int:
+        return self.sharded.documents
+
+    @property
+    def generation(self) -> int:
+        return self.sharded.generation
+
+    @property
+    def seen(self) -> str:
+        """The last operation of each shard that the answers so far know of."""
+        return token_of({at: one.seq for at, one in enumerate(self.parts)})
+
+    def spoken(self) -> Mapping[str, int]:
+        return self.sharded.spoken()
+
+    async def ask(self, calls: Sequence[Away[Any]], deadline: float | None = None) -> Sequence[Any]:
+        return await self.nodes.ask(calls, deadline)
+
+    async def ask_all(self, call: AnyCall) -> list[Any]:
+        """Answer a call of every shard. Raises the first error among the answers."""
+        return [answered(one) for one in await self.ask([Away(part, call) for part in self.parts])]
+
+    async def ask_one(self, shard: int, call: AnyCall) -> Any:
+        [found] = await self.ask([Away(self.parts[shard], call)])
+        return answered(found)
+
+
+def answered(found: Any) -> Any:
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def nodes_of(request: web.Request) -> Nodes:
+    nodes = request.app[NODES]
+    assert nodes is not None
+    return nodes
+
+
+def sharded_of(request: web.Request) -> Sharded:
+    """Return the collection in the path. Raises NotFound, also for one that the caller may not see, and ModelMismatch
+    if its shards have vectors of different models."""
+    caller = PRINCIPAL.get()
+    name = caller.full(request.match_info["collection"])
+    found = nodes_of(request).collection(name) if caller.may_use(name, {}) else None
+    if found is None:
+        raise NotFound(f"no collection {name!r}", param="collection")
+    prints = {one.settings.fingerprint for one in found.states.values()}
+    if found.settings.embeds and len(prints) > 1:
+        raise ModelMismatch(f"the shards of {name} have vectors of different models: give all nodes the same")
+    return found
+
+
+def target_of(request: web.Request, least: Mapping[int, int] | None = None) -> ShardedTarget:
+    return ShardedTarget(nodes_of(request), sharded_of(request), least or {})
