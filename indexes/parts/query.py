@@ -49,7 +49,8 @@ class Query(msgspec.Struct, frozen=True):
     generation it names; None: it searches the lists. `steps`: the depths, ascending,
     of earlier searches whose dense rankings this one extends. `ranks`: how many places of the dense ranking are found
     with the recall that was asked of the index, later ones with less; 0: `k`. `statistics`: what BM25 counts, if these
-    passages are not all that the scores shall rest on; None: these passages. `synonyms` expand the text.
+    passages are not all that the scores shall rest on; None: these passages. `spoken`: likewise, the languages of how
+    many passages a query's language is guessed among. `synonyms` expand the text.
     """
 
     k: int
@@ -68,6 +69,7 @@ class Query(msgspec.Struct, frozen=True):
     statistics: TermCounts | None = None
     synonyms: Synonyms | None = None
     sparing: Sparing | None = None
+    spoken: Mapping[str, int] | None = None
 
 
 class Candidates(msgspec.Struct, frozen=True):

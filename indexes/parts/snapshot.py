@@ -113,11 +113,12 @@ class Snapshot:
                 None,
                 self.exact_scan_max,
                 self.bounds,
-                spoken=self.spoken,
+                spoken=self.spoken_of(query),
                 on_step=on_step,
             )
         lexical = [visible.part.lexical for visible in self.parts]
-        spoken = self.language_of(query.text, query.language)
+        held = self.spoken_of(query)
+        spoken = self.language_of(query.text, query.language, query.spoken)
         languages = spoken.language, spoken.others
         statistics, corrected = self.statistics(query.statistics), NO_CORRECTIONS
         groups = prefix_groups(query.prefixes, lexical, *languages, on_step, work)
@@ -144,7 +145,7 @@ class Snapshot:
             self.bounds,
             corrected,
             [*required, *groups.values()],
-            self.spoken,
+            held,
             names=asked_keys(query.text),
             typos_whole=corrections.whole,
             light=not (corrections.compared or query.phrases or query.prefixes),
@@ -210,11 +211,18 @@ class Snapshot:
     @cached_property
     def spoken(self) -> Mapping[str, int]:
         """Live passages by language, so rounded that few writes change them, for judging a query's language."""
-        return {code: round_count(rows) for code, rows in self.languages().items()}
+        return rounded(self.languages())
 
-    def language_of(self, query: str, given: str | None = None) -> QueryLanguage:
-        """The language of a query: `given`, else a guess among those of the passages, weighted by their number."""
-        held = self.spoken
+    def spoken_of(self, query: Query) -> Mapping[str, int]:
+        """The languages among which that of a query is guessed."""
+        return rounded(query.spoken) if query.spoken else self.spoken
+
+    def language_of(
+        self, query: str, given: str | None = None, held: Mapping[str, int] | None = None
+    ) -> QueryLanguage:
+        """The language of a query: `given`, else a guess among those of the passages, weighted by their number; among
+        those in `held`, if given."""
+        held = rounded(held) if held else self.spoken
         if given is not None:
             language = primary(given)
         else:
@@ -223,9 +231,11 @@ class Snapshot:
         others = {code: n / total for code, n in held.items() if code != language}
         return QueryLanguage(language, dict(islice(others.items(), OTHERS_MAX)))
 
-    def looked_up(self, query: str, given: str | None = None) -> frozenset[str]:
+    def looked_up(
+        self, query: str, given: str | None = None, held: Mapping[str, int] | None = None
+    ) -> frozenset[str]:
         """The terms under which a query's words are looked up."""
-        spoken = self.language_of(query, given)
+        spoken = self.language_of(query, given, held)
         return frozenset(query_terms(query, spoken.language, spoken.others))
 
     # --- counting ---------------------------------------------------------------------------------------------
@@ -264,3 +274,7 @@ class Snapshot:
         length = sum(visible.part.lexical.length - visible.dead_length for visible in self.parts)
         dead = [layer for visible in self.parts for layer in visible.dead_terms]
         return Statistics(self.live, length, dead, [visible.alive for visible in self.parts])
+
+
+def rounded(counts: Mapping[str, int]) -> dict[str, int]:
+    return {key: round_count(count) for key, count in counts.items()}

@@ -101,7 +101,7 @@ def words_of(snapshot: Snapshot, query: Query) -> tuple[dict[str, dict[str, floa
     """Return the query's words that count, each with its terms and their counts, and the query's language."""
     if query.text is None:
         return {}, ""
-    spoken = snapshot.language_of(query.text, query.language)
+    spoken = snapshot.language_of(query.text, query.language, query.spoken)
     counts = query_terms(query.text, spoken.language, spoken.others)
     words: dict[str, dict[str, float]] = {}
     for token in dict.fromkeys(query.text.split()):

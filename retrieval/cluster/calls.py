@@ -68,9 +68,12 @@ class ReadPage(Call, frozen=True):
 
 
 class DocumentsCounted(msgspec.Struct, array_like=True, frozen=True):
+    """Those that match. `held` are all passages of the shard."""
+
     documents: int
     passages: int
     seq: int
+    held: int
 
 
 class DocumentsPage(msgspec.Struct, array_like=True, frozen=True):

@@ -18,7 +18,7 @@ from retrieval.cluster.names import ShardName, token_of
 from retrieval.cluster.nodes import RETRY_AFTER_S, Nodes, Sharded
 from retrieval.cluster.targets import nodes_of, sharded_of
 from retrieval.handlers import collections as whole
-from retrieval.handlers.state import BODY, CATALOG
+from retrieval.handlers.state import BODY, CATALOG, CONFIG
 from retrieval.handlers.wire import answer, answer_from, body
 from retrieval.wire.collections import (
     CollectionBody,
@@ -30,6 +30,7 @@ from retrieval.wire.collections import (
 )
 
 SUMS = (
+    "hot_capacity",
     "documents",
     "dead_passages",
     "segments",
@@ -60,11 +61,12 @@ async def create(request: web.Request) -> web.Response:
     if known is not None and (known.of != wanted.shards or len(known.states) == known.of):
         raise Conflict(f"{name!r} is a collection in {known.of} shards", param="name")
     placed = nodes.place(name, wanted.shards)
+    hot = request.app[CONFIG].index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity
     settings = {
         key: value
-        for key in ("model", "dimensions", "hot_capacity", "language")
+        for key in ("model", "dimensions", "language")
         if (value := getattr(wanted, key)) is not None
-    }
+    } | {"hot_capacity": -(-hot // wanted.shards)}
     missing = set(range(wanted.shards)).difference(known.states if known else ())
     await gather_or_cancel(
         nodes.send(
@@ -142,12 +144,17 @@ async def remove_synonyms(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-async def tell_all(request: web.Request, method: str, path: str) -> list[dict[str, Any]]:
-    """Send a change of settings to every shard. If it fails at some, sending it again is harmless."""
+async def tell_all(
+    request: web.Request, method: str, path: str, options: object = None
+) -> list[dict[str, Any]]:
+    """Send a request, or these options in the place of its body, to every shard. If it fails at some, sending it again
+    is harmless."""
     nodes, sharded = nodes_of(request), sharded_of(request)
     shards = [sharded.shard(number) for number in range(sharded.of)]
     writers = [nodes.writer_of(one) for one in shards]
-    sent = msgspec.Raw(request.get(BODY) or await request.read()) if request.body_exists else None
+    sent = options
+    if options is None and request.body_exists:
+        sent = msgspec.Raw(request.get(BODY) or await request.read())
     answers = await gather_or_cancel(
         nodes.send(node, method, f"{path_of(one)}/{path}", sent)
         for node, one in zip(writers, shards, strict=True)

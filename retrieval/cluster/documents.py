@@ -19,10 +19,11 @@ import msgspec
 from aiohttp import web
 
 from indexes.base.errors import InvalidInput, NearlineError, NotFound
+from indexes.filters.grammar import Unchecked
 from retrieval.access.auth import PRINCIPAL
 from retrieval.access.privacy import require_vectors
 from retrieval.base.cancellation import gather_or_cancel
-from retrieval.cluster.calls import CountDocuments, DocumentsCounted, DocumentsPage, ReadPage
+from retrieval.cluster.calls import DocumentsPage, ReadPage
 from retrieval.cluster.names import shard_of_document, token_of
 from retrieval.cluster.nodes import Nodes, Sharded
 from retrieval.cluster.targets import ShardedTarget, nodes_of, sharded_of, target_of
@@ -44,6 +45,7 @@ from retrieval.wire.documents import (
 )
 from retrieval.wire.documents import CountDocuments as CountRequest
 
+NOTHING = {"documents": "changed", "documents/delete": "deleted"}  # what the answer counts, by path
 COUNTS = ("documents", "unchanged", "passages", "tokens")  # of what was written
 PLACE = re.compile(r"documents\[(\d+)\]")
 
@@ -122,12 +124,16 @@ async def change_chosen(
     sent: dict[str, Any] = msgspec.json.decode(
         request.get(BODY) or await request.read(), type=dict[str, msgspec.Raw]
     )
-    bodies: dict[int, Any] = dict.fromkeys(range(sharded.of), sent)
     if isinstance(chosen, list):
         ids: dict[int, list[str]] = defaultdict(list)
         for one in chosen:
             ids[shard_of_document(one, sharded.of)].append(one)
-        bodies = {shard: {**sent, "ids": some} for shard, some in (ids or {0: []}).items()}
+        bodies: dict[int, Any] = {shard: {**sent, "ids": some} for shard, some in (ids or {0: []}).items()}
+    else:  # a shard without the keys of the filter would refuse it
+        counts = await target_of(request).counts(chosen)
+        bodies = dict.fromkeys((shard for shard, one in counts.items() if one.documents), sent)
+        if not bodies:
+            return sharded, {shard: {"seq": one.seq, NOTHING[path]: 0} for shard, one in counts.items()}
     return sharded, await send_all(nodes, sharded, request.method, path, bodies)
 
 
@@ -193,7 +199,7 @@ async def count(request: web.Request) -> web.Response:
     wanted = await body(request, CountRequest)
     target = target_of(request)
     condition = filter_of(wanted.filter, request.app[CONFIG])
-    found: list[DocumentsCounted] = await target.ask_all(CountDocuments(condition))
+    found = (await target.counts(condition)).values()
     documents, passages = sum(one.documents for one in found), sum(one.passages for one in found)
     return answer(CountBody(documents, passages, target.seen))
 
@@ -230,17 +236,29 @@ async def scroll(request: web.Request) -> web.Response:
 
 
 async def answer_page(target: ShardedTarget, call: ReadPage, cursor: str | None, name: str) -> web.Response:
-    """Answer with the documents after a cursor, those of one shard after those of another. A page may end with a
-    shard."""
+    """Answer with the documents after a cursor, those of one shard after those of another."""
     shard, after = (0, 0) if cursor is None else decode_cursor(cursor, target.sharded)
-    page: DocumentsPage = await target.ask_one(shard, msgspec.structs.replace(call, after=after))
-    following = None
-    if page.following is not None:
-        following = encode_cursor(shard, page.following, target.sharded)
-    elif shard + 1 < target.sharded.of:
-        following = encode_cursor(shard + 1, 0, target.sharded)
-    found = {"documents": [msgspec.Raw(one) for one in page.documents], name: following}
-    return await answer_from(lambda: found)
+    if call.condition is not None:
+        await target.counts(call.condition)  # raises for what no shard can match
+        call = msgspec.structs.replace(call, condition=Unchecked(call.condition))
+    found: list[bytes] = []
+    following: str | None = None
+    while following is None and shard < target.sharded.of:
+        left, bytes_left = call.limit - len(found), call.bytes_max - sum(map(len, found))
+        full = left <= 0 or bytes_left <= 0  # then only look whether there is another one
+        part = (
+            {"limit": 1, "text": False, "vectors": False}
+            if full
+            else {"limit": left, "bytes_max": bytes_left}
+        )
+        page: DocumentsPage = await target.ask_one(shard, msgspec.structs.replace(call, after=after, **part))
+        if full and page.documents:
+            following = encode_cursor(shard, after, target.sharded)
+        elif page.following is not None:
+            following = encode_cursor(shard, page.following, target.sharded)
+        found += [] if full else page.documents
+        shard, after = shard + 1, 0
+    return await answer_from(lambda: {"documents": [msgspec.Raw(one) for one in found], name: following})
 
 
 def encode_cursor(shard: int, position: int, sharded: Sharded) -> str:

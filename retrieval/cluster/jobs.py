@@ -36,18 +36,19 @@ class ShardJobs:
 
 
 async def reindex(request: web.Request) -> web.Response:
-    await body(request, Reindex)
-    return await start(request, "reindex")
+    wanted, of = await body(request, Reindex), sharded_of(request).of
+    capacity = {} if wanted.hot_capacity is None else {"hot_capacity": -(-wanted.hot_capacity // of)}
+    return await start(request, "reindex", capacity)
 
 
 async def erase(request: web.Request) -> web.Response:
     await body(request, Nothing)
-    return await start(request, "erase")
+    return await start(request, "erase", {})
 
 
-async def start(request: web.Request, kind: str) -> web.Response:
+async def start(request: web.Request, kind: str, options: dict[str, int]) -> web.Response:
     nodes, sharded = nodes_of(request), sharded_of(request)
-    started = await tell_all(request, "POST", kind)
+    started = await tell_all(request, "POST", kind, options)
     jobs = [(sharded.shard(number), str(one["job"])) for number, one in enumerate(started)]
     job_id = uuid.uuid4().hex
     nodes.jobs[job_id] = ShardJobs(sharded.name, jobs)

@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # between two looks at what a node has
 LOOK_AGAIN_S = 0.2  # between two looks for a collection that is not known
+FEW = 1000  # documents
 CONNECT_S = 2.0
 WRITE_S = 600.0  # between two pieces of an answer; embedding a large request takes minutes
 RETRY_AFTER_S = 2.0
@@ -92,11 +93,11 @@ class Sharded:
         return max(found, key=lambda one: one.set_ms, default=None)
 
     def spoken(self) -> Mapping[str, int]:
-        """How many passages are in each language."""
+        """How many passages are in each language, the most frequent first."""
         held: Counter[str] = Counter()
         for one in self.states.values():
             held.update(one.spoken)
-        return held
+        return dict(held.most_common())
 
 
 @dataclass(slots=True)
@@ -108,6 +109,7 @@ class Nodes:
     acknowledged: dict[str, int] = field(default_factory=dict, init=False)
     members: list[Node] = field(init=False)
     jobs: dict[str, Any] = field(default_factory=dict, init=False)  # of `cluster.jobs`, by id
+    _written: bool = field(default=False, init=False)
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _looked_at: float = field(default=float("-inf"), init=False)
     _session: aiohttp.ClientSession | None = field(default=None, init=False)
@@ -159,12 +161,17 @@ class Nodes:
             logger.warning("node %s at %s %s", node.name, node.url, why or "answers")
 
     async def find(self, name: str) -> Sharded | None:
-        """Return the collection of this full name. One that is not known is looked for, a few times a second at most:
-        it may have been created through another service."""
-        if (found := self.collection(name)) is not None:
+        """Return the collection of this full name. All nodes are asked first if it is not known, or empty, or something
+        was written through this service since: it may have been created or filled a moment ago. They are asked a few
+        times a second at most, unless there are few documents, of which each one counts for what a query's language
+        is."""
+        found = self.collection(name)
+        few = found is not None and found.documents < FEW
+        if found is not None and found.documents and not self._written:
             return found
         async with self._looking:
-            if time.monotonic() - self._looked_at > LOOK_AGAIN_S:
+            if (few and self._written) or time.monotonic() - self._looked_at > LOOK_AGAIN_S:
+                self._written = False
                 await self.look()
                 self._looked_at = time.monotonic()
         return self.collection(name)
@@ -214,6 +221,7 @@ class Nodes:
     def acknowledge(self, shard: str, seq: int) -> None:
         """Note that a write was acknowledged: from now on every answer through this service knows of it."""
         self.acknowledged[shard] = max(seq, self.acknowledged.get(shard, 0))
+        self._written = True
 
     def place(self, name: str, shards: int) -> list[Node]:
         """Choose the service that shall hold each shard of a new collection: each node gets as many as any other, and

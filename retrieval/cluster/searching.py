@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from indexes.base.errors import InvalidInput
+from indexes.filters.grammar import Exists
+from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import AnswerBudget
 from retrieval.cluster.names import read_token
 from retrieval.cluster.targets import target_of
@@ -16,6 +19,7 @@ from retrieval.handlers.state import CONFIG, METRICS, PIPELINE
 from retrieval.handlers.wire import answer, body, json_answer
 from retrieval.observe.request_log import note_queries
 from retrieval.observe.tracing import RECEIPT
+from retrieval.search.joint import NO_KEY
 from retrieval.wire.search import ContextRequest, SearchAnswer, SearchRequest
 
 
@@ -60,7 +64,10 @@ async def context(request: web.Request) -> web.Response:
     find, _ = finder(request, None if wanted.k is None else "k")
 
     async def begin(searches: Sequence[SearchRequest]) -> None:
-        """Nothing is waited for here: each search waits at its shards."""
+        if wanted.date_key is not None and PRINCIPAL.get().groups is None:
+            counts = await target_of(request).counts(Exists(wanted.date_key))
+            if not any(one.documents for one in counts.values()):
+                raise InvalidInput(f"{NO_KEY} {wanted.date_key!r}", param="date_key")
 
     built = await whole.pack_context(request, wanted, target_of(request), begin, find)
     request[RECEIPT] = built.receipt

@@ -111,7 +111,7 @@ def do(collection: Collection, shard: LocalShard, export: VectorExport, call: An
     match call:
         case CountDocuments():
             found = scrolling.count(collection, call.condition, shard.watch.on_step)
-            return pack(DocumentsCounted(found.documents, found.passages, found.seq))
+            return pack(DocumentsCounted(found.documents, found.passages, found.seq, shard.snapshot.live))
         case ReadPage():
             return pack(read_page(collection, shard, call, export))
         case SearchShard():

@@ -8,14 +8,16 @@ from typing import Any
 
 from aiohttp import web
 
-from indexes.base.errors import ModelMismatch, NotFound
+from indexes.base.errors import InvalidInput, ModelMismatch, NotFound
 from indexes.base.model import Settings
+from indexes.filters.grammar import Filter
 from indexes.parts.learned import RankingSettings, SynonymSettings
 from retrieval.access.auth import PRINCIPAL
-from retrieval.cluster.calls import AnyCall
+from retrieval.cluster.calls import AnyCall, CountDocuments, DocumentsCounted
 from retrieval.cluster.names import token_of
 from retrieval.cluster.nodes import Nodes, Sharded
 from retrieval.cluster.remote import RemoteShard
+from retrieval.search.joint import most_telling
 from retrieval.search.steps import Away
 
 NODES = web.AppKey[Nodes | None]("NODES")  # None without a cluster
@@ -69,9 +71,15 @@ class ShardedTarget:
     async def ask(self, calls: Sequence[Away[Any]], deadline: float | None = None) -> Sequence[Any]:
         return await self.nodes.ask(calls, deadline)
 
-    async def ask_all(self, call: AnyCall) -> list[Any]:
-        """Answer a call of every shard. Raises the first error among the answers."""
-        return [answered(one) for one in await self.ask([Away(part, call) for part in self.parts])]
+    async def counts(self, condition: Filter | None) -> dict[int, DocumentsCounted]:
+        """Count the documents and passages that match in each shard that can have some. Raises InvalidInput for a filter
+        that no shard can match."""
+        found = await self.ask([Away(part, CountDocuments(condition)) for part in self.parts])
+        refused = [one for one in found if isinstance(one, InvalidInput)]
+        counts = {at: answered(one) for at, one in enumerate(found) if one not in refused}
+        if refused and not any(one.held for one in counts.values()):
+            raise most_telling(refused)
+        return counts
 
     async def ask_one(self, shard: int, call: AnyCall) -> Any:
         [found] = await self.ask([Away(self.parts[shard], call)])

@@ -27,6 +27,7 @@ from retrieval.search.stages import CachedAnswer
 from retrieval.search.steps import all_of
 
 T = TypeVar("T", bound=np.generic)
+NO_KEY = "no document has the metadata key"
 
 
 @dataclass(slots=True)
@@ -50,11 +51,10 @@ class JointShard(Partition):
         ]
         searches = zip(self.shards, asks, strict=True)
         self.found = await all_of([self._search_one(shard, one, unknown) for shard, one in searches])
+        empty = sum(not one.passages for one in self.found)  # such a shard knows no keys, and refuses none
         for errors in unknown.values():
-            # Each shard suggests other names.
-            faults = {one.message.partition(";")[0] for one in errors}
-            if len(errors) == len(self.shards) and len(faults) == 1:
-                raise errors[0]
+            if len(errors) + empty == len(self.shards):
+                raise most_telling(errors)
         found, depths = self.found, (*ask.query.steps, ask.query.depth)
         candidates, kept = join([one.candidates for one in found], depths)
         return Searched(
@@ -87,14 +87,14 @@ class JointShard(Partition):
             try:
                 found = await shard.search(replace(ask, query=query, values=tuple(asked)))
             except InvalidInput as error:
-                places = [one.where for one in asked]
+                places, what = [one.where for one in asked], error.param or ""
                 if error.param in places:
                     del asked[places.index(error.param)]
                 elif query.condition is not None and not isinstance(query.condition, Unchecked):
-                    query = replace(query, condition=Unchecked(query.condition))
+                    query, what = replace(query, condition=Unchecked(query.condition)), "filter"
                 else:
                     raise
-                unknown.setdefault(error.param or "", []).append(error)
+                unknown.setdefault(what, []).append(error)
             else:
                 held = dict(zip([one.where for one in asked], found.values, strict=True))
                 nothing: list[list[Scalar]] = [[] for _ in range(len(found.candidates))]
@@ -135,8 +135,11 @@ class JointShard(Partition):
         """Count facets over all shards. Of a key with more values than a shard lists, rare ones are counted too low."""
         faults: list[InvalidInput] = []
         counts = await all_of([facets_of(shard, condition, asked, faults) for shard in self.shards])
-        if len(faults) == len(self.shards):
-            raise faults[0]
+        silent = sum(
+            not any(one.documents for one in of) for of in counts
+        )  # a shard without documents refuses nothing
+        if faults and len(faults) + silent >= len(self.shards):
+            raise most_telling(faults)
         return [add_counts(one) for one in zip(*counts, strict=True)]
 
     async def examples(self, documents: Sequence[str]) -> list[Example | None]:
@@ -150,6 +153,14 @@ class JointShard(Partition):
     async def scan(self, vectors: Floats, depth: int, condition: Filter | None) -> list[Ranking]:
         found = await all_of([shard.scan(vectors, depth, condition) for shard in self.shards])
         return [first_of(one, depth) for one in zip(*found, strict=True)]
+
+
+def most_telling(errors: Sequence[InvalidInput]) -> InvalidInput:
+    """Choose among the errors of all shards: one about values rather than that there is no such key, which is true only
+    if all say so; and the one that suggests most."""
+    return max(
+        errors, key=lambda one: (NO_KEY not in one.message, "did you mean" in one.message, len(one.message))
+    )
 
 
 async def facets_of(

@@ -285,6 +285,7 @@ class Pipeline:
             sharded.synonyms,
             embeds=settings.embeds,
         )
+        plan = replace(plan, query=replace(plan.query, spoken=sharded.spoken()))
         joint = JointShard(sharded.parts)
         documents = None if plan.query.condition else sharded.documents
         rounds = Rounds(BudgetShare(budget), documents, on_step=watch.on_step)

@@ -86,6 +86,7 @@ class Searched(msgspec.Struct, frozen=True):
     """What a shard found. Candidates of a hybrid search have both of their scores.
 
     corrected    query words that no passage has, each with the term that was looked up instead
+    passages     how many the shard has in all
     typos_whole  false if some unknown words were not looked up because that would take too long; the same for synonyms
     values       for each ValuesQuery, the values of each candidate
     """
@@ -97,6 +98,7 @@ class Searched(msgspec.Struct, frozen=True):
     terms: frozenset[str]
     grounds: StateSearched | None
     synonyms_whole: bool = True
+    passages: int = 0
 
 
 class What(msgspec.Struct, frozen=True):
@@ -307,11 +309,12 @@ class LocalShard:
             if ask.grounds
             else None,
             synonyms_whole=prepared.synonyms_whole,
+            passages=snapshot.live,
         )
 
     def _terms_of(self, text: str, prepared: Prepared) -> frozenset[str]:
         """Return the terms as which the words of a text are looked up, in the languages of query and passages."""
-        found = self.snapshot.looked_up(text, prepared.query.language)
+        found = self.snapshot.looked_up(text, prepared.query.language, prepared.query.spoken)
         return found.union(prepared.corrected.values(), prepared.grouped_terms)
 
     async def fetch(self, ids: Sequence[int], what: What) -> Fetched:
