@@ -45,7 +45,7 @@ from retrieval.wire.documents import (
 )
 from retrieval.wire.documents import CountDocuments as CountRequest
 
-NOTHING = {"documents": "changed", "documents/delete": "deleted"}  # what the answer counts, by path
+NOTHING = {"documents/patch": "changed", "documents/delete": "deleted"}  # what the answer counts, by path
 COUNTS = ("documents", "unchanged", "passages", "tokens")  # of what was written
 PLACE = re.compile(r"documents\[(\d+)\]")
 
@@ -110,7 +110,7 @@ async def delete_many(request: web.Request) -> web.Response:
 
 async def patch_many(request: web.Request) -> web.Response:
     wanted = await body(request, PatchDocuments)
-    sharded, replies = await change_chosen(request, wanted, "documents")
+    sharded, replies = await change_chosen(request, wanted, "documents/patch")
     return answer(Patched(token(sharded, replies), sum(one["changed"] for one in replies.values())))
 
 
@@ -215,7 +215,8 @@ async def list_page(request: web.Request) -> web.Response:
     call = ReadPage(
         0, limit, condition, text=True, vectors=vectors, bytes_max=request[HELD].page(limits.answer_bytes_max)
     )
-    return await answer_page(target_of(request), call, request.query.get("cursor"), "next_cursor")
+    cursor = request.query.get("cursor", "0")
+    return await answer_page(target_of(request), call, None if cursor == "0" else cursor, "next_cursor")
 
 
 async def scroll(request: web.Request) -> web.Response:

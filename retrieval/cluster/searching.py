@@ -19,7 +19,6 @@ from retrieval.handlers.state import CONFIG, METRICS, PIPELINE
 from retrieval.handlers.wire import answer, body, json_answer
 from retrieval.observe.request_log import note_queries
 from retrieval.observe.tracing import RECEIPT
-from retrieval.search.joint import NO_KEY
 from retrieval.wire.search import ContextRequest, SearchAnswer, SearchRequest
 
 
@@ -65,9 +64,11 @@ async def context(request: web.Request) -> web.Response:
 
     async def begin(searches: Sequence[SearchRequest]) -> None:
         if wanted.date_key is not None and PRINCIPAL.get().groups is None:
-            counts = await target_of(request).counts(Exists(wanted.date_key))
-            if not any(one.documents for one in counts.values()):
-                raise InvalidInput(f"{NO_KEY} {wanted.date_key!r}", param="date_key")
+            try:
+                await target_of(request).counts(Exists(wanted.date_key))
+            except InvalidInput as error:
+                error.param = "date_key"
+                raise
 
     built = await whole.pack_context(request, wanted, target_of(request), begin, find)
     request[RECEIPT] = built.receipt

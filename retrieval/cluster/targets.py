@@ -17,7 +17,7 @@ from retrieval.cluster.calls import AnyCall, CountDocuments, DocumentsCounted
 from retrieval.cluster.names import token_of
 from retrieval.cluster.nodes import Nodes, Sharded
 from retrieval.cluster.remote import RemoteShard
-from retrieval.search.joint import most_telling
+from retrieval.search.joint import raise_if_of_all
 from retrieval.search.steps import Away
 
 NODES = web.AppKey[Nodes | None]("NODES")  # None without a cluster
@@ -72,13 +72,13 @@ class ShardedTarget:
         return await self.nodes.ask(calls, deadline)
 
     async def counts(self, condition: Filter | None) -> dict[int, DocumentsCounted]:
-        """Count the documents and passages that match in each shard that can have some. Raises InvalidInput for a filter
-        that no shard can match."""
+        """Count the documents and passages that match in each shard that can have some. Raises InvalidInput for a
+        filter that no shard can match."""
         found = await self.ask([Away(part, CountDocuments(condition)) for part in self.parts])
         refused = [one for one in found if isinstance(one, InvalidInput)]
         counts = {at: answered(one) for at, one in enumerate(found) if one not in refused}
         if refused and not any(one.held for one in counts.values()):
-            raise most_telling(refused)
+            raise_if_of_all(refused)
         return counts
 
     async def ask_one(self, shard: int, call: AnyCall) -> Any:

@@ -54,7 +54,7 @@ class JointShard(Partition):
         empty = sum(not one.passages for one in self.found)  # such a shard knows no keys, and refuses none
         for errors in unknown.values():
             if len(errors) + empty == len(self.shards):
-                raise most_telling(errors)
+                raise_if_of_all(errors)
         found, depths = self.found, (*ask.query.steps, ask.query.depth)
         candidates, kept = join([one.candidates for one in found], depths)
         return Searched(
@@ -139,7 +139,7 @@ class JointShard(Partition):
             not any(one.documents for one in of) for of in counts
         )  # a shard without documents refuses nothing
         if faults and len(faults) + silent >= len(self.shards):
-            raise most_telling(faults)
+            raise_if_of_all(faults)
         return [add_counts(one) for one in zip(*counts, strict=True)]
 
     async def examples(self, documents: Sequence[str]) -> list[Example | None]:
@@ -155,12 +155,17 @@ class JointShard(Partition):
         return [first_of(one, depth) for one in zip(*found, strict=True)]
 
 
-def most_telling(errors: Sequence[InvalidInput]) -> InvalidInput:
-    """Choose among the errors of all shards: one about values rather than that there is no such key, which is true only
-    if all say so; and the one that suggests most."""
-    return max(
-        errors, key=lambda one: (NO_KEY not in one.message, "did you mean" in one.message, len(one.message))
-    )
+def raise_if_of_all(errors: Sequence[InvalidInput]) -> None:
+    """Raise what is wrong with a request for all shards: only if all refuse it for the same part of it, since each
+    knows its own keys alone. Of their errors choose one about values, rather than that there is no such key, which is
+    true only if all say so; and the one that suggests most."""
+    places = sorted((one.param or "" for one in errors), key=len)
+    if all(one.startswith(places[0]) for one in places):
+        raise max(errors, key=told)
+
+
+def told(error: InvalidInput) -> tuple[bool, bool, int]:
+    return NO_KEY not in error.message, "did you mean" in error.message, len(error.message)
 
 
 async def facets_of(

@@ -17,6 +17,7 @@ from indexes.base.errors import Conflict, Unavailable, message_of
 from indexes.store.following import Follower
 from retrieval.base.request_id import REQUEST_ID
 from retrieval.base.settings import StoreSection
+from retrieval.cluster import serving
 from retrieval.dialects import vector_stores
 from retrieval.handlers import auth, collections, feedback, jobs
 from retrieval.handlers.state import CONFIG, SCOPES, STORE, TASKS
@@ -28,7 +29,7 @@ CONNECT_S = 5.0
 ANSWER_S = 600.0  # between two pieces of an answer; embedding a large request takes minutes
 WAIT_S = 20  # for news, in one request
 PAUSE_S = 2.0
-OF_THIS_MACHINE = {jobs.reindex, jobs.tune, jobs.rollback}  # its indexes
+OF_THIS_MACHINE = {jobs.reindex, jobs.tune, jobs.rollback, serving.answer}  # its indexes
 OF_WRITER = {feedback.write, feedback.list_feedback}  # which is in no store
 NAMING = {  # what changes names or keys; it is known here before its answer goes on
     collections.create,

@@ -1,0 +1,198 @@
+"""The parts of a cluster without other machines: names, tokens, placement, and searches that wait between steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexes.base.errors import Conflict, InvalidInput, NotFound, TooLarge, Unavailable
+from indexes.directory.marker import NAME
+from indexes.filters.grammar import parse_filter
+from indexes.parts.query import Query
+from retrieval.base.settings import ClusterSection
+from retrieval.cluster.calls import ANSWERS, AnyCall, CallRefused, NodeShards, SearchShard
+from retrieval.cluster.names import ShardName, read_token, shard_of_document, token_of
+from retrieval.cluster.nodes import Nodes
+from retrieval.search.joint import raise_if_of_all
+from retrieval.search.shard import Ask, LocalShard
+from retrieval.search.steps import Away, all_of, run_in_steps
+from retrieval.search.stopwatch import Stopwatch
+from retrieval.search.travel import pack, unpack
+from tests.support.vectors import World, fill, make_collection
+
+
+@pytest.mark.parametrize("collection", ["docs", "a-b_c", "docs@acme"])
+def test_a_shard_is_named_after_its_collection(collection: str) -> None:
+    name = ShardName(collection, 2, 16)
+    assert ShardName.parse(str(name)) == name
+    assert NAME.fullmatch(str(name))
+    for other in ("docs", "docs~16of16", "docs~1", "docs~1of2~1of2", "docs~of2"):
+        assert ShardName.parse(other) is None
+
+
+def test_documents_stay_where_they_are() -> None:
+    """The shard of a document depends on its id alone, also in versions to come."""
+    assert [shard_of_document(one, 7) for one in ("a", "b", "ä", "1", "doc-000001")] == [2, 5, 0, 2, 5]
+    counts = Counter(shard_of_document(f"document {number}", 16) for number in range(16_000))
+    assert len(counts) == 16
+    assert max(counts.values()) < 1_150
+
+
+@given(st.dictionaries(st.integers(0, 6), st.integers(0, 10**12), min_size=1))
+def test_a_token_holds_one_operation_of_each_shard(seqs: dict[int, int]) -> None:
+    assert read_token(token_of(seqs), 7) == seqs
+
+
+@pytest.mark.parametrize("token", [4, "", "x", "7.1", "0.1-", "0.1.2", "1.-2", "0." + "9" * 30])
+def test_other_tokens_are_refused(token: int | str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        read_token(token, 7)
+    assert refused.value.param == "min_seq"
+
+
+def nodes_of(*names: str) -> Nodes:
+    nodes = Nodes(ClusterSection(nodes={name: [f"http://{name}"] for name in names}))
+    for one in nodes.members:
+        one.shards = NodeShards(shards={}, writes=True)
+    return nodes
+
+
+def test_shards_are_divided_evenly_and_stay() -> None:
+    """Each node gets as many as any other, and of 96 shards a new node takes few from those that keep theirs."""
+    before, after = nodes_of("a", "b", "c").place("docs", 96), nodes_of("a", "b", "c", "d").place("docs", 96)
+    assert {*Counter(one.name for one in before).values()} == {32}
+    assert {*Counter(one.name for one in after).values()} == {24}
+    moved = sum(old.name != new.name for old, new in zip(before, after, strict=True))
+    assert moved <= 40  # 24 at least
+
+
+def test_no_collection_without_all_nodes() -> None:
+    nodes = nodes_of("a", "b")
+    nodes.members[1].shards = None
+    with pytest.raises(Unavailable, match="node b takes no writes"):
+        nodes.place("docs", 4)
+
+
+def test_two_writers_of_one_shard_are_refused(tmp_path: Path) -> None:
+    nodes = nodes_of("a", "b")
+    held = NodeShards(shards={"docs~0of2": None}, writes=True)  # type: ignore[dict-item]
+    for one in nodes.members:
+        one.shards = held
+    with pytest.raises(Conflict, match="http://a and http://b both write to shard docs~0of2"):
+        nodes.writer_of("docs~0of2")
+
+
+# --- searches in steps ----------------------------------------------------------------------------------------
+
+
+class Asked:
+    """Answers calls by doubling them, in rounds; one of "bad" fails."""
+
+    def __init__(self) -> None:
+        self.rounds: list[list[Any]] = []
+
+    async def ask(self, calls: Sequence[Away[Any]]) -> list[Any]:
+        self.rounds.append([one.call for one in calls])
+        return [Unavailable("bad") if one.call == "bad" else one.call * 2 for one in calls]
+
+
+async def on_thread(step: Callable[[], Any]) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, step)
+
+
+async def twice(first: Any) -> Any:
+    return await Away(None, await Away(None, first))
+
+
+def run(work: Callable[[], Any], asked: Asked) -> Any:
+    return asyncio.run(run_in_steps(work, on_thread, asked.ask))
+
+
+def test_calls_that_can_be_asked_together_are() -> None:
+    """Two searches of two calls each take two rounds, beside one that waits for nothing."""
+
+    async def nothing() -> int:
+        return 7
+
+    asked = Asked()
+    assert run(lambda: all_of([twice(1), nothing(), twice(10)]), asked) == [4, 7, 40]
+    assert asked.rounds == [[1, 10], [2, 20]]
+
+
+def test_a_call_that_fails_raises_where_it_was_awaited() -> None:
+    async def careful() -> Any:
+        try:
+            return await Away(None, "bad")
+        except Unavailable:
+            return await Away(None, "good")
+
+    asked = Asked()
+    assert run(lambda: all_of([careful(), twice(1)]), asked) == ["goodgood", 4]
+    with pytest.raises(Unavailable):
+        run(lambda: all_of([twice(1), twice("bad")]), Asked())
+
+
+def test_a_search_whose_caller_has_left_ends() -> None:
+    """What it has opened is closed."""
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            await Away(None, 1)
+        finally:
+            ended.append("closed")
+
+    async def never(calls: Sequence[Away[Any]]) -> Sequence[Any]:
+        await asyncio.sleep(1000)
+        return []
+
+    async def leave() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(run_in_steps(work, on_thread, never), 0.05)
+
+    asyncio.run(leave())
+    assert ended == ["closed"]
+
+
+# --- what travels ---------------------------------------------------------------------------------------------
+
+
+def test_every_call_has_an_answer_that_can_travel(tmp_path: Path) -> None:
+    assert set(ANSWERS) == set(AnyCall.__args__)
+    collection = make_collection(tmp_path / "c")
+    fill(collection, World(), range(30))
+    condition = parse_filter({"type": "eq", "key": "even", "value": True}, conditions_max=1)
+    query = Query(10, 20, "river", World().queries(1)[0], condition=condition)
+    call = unpack(pack(SearchShard(Ask(query))), AnyCall)
+    shard = LocalShard(collection, collection.snapshot, Stopwatch())
+    found = asyncio.run(shard.search(call.ask))
+    again = unpack(pack(found), ANSWERS[SearchShard])
+    assert again.candidates.ids.tolist() == found.candidates.ids.tolist()
+    assert again.passages == 30
+    collection.close()
+
+
+@pytest.mark.parametrize(
+    "error", [NotFound("gone", param="x"), TooLarge("much"), Unavailable("away", retry_after_s=7)]
+)
+def test_an_error_comes_back_as_it_was(error: Any) -> None:
+    back = CallRefused.of(error).error
+    assert (type(back), back.message, back.param) == (type(error), error.message, error.param)
+    assert getattr(back, "retry_after_s", None) == getattr(error, "retry_after_s", None)
+
+
+def test_what_only_some_shards_refuse_is_allowed() -> None:
+    """One knows the first key of a filter, the other one the second."""
+    unknown = partial(InvalidInput, "no document has the metadata key 'a'")
+    raise_if_of_all([unknown(param="filter.filters[0]"), unknown(param="filter.filters[1]")])
+    telling = InvalidInput("'a' holds strings", param="filter.value")
+    with pytest.raises(InvalidInput, match="holds strings"):
+        raise_if_of_all([unknown(param="filter"), telling])

@@ -1,0 +1,362 @@
+"""A cluster of real services: two nodes, one of them with a replica that follows it through a store."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.serving.process import ServerProcess
+from retrieval.cluster.names import shard_of_document
+from tests.support.commands import nearline
+from tests.support.http import Http, Reply
+from tests.support.redis_server import free_port
+
+pytestmark = pytest.mark.model
+UP_S = 30.0
+SUBJECTS = ["The gardener", "A sailor", "My neighbor", "The old miller", "A careful engineer"]
+VERBS = ["paints", "repairs", "forgets", "measures", "sells", "describes", "hides"]
+THINGS = [
+    "the copper kettle",
+    "a wooden bridge",
+    "the lighthouse",
+    "two clocks",
+    "an orchard",
+    "the harbor map",
+]
+WHEN = ["before sunrise", "in the winter", "without a word", "every Sunday", "after the storm"]
+
+
+class KeyHttp(Http):
+    """Calls with an access key."""
+
+    def __init__(self, url: str, key: str) -> None:
+        super().__init__(url)
+        self.key = key
+
+    def call(self, method: str, path: str, body: object = None, **options: Any) -> Reply:
+        headers: Mapping[str, str] = {
+            "Authorization": f"Bearer {self.key}",
+            **(options.pop("headers", None) or {}),
+        }
+        return super().call(method, path, body, headers=headers, **options)
+
+
+@dataclass
+class Cluster:
+    """`a` writes, `copy` follows it, `b` is another node. `http` asks `a`, `at_b` asks `b`; `reader` may see what is
+    for the group `staff`."""
+
+    folder: Path
+    ports: dict[str, int]
+    environ: dict[str, str]
+    services: dict[str, ServerProcess]
+    keys: dict[str, str]
+
+    def start(self, name: str) -> None:
+        store = {"a": "writer", "copy": "replica"}.get(name)
+        more = {} if store is None else {"NEARLINE_STORE_URL": (self.folder / "store").as_uri()}
+        more |= {"NEARLINE_STORE_REPLICA": "true"} if store == "replica" else {}
+        self.services[name] = ServerProcess(
+            self.folder / name, {**self.environ, **more}, port=self.ports[name]
+        )
+
+    @property
+    def http(self) -> KeyHttp:
+        return KeyHttp(self.services["a"].url, self.keys["a"])
+
+    @property
+    def at_b(self) -> KeyHttp:
+        return KeyHttp(self.services["b"].url, self.keys["b"])
+
+    def until(self, **up: bool) -> None:
+        """Wait until `a` knows which services are up."""
+        urls = {f"http://127.0.0.1:{self.ports[name]}": state for name, state in up.items()}
+        late = time.monotonic() + UP_S
+        while time.monotonic() < late:
+            found = {one["url"]: one["up"] for one in self.http.ok("GET", "/v1/cluster")["services"]}
+            if all(found[url] == state for url, state in urls.items()):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"not so within {UP_S} s: {up}")
+
+
+def make_key(data: Path, *scopes: str, groups: str | None = None) -> str:
+    options = [part for one in scopes for part in ("--scope", one)] + (
+        [] if groups is None else ["--group", groups]
+    )
+    made = nearline("keys", "create", "--data", data, *options, "--json")
+    assert made.returncode == 0, made.stderr
+    key: str = json.loads(made.stdout)["key"]
+    return key
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    ports = {name: free_port() for name in ("a", "copy", "b")}
+    urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+    keys = {
+        "a": make_key(folder / "a", "search", "write", "admin"),
+        "reader": make_key(folder / "a", "search", groups="staff"),
+        "b": make_key(folder / "b", "search", "write", "admin"),
+    }
+    environ = {
+        "NEARLINE_CLUSTER_NODES": json.dumps({"a": [urls["a"], urls["copy"]], "b": [urls["b"]]}),
+        "NEARLINE_CLUSTER_SECRET": "between us",
+        "NEARLINE_SERVER_SEARCH_PROCESSES": "0",
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent.resolve()),
+    }
+    found = Cluster(folder, ports, environ, {}, keys)
+    try:
+        for name in ("a", "copy", "b"):
+            found.start(name)
+        found.until(a=True, copy=True, b=True)
+        yield found
+    finally:
+        for one in found.services.values():
+            one.stop()
+
+
+def sentences(count: int) -> list[dict[str, Any]]:
+    rng = random.Random(7)
+    made = []
+    for number in range(count):
+        parts = [rng.choice(some) for some in (SUBJECTS, VERBS, THINGS, WHEN)]
+        made.append(
+            {
+                "id": f"s{number}",
+                "text": f"{' '.join(parts)}, {rng.choice(VERBS)} {rng.choice(THINGS)} {rng.choice(WHEN)}, {number}.",
+                "metadata": {
+                    "number": number,
+                    "kind": rng.choice("abc"),
+                    "day": f"2026-{number % 12 + 1:02}-01",
+                },
+            }
+        )
+    return made
+
+
+SEARCHES: list[dict[str, Any]] = [
+    {},
+    {"mode": "lexical"},
+    {"mode": "dense"},
+    {"mode": "dense", "exact": True},
+    {"filter": {"type": "eq", "key": "kind", "value": "a"}},
+    {"k": 15, "offset": 20},
+    {"facets": ["kind", {"key": "number", "ranges": [0, 50, 100]}]},
+    # All that match are candidates: of more, those of equal scores are in no order.
+    {
+        "sort": [{"key": "day", "order": "desc"}, {"key": "number"}],
+        "filter": {"type": "lt", "key": "number", "value": 90},
+    },
+    {"boosts": [{"key": "number", "scale": "log"}]},
+    {"collapse": {"key": "kind", "hits": 2}, "k": 3},
+    {"mmr": 0.7},
+    {"like": ["s3"]},
+    {"highlight": True},
+    {"expand": {"before": 1}},
+]
+
+
+@pytest.fixture(scope="module")
+def sizes(cluster: Cluster) -> dict[int, str]:
+    """The same documents in one piece, in four and in seven shards, with some deleted and some replaced."""
+    names = {}
+    for shards in (1, 4, 7):
+        names[shards] = name = f"of-{shards}"
+        cluster.http.ok("POST", "/v1/collections", {"name": name, "shards": shards})
+        made = sentences(260)
+        for begin in range(0, 260, 65):
+            cluster.http.write(name, *made[begin : begin + 65])
+        cluster.http.write(name, *({**one, "text": f"{one['text']} Again."} for one in made[10:30]))
+    return names
+
+
+@pytest.mark.parametrize("options", SEARCHES, ids=str)
+@pytest.mark.parametrize("shards", [4, 7])
+def test_shards_answer_as_one_piece_does(
+    cluster: Cluster, sizes: dict[int, str], shards: int, options: dict[str, Any]
+) -> None:
+    """The same hits with the same scores, whichever node is asked; only equal scores may stand in another order."""
+    for asked, query in (
+        (cluster.http, "who repairs the lighthouse?"),
+        (cluster.at_b, "copper kettles in winter"),
+    ):
+        search = {"query": query, "cache": False, **options}
+        whole, divided = cluster.http.search(sizes[1], **search), asked.search(sizes[shards], **search)
+        assert [hit["score"] for hit in divided["hits"]] == pytest.approx(
+            [hit["score"] for hit in whole["hits"]], abs=2e-5
+        )
+        last = whole["hits"][-1]["score"]
+        above = [
+            {hit["document_id"] for hit in one["hits"] if hit["score"] > last + 2e-5}
+            for one in (whole, divided)
+        ]
+        assert above[0] == above[1] or "sort" in options
+        assert divided.get("facets") == whole.get("facets")
+        for hit in whole["hits"]:
+            same = next((one for one in divided["hits"] if one["document_id"] == hit["document_id"]), hit)
+            assert (same["text"], same.get("highlights")) == (hit["text"], hit.get("highlights"))
+
+
+def test_documents_are_written_read_changed_and_deleted(cluster: Cluster) -> None:
+    http, other = cluster.http, cluster.at_b
+    http.ok("POST", "/v1/collections", {"name": "books", "shards": 5})
+    made = sentences(60)
+    assert other.call("POST", "/v1/collections", {"name": "books", "shards": 5}).status == 409
+    written = other.write(
+        "books", *made, {"id": 7, "text": "A number as an id.", "metadata": {"only": "here"}}
+    )
+    assert (written["documents"], written["unchanged"]) == (61, 0)
+    assert http.write("books", *made)["unchanged"] == 60
+    assert http.ok("GET", "/v1/collections/books/documents/7")["text"] == "A number as an id."
+    assert http.call("GET", "/v1/collections/books/documents/nothing").status == 404
+    assert other.found("books", query="an id that is a number", min_seq=written["seq"])[0] == "7"
+    # The filter's key is known to the shard of one document alone.
+    only = {"type": "exists", "key": "only"}
+    assert http.ok("POST", "/v1/collections/books/documents/count", {"filter": only})["documents"] == 1
+    patched = http.ok(
+        "POST", "/v1/collections/books/documents/patch", {"filter": only, "metadata": {"read": True}}
+    )
+    assert patched["changed"] == 1
+    assert other.ok("GET", "/v1/collections/books/documents/7")["metadata"] == {"only": "here", "read": True}
+    path, seen = "/v1/collections/books/documents/scroll", list[str]()
+    cursor = None
+    while True:
+        page = other.ok("POST", path, {"limit": 17, **({"cursor": cursor} if cursor else {})})
+        seen += [one["id"] for one in page["documents"]]
+        if (cursor := page["cursor"]) is None:
+            break
+    assert sorted(seen) == sorted(["7", *(one["id"] for one in made)])
+    gone = http.ok("POST", "/v1/collections/books/documents/delete", {"ids": ["s1", "s2", "s3", "absent"]})
+    assert gone["deleted"] == 3
+    assert http.ok("DELETE", "/v1/collections/books/documents/s4")["deleted"] == 1
+    late = {"type": "gte", "key": "number", "value": 30}
+    assert other.ok("POST", "/v1/collections/books/documents/delete", {"filter": late})["deleted"] == 30
+    shown = http.ok("GET", "/v1/collections/books")
+    assert (shown["documents"], len(shown["shards"])) == (27, 5)
+    assert {one["node"] for one in shown["shards"]} == {"a", "b"}
+    job = http.reindex("books")
+    assert (job["status"], job["collection"]) == ("succeeded", "books")
+    assert http.ok("GET", "/v1/collections/books")["generation"] > 0
+    http.ok("PUT", "/v1/collections/books/synonyms", {"synonyms": [["zymurgy", "kettle"]]})
+    assert "kettle" in other.search("books", query="zymurgy", mode="lexical")["hits"][0]["text"]
+    http.ok("DELETE", "/v1/collections/books")
+    assert other.call("GET", "/v1/collections/books").status == 404
+
+
+def test_errors_are_those_of_the_whole_request(cluster: Cluster, sizes: dict[int, str]) -> None:
+    http, name = cluster.http, sizes[4]
+    documents = [{"id": f"e{number}", "text": "fine"} for number in range(8)] + [{"id": "e8", "text": ""}]
+    refused = http.call("POST", f"/v1/collections/{name}/documents", {"documents": documents})
+    assert (refused.status, refused.body["error"]["param"]) == (422, "documents[8].text")
+    assert "send the request again" in refused.body["error"]["message"]
+    wrong = [
+        ("search", {"query": "x", "sort": [{"key": "nowhere"}]}, "sort[0].key"),
+        ("search", {"query": "x", "filter": {"type": "eq", "key": "nowhere", "value": 1}}, "filter"),
+        ("search", {"query": "x", "min_seq": 5}, "min_seq"),
+        ("search", {"query": "x", "facets": ["nowhere"]}, "facets[0]"),
+        ("documents/scroll", {"cursor": "bm9uc2Vuc2U"}, "cursor"),
+        ("documents", {"documents": []}, "documents"),
+    ]
+    for path, body, param in wrong:
+        reply = http.call("POST", f"/v1/collections/{name}/{path}", body)
+        assert (reply.status, reply.body["error"]["param"]) == (422, param), reply
+    assert (
+        http.call("POST", f"/v1/collections/{sizes[1]}/search", {"query": "x", "min_seq": "0.1"}).status
+        == 422
+    )
+    not_yet = http.call("POST", f"/v1/collections/{name}/tune", {})
+    assert (not_yet.status, not_yet.body["error"]["param"]) == (409, "collection")
+    # What belongs to a shard is not for a writer to say.
+    shard = next(
+        one["name"] for one in http.ok("GET", f"/v1/collections/{name}")["shards"] if one["node"] == "a"
+    )
+    direct = http.call("POST", f"/v1/collections/{shard}/documents", {"documents": documents[:1]})
+    assert (direct.status, direct.body["error"]["type"]) == (409, "conflict")
+
+
+def test_keys_and_groups_hold(cluster: Cluster) -> None:
+    """Nodes ask each other with the secret alone; a key that sees some documents sees no others, wherever they are."""
+    http = cluster.http
+    http.ok("POST", "/v1/collections", {"name": "memos", "shards": 3})
+    http.write(
+        "memos",
+        *({"id": f"open{n}", "text": f"memo {n} about parking"} for n in range(6)),
+        *(
+            {"id": f"staff{n}", "text": f"memo {n} about parking", "metadata": {"acl": ["staff"]}}
+            for n in range(6)
+        ),
+        *(
+            {"id": f"board{n}", "text": f"memo {n} about parking", "metadata": {"acl": ["board"]}}
+            for n in range(6)
+        ),
+    )
+    reader = KeyHttp(http.url, cluster.keys["reader"])
+    found = reader.found("memos", query="memo about parking", k=18, collapse=False)
+    assert sorted(found) == sorted(f"{kind}{n}" for kind in ("open", "staff") for n in range(6))
+    assert reader.ok("POST", "/v1/collections/memos/documents/count", {})["documents"] == 12
+    assert reader.ok("GET", "/v1/collections/memos/documents/staff1")["id"] == "staff1"
+    assert reader.call("GET", "/v1/collections/memos/documents/board1").status == 404
+    listed = reader.ok("GET", "/v1/collections/memos/documents?limit=100")["documents"]
+    assert len(listed) == 12
+    assert reader.call("GET", "/v1/collections/memos").status == 403
+    for secret in ("another", "open", ""):
+        reply = Http(http.url).call("GET", "/v1/shards", headers={"X-Nearline-Cluster": secret})
+        assert reply.status == 401, secret
+    assert Http(http.url).call("POST", "/v1/shards", raw=b"x").status == 401
+    assert http.call("POST", "/v1/shards", raw=b"x").status == 400
+
+
+def test_a_replica_answers_while_its_writer_hangs(cluster: Cluster, sizes: dict[int, str]) -> None:
+    """Searches go on; writes wait for the writer, and what was acknowledged before is found."""
+    at_b, name = cluster.at_b, sizes[4]
+    written = at_b.write(name, {"id": "zugzwang", "text": "A move that one would rather not make: zugzwang."})
+    late = time.monotonic() + UP_S  # until the replica has it
+    while time.monotonic() < late:
+        seen = {
+            one["url"]: one["shards"]
+            for one in at_b.ok("GET", "/v1/cluster")["services"]
+            if one["node"] == "a"
+        }
+        if len({json.dumps(one) for one in seen.values()}) == 1:
+            break
+        time.sleep(0.1)
+    hung = cluster.services["a"]
+    os.kill(hung.pid, signal.SIGSTOP)
+    try:
+        for _ in range(5):
+            assert at_b.found(name, query="zugzwang", min_seq=written["seq"], cache=False)[0] == "zugzwang"
+    finally:
+        os.kill(hung.pid, signal.SIGCONT)
+    cluster.until(a=True)
+
+
+def test_a_node_is_lost_and_comes_back(cluster: Cluster, sizes: dict[int, str]) -> None:
+    """Without it, what needs its shards gets 503 and names one; with it, nothing is missing."""
+    http, name = cluster.http, sizes[7]
+    before = http.ok("POST", f"/v1/collections/{name}/documents/count", {})["documents"]
+    cluster.services["b"].kill()
+    lost = http.call("POST", f"/v1/collections/{name}/search", {"query": "the harbor map", "cache": False})
+    assert (lost.status, lost.body["error"]["type"]) == (503, "unavailable"), lost
+    assert "Retry-After" in lost.headers
+    cluster.until(b=False)
+    document = next(one for one in (f"n{number}" for number in range(100)) if shard_of_document(one, 7) == 0)
+    listed = http.ok("GET", "/v1/collections")
+    assert name in [one["name"] for one in listed["quarantined"]]
+    shown = nearline("cluster", "--url", http.url, NEARLINE_KEY=cluster.keys["a"])
+    assert "cannot be reached" in " ".join(shown.stdout.split()), shown
+    cluster.start("b")
+    cluster.until(b=True)
+    assert http.ok("POST", f"/v1/collections/{name}/documents/count", {})["documents"] == before
+    http.write(name, {"id": document, "text": "Back again."})
+    assert http.found(name, query="back again", mode="lexical")[0] == document
