@@ -171,7 +171,7 @@ class WeightedQuery:
     """A query ready to score: each term with idf times its count in the query, and the mean passage length.
 
     `bound` is the score of a passage with unlimited occurrences of all terms, including those that no passage has.
-    `complete`: each word is a term of some live passage. `met` keeps the postings that `weigh` found in
+    `missing`: the terms of words that no live passage has. `met` keeps the postings that `weigh` found in
     each part, so scoring does not look terms up again.
     """
 
@@ -179,7 +179,7 @@ class WeightedQuery:
     mean_length: float
     bm25: Bm25
     bound: float
-    complete: bool = True
+    missing: frozenset[str] = frozenset()
     groups: Groups = field(default_factory=dict)
     synonyms: Expansion = NOTHING
     met: tuple[tuple[LexicalPart, tuple[Postings, ...]], ...] = field(default=(), compare=False, repr=False)
@@ -224,14 +224,15 @@ def weigh(
         groups = {**groups, **more.groups}
     met = [[postings_of(part, term, groups) for term in counts] for part in parts]
     weights = {}
-    mass, complete = 0.0, True
+    mass, missing = 0.0, set[str]()
     for at, (term, count) in enumerate(counts.items()):
         postings = [found[at] for found in met]
         held = any(len(rows) for rows, _ in postings)
         live = statistics.live(term, postings, grouped=term in groups)
         if live or term in own or term in groups:  # a missing form in another language is not a missing word
             mass += count * idf(live, statistics.passages)
-        complete &= live > 0 or term not in own
+        if not live and term in own:
+            missing.add(term)
         if held:
             weights[at] = (term, count * idf(max(live, 1), statistics.passages))
     return WeightedQuery(
@@ -239,7 +240,7 @@ def weigh(
         statistics.mean_length,
         bm25,
         mass * (bm25.k1 + 1),
-        complete,
+        frozenset(missing),
         groups,
         more,
         tuple((part, tuple(found[at] for at in weights)) for part, found in zip(parts, met, strict=True)),

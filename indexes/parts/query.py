@@ -24,17 +24,23 @@ NAMED_IN_PART = 0.5  # by the heading, or the last part of a name
 
 class TermCounts(msgspec.Struct, frozen=True):
     """What the BM25 scores of a query rest on: how many live passages there are, how many terms they have together, and
-    in how many of them each term of the query is."""
+    in how many of them each term of the query is. `missing` are the terms of words that none of them has."""
 
     passages: int
     length: int
     frequencies: Mapping[str, int]
+    missing: frozenset[str] = frozenset()
 
     def plus(self, other: TermCounts) -> TermCounts:
         """The counts over both, for shards that have no passage in common."""
         frequencies = Counter(self.frequencies)
         frequencies.update(other.frequencies)
-        return TermCounts(self.passages + other.passages, self.length + other.length, frequencies)
+        return TermCounts(
+            self.passages + other.passages,
+            self.length + other.length,
+            frequencies,
+            self.missing & other.missing,
+        )
 
 
 class Query(msgspec.Struct, frozen=True):

@@ -130,7 +130,7 @@ class Snapshot:
         given = query.statistics.frequencies if query.statistics and not masked else {}
         known = weighed.synonyms.replaced.union(term for term, count in given.items() if count)
         corrections = Corrections(lexical, on_step, work, seen, known)
-        if query.typos and (masked or not weighed.complete):
+        if query.typos and (masked or weighed.missing):
             corrections.look_up(query.text, *languages)
             if found := corrections.found:
                 corrected = {word: near for word, (_, near) in found.items()}
@@ -266,7 +266,8 @@ class Snapshot:
             for at, (term, _) in enumerate(weighed.weights):
                 held = [postings[at] for _, postings in weighed.met]
                 counts[term] = statistics.live(term, held, grouped=term in weighed.groups)
-        return TermCounts(statistics.passages, statistics.length, counts)
+        missing = weighed.missing if weighed is not None else frozenset[str]()
+        return TermCounts(statistics.passages, statistics.length, counts, missing)
 
     def statistics(self, given: TermCounts | None = None) -> Statistics:
         if given is not None:

@@ -107,10 +107,12 @@ class Addressed(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Calls(msgspec.Struct, array_like=True, frozen=True):
-    """Calls that are answered together. `within_s`: how long the replies are waited for; None: not known."""
+    """Calls that are answered together. `within_s`: how long the replies are waited for; None: not known. `hits` are
+    passages of shards that earlier searches returned, to be counted."""
 
     calls: list[Addressed]
     within_s: float | None
+    hits: list[tuple[str, list[int]]] = []
 
 
 class CallRefused(msgspec.Struct, array_like=True, frozen=True):

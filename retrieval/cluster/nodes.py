@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 1.0  # between two looks at what a node has
 LOOK_AGAIN_S = 0.2  # between two looks for a collection that is not known
 FEW = 1000  # documents
+HITS_KEPT = 1000  # of a shard, until its node is told
 CONNECT_S = 2.0
 WRITE_S = 600.0  # between two pieces of an answer; embedding a large request takes minutes
 RETRY_AFTER_S = 2.0
@@ -108,6 +109,7 @@ class Nodes:
     settings: ClusterSection
     acknowledged: dict[str, int] = field(default_factory=dict, init=False)
     members: list[Node] = field(init=False)
+    hits: dict[str, list[int]] = field(default_factory=dict, init=False)  # to be counted, by shard
     jobs: dict[str, Any] = field(default_factory=dict, init=False)  # of `cluster.jobs`, by id
     _written: bool = field(default=False, init=False)
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
@@ -223,6 +225,11 @@ class Nodes:
         self.acknowledged[shard] = max(seq, self.acknowledged.get(shard, 0))
         self._written = True
 
+    def note_hits(self, shard: str, passages: Sequence[int]) -> None:
+        """Keep passages that a user got until the next call of their shard, which counts them."""
+        held = self.hits.setdefault(shard, [])
+        held += passages[: HITS_KEPT - len(held)]
+
     def place(self, name: str, shards: int) -> list[Node]:
         """Choose the service that shall hold each shard of a new collection: each node gets as many as any other, and
         of those that have room the one that the shard prefers. Raises Unavailable while a node takes no writes."""
@@ -313,7 +320,10 @@ class Nodes:
         """Return the answers of one service, or why it gave none."""
         now = asyncio.get_running_loop().time()
         within_s = None if deadline is None else max(deadline - now, 0.0)
-        sent = pack(Calls([Addressed(one.to.name, one.to.least, one.call) for one in calls], within_s))
+        hits = [
+            (shard, ids) for shard in {one.to.name for one in calls} if (ids := self.hits.pop(shard, None))
+        ]
+        sent = pack(Calls([Addressed(one.to.name, one.to.least, one.call) for one in calls], within_s, hits))
         limit_s = min(self.settings.timeout_s, within_s or self.settings.timeout_s)
         node.under_way += 1
         try:

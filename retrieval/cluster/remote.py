@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from indexes.base.model import Floats, Ranking
 from indexes.filters.grammar import Filter
 from indexes.parts.query import Query, TermCounts
@@ -22,14 +24,18 @@ from retrieval.cluster.calls import (
 from retrieval.search.shard import Ask, Example, Fetched, Partition, Searched, What
 from retrieval.search.steps import Away
 
+NOTHING = What()
+
 
 @dataclass(slots=True)
 class RemoteShard(Partition):
-    """`least` is the operation that each answer must know of, `seq` the last one that the answers knew of."""
+    """`least` is the operation that each answer must know of, `seq` the last one that the answers knew of. `returned`
+    are the passages that a user got, which its node is told of with a later call."""
 
     name: str
     least: int = 0
     seq: int = field(default=0, init=False)
+    returned: list[int] = field(default_factory=list, init=False)
 
     def away(self, call: AnyCall) -> Away[Any]:
         return Away(self, call)
@@ -39,7 +45,10 @@ class RemoteShard(Partition):
         return found
 
     async def fetch(self, ids: Sequence[int], what: What) -> Fetched:
-        if not ids:
+        if what.hits:
+            self.returned += ids
+            what = replace(what, hits=False)
+        if not ids or what == NOTHING:
             return Fetched()
         found: Fetched = await self.away(Fetch(ids, what))
         return found

@@ -31,6 +31,8 @@ def finder(request: web.Request, param: str | None = "k") -> tuple[whole.Find, A
         target = target_of(request)
         target = target_of(request, read_token(wanted.min_seq, target.sharded.of))
         found = await app[PIPELINE].search_shards(name, target, wanted, budget)
+        for part in target.parts:
+            target.nodes.note_hits(part.name, part.returned)
         app[METRICS].search([found.receipt], found.timings_ms)
         return found
 

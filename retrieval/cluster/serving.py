@@ -76,38 +76,62 @@ def state_of(collection: Collection) -> ShardState:
 
 
 async def answer(request: web.Request) -> web.Response:
-    """Answer calls of shards, each on a search thread. One that fails has its error in its place."""
-    sent = request.get(BODY) or await request.read()
+    """Answer calls of shards, one after the other on a search thread. One that fails has its error in its place."""
+    app, sent = request.app, request.get(BODY) or await request.read()
     try:
-        asked: Calls = await asyncio.to_thread(unpack, sent, Calls)
+        asked: Calls = unpack(sent, Calls)
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         raise MalformedRequest(f"the body is not calls of shards: {error}") from None
     now = asyncio.get_running_loop().time()
     until = math.inf if asked.within_s is None else now + asked.within_s
     watch = Stopwatch(deadline=None if asked.within_s is None else until)
+    for shard, ids in asked.hits:
+        if (held := app[CATALOG].collections.get(shard)) is not None:
+            held.hits.count(ids)
+    shards = await asyncio.gather(*(open_shard(app, one, watch, until) for one in asked.calls))
+
+    def work() -> bytes:
+        return pack(
+            [
+                reply_to(shard, one.call, app[VECTOR_EXPORT])
+                for shard, one in zip(shards, asked.calls, strict=True)
+            ]
+        )
+
     try:
-        replies = await asyncio.gather(*(reply_to(request.app, one, watch, until) for one in asked.calls))
+        return web.Response(body=await app[PIPELINE].on_thread(work), content_type=MSGPACK)
     finally:
         watch.left = True
-    return web.Response(body=pack(replies), content_type=MSGPACK)
 
 
-async def reply_to(app: web.Application, asked: Addressed, watch: Stopwatch, until: float) -> CallReply:
+async def open_shard(
+    app: web.Application, asked: Addressed, watch: Stopwatch, until: float
+) -> LocalShard | NearlineError:
+    """Return a shard in a state that holds the operation asked for, or why there is none."""
     try:
         collection = app[CATALOG].get(asked.shard)
         await wait_for_seq(collection, asked.seq, until)
         snapshot = collection.snapshot
         if snapshot.seq < asked.seq:
-            raise Unavailable(f"shard {asked.shard} is at seq {snapshot.seq} here, before {asked.seq}")
-        shard = LocalShard(collection, snapshot, watch, WorkBudget())
-        work = partial(do, collection, shard, app[VECTOR_EXPORT], asked.call)
-        return CallReply(snapshot.seq, await app[PIPELINE].on_thread(work))
+            return Unavailable(f"shard {asked.shard} is at seq {snapshot.seq} here, before {asked.seq}")
+        return LocalShard(collection, snapshot, watch, WorkBudget())
+    except NearlineError as error:
+        return error
+
+
+def reply_to(shard: LocalShard | NearlineError, call: AnyCall, export: VectorExport) -> CallReply:
+    try:
+        if isinstance(shard, NearlineError):
+            raise shard
+        return CallReply(shard.seq, do(shard, call, export))
     except NearlineError as error:
         return CallReply(0, None, CallRefused.of(error))
 
 
-def do(collection: Collection, shard: LocalShard, export: VectorExport, call: AnyCall) -> bytes:
+def do(shard: LocalShard, call: AnyCall, export: VectorExport) -> bytes:
     """Answer a call, packed. Run it on a search thread."""
+    collection = shard.collection
+    assert isinstance(collection, Collection)
     match call:
         case CountDocuments():
             found = scrolling.count(collection, call.condition, shard.watch.on_step)

@@ -42,8 +42,7 @@ class JointShard(Partition):
         """Find candidates in all shards, and rank them together. Raises InvalidInput for a key that none knows."""
         if ask.query.text is not None:
             if self._counts is None:
-                counts = await all_of([shard.statistics(ask.query) for shard in self.shards])
-                self._counts = reduce(TermCounts.plus, counts)
+                self._counts = await self._count_terms(ask.query)
             ask = replace(ask, query=replace(ask.query, statistics=self._counts))
         unknown: dict[str, list[InvalidInput]] = {}
         asks = [
@@ -65,6 +64,14 @@ class JointShard(Partition):
             terms=frozenset().union(*(one.terms for one in found)),
             grounds=None,
         )
+
+    async def _count_terms(self, query: Query) -> TermCounts:
+        """Count what the scores rest on. A word that one shard lacks is looked up as a typing error only if all lack
+        it, because that takes long."""
+        counts = await self.statistics(replace(query, typos=False))
+        if query.typos and (counts.missing or query.visible is not None):
+            counts = await self.statistics(query)
+        return counts
 
     def _known_by_shard(self, known: Ranking | None) -> list[Ranking]:
         """Divide a ranking of all shards."""
