@@ -8,7 +8,7 @@ collections/<uid>/generation             see `generations`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -219,11 +219,17 @@ class CollectionUpload:
         self._oldest = first
 
 
-def changes_of_files(folder: Path) -> tuple[int, ...]:
-    """When the settings that lie beside a log were changed; 0 for those that are not there."""
-    return tuple(
-        path.stat().st_mtime_ns if path.exists() else 0 for path in (folder / name for name in FILES)
-    )
+def changes_of(folder: Path, names: Sequence[str]) -> tuple[object, ...]:
+    """What changes whenever one of these files is replaced; None for those that are not there."""
+    return tuple(change_of(folder / name) for name in names)
+
+
+def change_of(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def files_beside(folder: Path) -> dict[str, bytes]:

@@ -51,8 +51,9 @@ from indexes.store.objects import Objects
 from indexes.store.opening import OnDisk, collections_on, directory_at, restore_collection
 from indexes.store.restoring import NEWEST
 from indexes.store.rows import LogChange, reached_by, replay
+from indexes.store.session import PRESENT_S
 from indexes.store.slots import LogExtent, Read, SlotLog, newest_epoch, read_epoch
-from indexes.store.uploading import PRESENT_S, UploadState
+from indexes.store.uploading import UploadState
 
 logger = logging.getLogger(__name__)
 

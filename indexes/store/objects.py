@@ -73,6 +73,7 @@ class Bucket:
             ) from error
         self._obstore = obstore
         self._folder = Path(unquote(parts.path)) if parts.scheme == "file" else None
+        self._synced = set[Path]()  # folders of it whose names are durable
         try:
             from_url: Any = store.from_url  # its overloads want literal options
             if self._folder is not None:
@@ -130,10 +131,12 @@ class Bucket:
                         self._obstore.delete(self._store, one)
 
     def _sync(self, root: Path, name: str) -> None:
-        """A file that could not be synced is removed, or the next try would take it for one that was."""
+        """Sync a new file and its folder; the folders above only with the first file there, which may have made them. A
+        file that could not be synced is removed, or the next try would take it for one that was."""
         path = root / name
+        above = [] if path.parent in self._synced else path.parent.parents[: len(Path(name).parts) - 1]
         try:
-            for one in (path, *path.parents[: len(Path(name).parts)]):
+            for one in (path, path.parent, *above):
                 descriptor = os.open(one, os.O_RDONLY)
                 try:
                     os.fsync(descriptor)
@@ -142,6 +145,7 @@ class Bucket:
         except OSError:
             path.unlink(missing_ok=True)
             raise
+        self._synced.add(path.parent)
 
     @contextlib.contextmanager
     def _errors(self, name: str) -> Iterator[None]:

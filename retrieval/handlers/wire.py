@@ -187,7 +187,7 @@ def store_state(app: web.Application, collection: Collection) -> StoreState | No
 async def names_stored(app: web.Application) -> None:
     """Wait until the store has a change of collections or aliases, if it must. Raises Unavailable; the change is made
     here then, and may come to be in the store."""
-    if isinstance(store := app[STORE], Uploader):
+    if isinstance(store := app[STORE], Uploader) and store.options.acknowledge == "bucket":
         await asyncio.wrap_future(store.directory_changed())
 
 

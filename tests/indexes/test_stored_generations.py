@@ -14,7 +14,7 @@ from indexes.base.errors import Conflict
 from indexes.base.model import Delete, IndexOptions
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
-from indexes.store import collection_log, generations, uploading
+from indexes.store import availability, carrying, collection_log, generations
 from indexes.store.building import await_answer, build_from
 from indexes.store.generations import GENERATIONS
 from indexes.upkeep.erasing import Erasure
@@ -40,7 +40,7 @@ def built(service: Service, *numbers: int) -> Collection:
 
 
 def is_stored(service: Service, collection: Collection) -> bool:
-    upload = service.uploader._uploads.get(collection.uid)
+    upload = service.uploader._session._uploads.get(collection.uid)
     live = upload and upload.stored_generation
     return bool(live and live.is_of(collection.shelf.path(collection.generation))) and service.is_level()
 
@@ -195,7 +195,7 @@ def test_a_build_elsewhere_is_adopted(
     tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds what the store held; the writer adopts it, beside its own writes, and its replicas take it."""
-    monkeypatch.setattr(uploading, "OFFERS_EVERY_S", 0.1)
+    monkeypatch.setattr(carrying, "OFFERS_EVERY_S", 0.1)
     with serving(tmp_path / "a", objects) as service, following(tmp_path / "r", objects) as replica:
         collection = built(service, *range(40))
         service.write("docs", *range(40, 60)).result(WAIT_S)
@@ -215,8 +215,8 @@ def test_one_that_was_adopted_while_the_store_was_away(
     tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is live here, but the store could not be told: when it can, it still has it."""
-    monkeypatch.setattr(uploading, "OFFERS_EVERY_S", 0.1)
-    monkeypatch.setattr(uploading, "RETRY_S", (0.1, 0.2))
+    monkeypatch.setattr(carrying, "OFFERS_EVERY_S", 0.1)
+    monkeypatch.setattr(availability, "RETRY_S", (0.1, 0.2))
     with serving(tmp_path / "a", objects) as service:
         collection = built(service, *range(40))
         service.write("docs", 40).result(WAIT_S)
@@ -241,11 +241,11 @@ def test_an_older_build_is_refused(
     tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is no newer than the live one, or is damaged, is refused; what was offered is removed."""
-    monkeypatch.setattr(uploading, "OFFERS_EVERY_S", 0.1)
+    monkeypatch.setattr(carrying, "OFFERS_EVERY_S", 0.1)
     with serving(tmp_path / "a", objects) as service:
         collection = built(service, *range(40))
         service.write("docs", 40).result(WAIT_S)
-        monkeypatch.setattr(uploading, "OFFERS_EVERY_S", 3600)
+        monkeypatch.setattr(carrying, "OFFERS_EVERY_S", 3600)
         time.sleep(0.3)
         before = set(pieces(objects))
         elsewhere = build_from(objects, "docs", tmp_path / "e", IndexOptions(), None, lambda *_: None)
@@ -253,7 +253,7 @@ def test_an_older_build_is_refused(
         rebuild(collection)
         wait_for(lambda: is_stored(service, collection))
         offered = {name for name in pieces(objects) if name not in before}
-        service.uploader._offers_due = 0
+        service.uploader._carrier.offers_due = 0
         answer = await_answer(objects, elsewhere.offer, WAIT_S)
         assert answer is not None
         assert "as new is live" in answer.refusal

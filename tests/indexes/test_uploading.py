@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,9 @@ from indexes.base.errors import Conflict, NotFound, Quarantined, StorageError, U
 from indexes.base.model import Delete, IndexOptions, WriteResult
 from indexes.directory.catalog import Catalog
 from indexes.directory.marker import KEYS, KEYS_LOCK, Marker, is_locked, write
-from indexes.store import uploading
+from indexes.store import availability, confirming, naming, session
+from indexes.store.directory import Directory, describe_directory
+from indexes.store.objects import Bucket
 from indexes.store.opening import restore_from
 from indexes.store.restoring import NEWEST, Until
 from indexes.store.uploading import StoreOptions, Uploader
@@ -38,7 +42,8 @@ class Service:
 
     def create(self, name: str) -> None:
         self.catalog.create(name, settings())
-        self.uploader.directory_changed().result(WAIT_S)
+        if self.uploader.options.acknowledge == "bucket":
+            self.uploader.directory_changed().result(WAIT_S)
 
     def write(self, name: str, *numbers: int, version: int = 0) -> Future[WriteResult]:
         documents = [WORLD.document(number, version=version) for number in numbers]
@@ -107,8 +112,8 @@ def test_writes_wait_for_a_store_that_is_away(
 ) -> None:
     """A write that the store did not get in time is not acknowledged, the next ones are refused at once, searches go
     on; and when the store is back, it gets everything."""
-    monkeypatch.setattr(uploading, "CONFIRM_S", 0.5)
-    monkeypatch.setattr(uploading, "RETRY_S", (0.1, 0.2))
+    monkeypatch.setattr(confirming, "CONFIRM_S", 0.5)
+    monkeypatch.setattr(availability, "RETRY_S", (0.1, 0.2))
     with serving(tmp_path / "a", objects) as service:
         service.create("docs")
         service.write("docs", 1).result(WAIT_S)
@@ -131,7 +136,7 @@ def test_writes_wait_for_a_store_that_is_away(
 def test_local_writes_go_on_while_the_store_is_away(
     tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploading, "RETRY_S", (0.1, 0.2))
+    monkeypatch.setattr(availability, "RETRY_S", (0.1, 0.2))
     with serving(tmp_path / "a", objects, LOCAL) as service:
         service.create("docs")
         wait_for(service.is_level)
@@ -152,11 +157,11 @@ def test_a_store_that_comes_back_is_noticed_without_a_write(
     options: StoreOptions, tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a service whose writes wait for the store would refuse them for good."""
-    monkeypatch.setattr(uploading, "RETRY_S", (0.1, 0.2))
+    monkeypatch.setattr(availability, "RETRY_S", (0.1, 0.2))
     with serving(tmp_path / "a", objects, options) as service:
         service.create("docs")
         wait_for(service.is_level)
-        service.uploader._fail(Unavailable("the store is away"))
+        service.uploader._session.available.failed(Unavailable("the store is away"))
         objects.fault = away
         time.sleep(0.5)
         assert service.uploader.error
@@ -190,11 +195,56 @@ def test_what_local_writes_lose_is_said(tmp_path: Path, objects: MemoryObjects) 
         assert uploader.state_of(collection).behind == 0
 
 
+def test_names_are_read_again_only_after_a_change(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uploads beside writes leave the marker and the keys alone."""
+    read: list[Path] = []
+
+    def describe(data: Path, *rest: Any) -> Directory:
+        read.append(data)
+        return describe_directory(data, *rest)
+
+    monkeypatch.setattr(naming, "describe_directory", describe)
+    with serving(tmp_path / "a", objects, LOCAL) as service:
+        service.create("docs")
+        service.uploader.directory_changed().result(WAIT_S)
+        read.clear()
+        for number in range(10):
+            service.write("docs", number).result(WAIT_S)
+            time.sleep(LOCAL.lag_s_max / 2)
+        assert service.uploader.uploads > 2
+        assert not read
+        (tmp_path / "a" / KEYS).write_bytes(b'{"revision":1,"keys":[]}')
+        slot = service.uploader.directory_changed().result(WAIT_S)
+        assert read
+        assert service.uploader.directory_changed().result(WAIT_S) == slot
+
+
+def test_an_object_in_a_folder_outlives_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file and the folder are synced before it is said to be there, and the folders above with the first one that
+    needs them."""
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()).removeprefix(str(tmp_path)))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    bucket = Bucket(f"file://{tmp_path}/bucket", makes_folder=True)
+    assert bucket.create("a/b/one", b"1")
+    assert sorted(synced) == ["/bucket", "/bucket/a", "/bucket/a/b", "/bucket/a/b/one"]
+    synced.clear()
+    assert bucket.create("a/b/two", b"2")
+    assert synced == ["/bucket/a/b/two", "/bucket/a/b"]
+
+
 def test_a_service_starts_while_its_store_is_away(
     tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If it had the store before. A directory that never had it does not know whose the store is."""
-    monkeypatch.setattr(uploading, "RETRY_S", (0.1, 0.2))
+    monkeypatch.setattr(availability, "RETRY_S", (0.1, 0.2))
     with serving(tmp_path / "a", objects, LOCAL) as service:
         service.create("docs")
         service.write("docs", 1).result(WAIT_S)
@@ -335,11 +385,11 @@ def test_deleted_collections_leave_the_store_after_a_while(
         uid = service.catalog.get("docs").uid
         service.catalog.delete("docs")
         service.uploader.directory_changed().result(WAIT_S)
-        service.uploader._clear_removed()
+        service.uploader._names.clear_removed()
         assert not [name for name in objects.held if uid in name]
         service.create("next")
     with serving(tmp_path / "a", objects, options) as service:
-        assert not service.uploader._directory.removed
+        assert not service.uploader._names.stored.removed
 
 
 def test_a_moment_is_restored_beside_what_is_served(tmp_path: Path, objects: MemoryObjects) -> None:
@@ -406,9 +456,9 @@ def test_a_store_that_lost_everything_gets_nothing(
 ) -> None:
     """A bucket that was emptied, or a folder that is not mounted, is not written to: nothing there could be restored.
     When what it held is back, all goes on. A start finds that out, too."""
-    monkeypatch.setattr(uploading, "PRESENT_S", 0.0)
-    monkeypatch.setattr(uploading, "CONFIRM_S", 0.5)
-    monkeypatch.setattr(uploading, "RETRY_S", (0.1, 0.2))
+    monkeypatch.setattr(session, "PRESENT_S", 0.0)
+    monkeypatch.setattr(confirming, "CONFIRM_S", 0.5)
+    monkeypatch.setattr(availability, "RETRY_S", (0.1, 0.2))
     held = objects.held
     with serving(tmp_path / "a", objects) as service:
         service.create("docs")
