@@ -11,27 +11,32 @@ import itertools
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from jobs.benchmark.callers import Callers, Numbers, arrivals, post, quantile
+from jobs.benchmark.callers import Callers, Numbers, SpanOutcome, arrivals, post, quantile
 from jobs.benchmark.report import BenchResults, Row, Say, percentiles
 from jobs.benchmark.service import COLLECTION, DOCUMENTS, fill_service, search_request
 from jobs.benchmark.texts import Material, model_folder, model_settings
+from jobs.benchmark.turns import family_cpu_s
 from jobs.serving.process import ServerProcess, serving
 from nearline import AsyncClient
 
 TOGETHER = 50  # documents in a write
-SEARCHES = 20.0  # a second
+SEARCHES = 25.0  # a second
 PATIENCE_S = 60.0
 LOOK_S = 0.01
 SETTLE_S = 5.0  # after a turn, for segments that are still made
 NO_REBUILDS = {"NEARLINE_INDEX_SEGMENTS_MAX": "0"}  # one would run beside turns of the other service
 ALONE, WITH = "without a store", "with a store"
+KINDS = {"search": "searched", "write": "written"}
+RESAMPLES = 300
 NOTES = [
-    "Open loop: Poisson arrivals. Times count from when a request was due. Medians of the rounds, in turns.",
+    "Open loop: Poisson arrivals. Times count from when a request was due, over all rounds. The services take turns.",
+    "Between: 90% of resamples of the rounds. CPU s/s: processor seconds a second of all processes, median of rounds.",
     f"Beside {SEARCHES:g} searches a second, without caches; documents come with vectors, {TOGETHER} in a write.",
     "The store is a folder on the same disk, and writes are acknowledged when they are on the disk.",
     "No rebuilds begin by themselves.",
@@ -53,16 +58,13 @@ def run(
         }
         wait_until_level(servers[WITH])
         writes = new_documents(material)
-        found: dict[str, list[Row]] = {name: [] for name in servers}
+        turns: dict[str, list[Turn]] = {name: [] for name in servers}
         for at in range(rounds):
             say(f"round {at + 1} of {rounds}, {seconds:g} s each ...")
-            for name, server in servers.items():
-                found[name].append(asyncio.run(beside_writes(server, material, writes, rate, seconds)))
+            for name, server in list(servers.items())[:: -1 if at % 2 else 1]:
+                turns[name].append(asyncio.run(beside_writes(server, material, writes, rate, seconds, at)))
                 time.sleep(SETTLE_S)
-        rows = [{"service": name, **medians(own)} for name, own in found.items()]
-        for row in rows:
-            row["x p99 search"] = round(row["search p99 ms"] / rows[0]["search p99 ms"], 3)
-            row["x p99 write"] = round(row["write p99 ms"] / rows[0]["write p99 ms"], 3)
+        rows = [{"service": name, **figures(own), **ratios(own, turns[ALONE])} for name, own in turns.items()]
         say("a replica follows ...")
         follows = {**models, **store, "NEARLINE_STORE_REPLICA": "true"}
         with serving(scratch / "replica", follows) as replica:
@@ -82,29 +84,66 @@ def run(
     return BenchResults(tables, NOTES)
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What callers of one service saw, and the processor seconds a second of its processes."""
+
+    searched: SpanOutcome
+    written: SpanOutcome
+    cpu: float
+
+
 async def beside_writes(
-    server: ServerProcess, material: Material, writes: Iterator[bytes], rate: float, seconds: float
-) -> Row:
-    """Latencies of searches and of writes at a rate of documents a second."""
-    rng = np.random.default_rng(0)
+    server: ServerProcess, material: Material, writes: Iterator[bytes], rate: float, seconds: float, seed: int
+) -> Turn:
+    """Searches beside writes, at a rate of documents a second. They come at times drawn by `seed`."""
+    rng = np.random.default_rng(seed)
     questions = itertools.cycle(search_request(query, cache=False) for query in material.queries)
     searchers = Callers(server.url, questions, patience_s=PATIENCE_S)
     writers = Callers(server.url, writes, patience_s=PATIENCE_S)
+    before, begun = family_cpu_s(server.pid), time.monotonic()
     searched, written = await asyncio.gather(
         searchers.open(arrivals(SEARCHES, seconds, rng), seconds),
         writers.open(arrivals(rate / TOGETHER, seconds, rng), seconds),
     )
+    cpu = (family_cpu_s(server.pid) - before) / (time.monotonic() - begun)
     searchers.close()
     writers.close()
-    row: Row = {}
-    for name, one in {"search": searched, "write": written}.items():
-        row |= {f"{name} {label}": value for label, value in percentiles(list(1000 * one.took)).items()}
-        row[f"{name} failed"] = int((one.status != 200).sum())
+    return Turn(searched, written, cpu)
+
+
+def figures(turns: list[Turn]) -> Row:
+    """Of all requests of all turns."""
+    row: Row = {"searches": len(took(turns, "searched"))}
+    for name, kind in KINDS.items():
+        row |= {f"{name} {label}": value for label, value in percentiles(list(took(turns, kind))).items()}
+        row[f"{name} failed"] = int(sum((getattr(turn, kind).status != 200).sum() for turn in turns))
+    return {**row, "CPU s/s": round(float(np.median([turn.cpu for turn in turns])), 3)}
+
+
+def ratios(turns: list[Turn], base: list[Turn]) -> Row:
+    """Of the p99 to those of `base`, each with what it is between in nine of ten resamples of the rounds."""
+    rng, row = np.random.default_rng(0), Row()
+    for name, kind in KINDS.items():
+        drawn = []
+        for _ in range(RESAMPLES):
+            rounds = rng.integers(len(turns), size=len(turns))
+            own, other = ([of[at] for at in rounds] for of in (turns, base))
+            drawn.append(p99(own, kind) / p99(other, kind))
+        low, high = np.quantile(drawn, (0.05, 0.95))
+        row[f"x p99 {name}"] = round(p99(turns, kind) / p99(base, kind), 3)
+        row[f"x p99 {name} between"] = f"{low:.2f} and {high:.2f}"
     return row
 
 
-def medians(rows: list[Row]) -> Row:
-    return {name: round(float(np.median([row[name] for row in rows])), 2) for name in rows[0]}
+def took(turns: list[Turn], kind: str) -> Numbers:
+    """Milliseconds."""
+    together: Numbers = 1000 * np.concatenate([getattr(turn, kind).took for turn in turns])
+    return together
+
+
+def p99(turns: list[Turn], kind: str) -> float:
+    return float(np.quantile(took(turns, kind), 0.99))
 
 
 async def lags(

@@ -159,8 +159,8 @@ add(
     passages(20_000),
     option("--rate", 500, "Documents to write a second.", POSITIVE),
     option("--seconds", 20, "Of each service and round.", NumberRange(1)),
-    option("--rounds", 4, "Of both services.", COUNT),
-    example="--passages 100000 --rounds 4",
+    option("--rounds", 8, "Of both services; of 20 s each, eight are 4,000 searches a side.", COUNT),
+    example="--passages 100000 --seconds 30",
 )  # fmt: skip
 add(
     "cache", "caches:run",
