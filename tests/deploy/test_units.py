@@ -209,12 +209,27 @@ def test_replicas_are_like_the_writer() -> None:
         assert pod[key] == writer[key], key
     patch, network = (yaml.safe_load((REPLICAS / one).read_text()) for one in ("writer.yaml", "network.yaml"))
     (patched,) = patch["spec"]["template"]["spec"]["containers"]
-    assert patched["env"] == mine["env"]
+    shared = len(patched["env"])
+    assert patched["env"] == mine["env"][:shared]
     assert not ignored_variables({one["name"]: "s3://a/b" for one in mine["env"]})
+    own = {one["name"]: one["value"] for one in mine["env"][shared:] if "value" in one}
+    settings = load_config(None, {**own, "NEARLINE_STORE_URL": "s3://a/b"})
+    assert settings.server.hosts == [front["metadata"]["name"]]
     (policy,) = of_kind("NetworkPolicy")
+    (address,) = of_kind("Service")
+    port = address["spec"]["ports"][0]["port"]
+    assert settings.store.writer == f"http://{address['metadata']['name']}:{port}"
+    let_in = [
+        one["podSelector"]["matchLabels"]
+        for one in policy["spec"]["ingress"][0]["from"]
+        if "podSelector" in one
+    ]
+    pods = deployment["spec"]["template"]["metadata"]["labels"]
+    assert any(one.items() <= pods.items() for one in let_in)
     assert network["spec"]["egress"][:2] == policy["spec"]["egress"]
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert deployment["spec"]["selector"]["matchLabels"] == front["spec"]["selector"] == labels
+    selected = deployment["spec"]["selector"]["matchLabels"]
+    assert front["spec"]["selector"] == selected
+    assert selected.items() <= pods.items()
     whole = yaml.safe_load((REPLICAS / "kustomization.yaml").read_text())
     named = {*whole["resources"], *(one["path"] for one in whole["patches"]), "kustomization.yaml"}
     assert named == {"../kubernetes", *(path.name for path in REPLICAS.iterdir())}
