@@ -26,10 +26,16 @@ from indexes.log.sqlite import checkpoint, sqlite_errors
 from indexes.store.slots import LogExtent
 
 PART_BYTES = 16 << 20  # of rows in one object; a single document may be larger
-BLOCK = 512  # documents in a transaction
+BLOCK_BYTES = (
+    4 << 20
+)  # of rows read in one transaction, and about the most in a slot; an upload holds some copies
 DOCUMENTS = (
     "SELECT pk, id, seq, first_passage, passages, digest, title, metadata, language, text"
-    " FROM documents WHERE pk > ? AND pk <= ? ORDER BY pk LIMIT ?"
+    " FROM documents WHERE pk > ? AND pk <= ? ORDER BY pk"
+)
+SIZES = (
+    "SELECT pk, octet_length(text) + octet_length(metadata), passages"
+    " FROM documents WHERE pk > ? AND pk <= ? ORDER BY pk"
 )
 PASSAGES = (
     "SELECT id, document, ordinal, start, end, tokens, heading, text FROM passages WHERE id >= ? AND id < ?"
@@ -101,13 +107,23 @@ def state_of(db: apsw.Connection, files: dict[str, bytes]) -> LoggedState:
     return LoggedState(reached_by(db), sums_of(db), meta, files)
 
 
-def read_rows(db: apsw.Connection, after: int, upto: int, most: int = -1) -> Rows:
-    """The rows of up to `most` live documents with after < pk <= upto."""
-    documents: Any = db.execute(DOCUMENTS, (after, upto, most)).fetchall()
+def read_rows(db: apsw.Connection, after: int, upto: int) -> Rows:
+    """The rows of the live documents with after < pk <= upto."""
+    documents: Any = db.execute(DOCUMENTS, (after, upto)).fetchall()
     if not documents:
         return Rows()
     span = (documents[0][3], documents[-1][3] + documents[-1][4])  # documents and passages ascend together
     return Rows(documents, db.execute(PASSAGES, span).fetchall(), db.execute(VECTORS, span).fetchall())
+
+
+def end_of_block(db: apsw.Connection, after: int, upto: int, most_bytes: int, dimensions: int) -> int:
+    """The last pk up to `upto` so that the rows after `after` have about `most_bytes`, at least one document."""
+    size = 0
+    for pk, chars, passages in db.execute(SIZES, (after, upto)):
+        size += int(chars) + int(passages) * (4 * dimensions + 64)
+        if size >= most_bytes:
+            return int(pk)
+    return upto
 
 
 def parts_between(log: LogReader, after: int, upto: int) -> Iterator[tuple[int, Rows]]:
@@ -116,8 +132,9 @@ def parts_between(log: LogReader, after: int, upto: int) -> Iterator[tuple[int, 
     part, size = Rows(), 0
     while after < upto:
         with log.transaction() as db:
-            rows = read_rows(db, after, upto, BLOCK)
-        after = rows.documents[-1][0] if len(rows.documents) == BLOCK else upto
+            end = end_of_block(db, after, upto, BLOCK_BYTES, log.settings.dimensions)
+            rows = read_rows(db, after, end)
+        after = end
         part.documents += rows.documents
         part.passages += rows.passages
         part.vectors += rows.vectors
@@ -128,21 +145,25 @@ def parts_between(log: LogReader, after: int, upto: int) -> Iterator[tuple[int, 
 
 
 def changes_since(log: LogReader, since: LogExtent, files: dict[str, bytes]) -> Iterator[LogChange]:
-    """What leads from a state of the log to its last commit. All but the last have no state."""
+    """What leads from a state of the log to its last commit, in changes of about BLOCK_BYTES: after an hour without the
+    store there may be more to upload than fits into memory. All but the last have no state."""
     with log.transaction() as db:
-        last = reached_by(db).documents
         restarts = since.operations > 0 and not has_operations_after(db, since)
     if restarts:  # it was written while no store was configured, and rebuilt
         yield LogChange(Rows(), restarts=True)
         since = LogExtent()
     after = since.documents
-    if last - after > BLOCK:
-        for end, part in parts_between(log, after, last):
-            yield LogChange(part)
-            after = end
-    with log.transaction() as db:
-        change = last_change(db, since, after, files)
-    yield change
+    while True:
+        with log.transaction() as db:
+            upto = reached_by(db).documents
+            end = end_of_block(db, after, upto, BLOCK_BYTES, log.settings.dimensions)
+            change = (
+                LogChange(read_rows(db, after, end)) if end < upto else last_change(db, since, after, files)
+            )
+        yield change
+        if change.state is not None:
+            return
+        after = end
 
 
 def last_change(db: apsw.Connection, since: LogExtent, after: int, files: dict[str, bytes]) -> LogChange:

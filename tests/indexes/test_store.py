@@ -94,7 +94,7 @@ def restore_moments(
     that is replaced, and clocks that are wrong by hours, each uploaded state is restored by its operation, and the
     newest without."""
     monkeypatch.setattr(collection_log, "SLOTS_BETWEEN", 7)
-    monkeypatch.setattr(rows, "BLOCK", 8)
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 3000)
     monkeypatch.setattr(rows, "PART_BYTES", 6000)
     draw = random.Random(seed)
     objects, epoch = MemoryObjects(), 1

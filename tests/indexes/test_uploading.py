@@ -6,8 +6,10 @@ import contextlib
 import os
 import shutil
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,10 @@ import pytest
 
 from indexes.base import failures
 from indexes.base.errors import Conflict, NotFound, Quarantined, StorageError, Unavailable
-from indexes.base.model import Delete, IndexOptions, WriteResult
+from indexes.base.model import Delete, IndexOptions, Upsert, WriteResult
 from indexes.directory.catalog import Catalog
 from indexes.directory.marker import KEYS, KEYS_LOCK, Marker, is_locked, write
-from indexes.store import availability, confirming, naming, session
+from indexes.store import availability, confirming, naming, rows, session
 from indexes.store.directory import Directory, describe_directory
 from indexes.store.objects import Bucket
 from indexes.store.opening import restore_from
@@ -193,6 +195,55 @@ def test_what_local_writes_lose_is_said(tmp_path: Path, objects: MemoryObjects) 
         time.sleep(LOCAL.lag_s_max)
         wait_for(service.is_level)
         assert uploader.state_of(collection).behind == 0
+
+
+@pytest.mark.parametrize("options", [BUCKET, LOCAL])
+def test_an_outage_beside_writes(
+    options: StoreOptions, tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that was acknowledged is lost. With `local` all is, and the log grows; the uploads hold no memory for it,
+    try now and then, and catch up in pieces. With `bucket` writes are refused."""
+    monkeypatch.setattr(availability, "RETRY_S", (0.1, 0.4))
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 50_000)
+    writes, text_bytes = 60, 100_000
+
+    def full(operation: str, name: str) -> Fault:
+        return "before" if operation == "create" else ""
+
+    def large(number: int) -> Upsert:
+        document = WORLD.document(number)
+        return replace(document, text=document.text + number.to_bytes(2).hex() * (text_bytes // 4))
+
+    with serving(tmp_path / "a", objects, options) as service:
+        service.create("docs")
+        collection = service.catalog.get("docs")
+        collection.write([WORLD.document(0)]).result(WAIT_S)
+        wait_for(service.is_level)
+        objects.fault = full
+        service.uploader._session.available.failed(Unavailable("the store is away"))
+        objects.calls.clear()
+        tracemalloc.start()
+        acknowledged = {"d0"}
+        try:
+            for number in range(1, writes):
+                with contextlib.suppress(Unavailable):
+                    collection.write([large(number)]).result(WAIT_S)
+                    acknowledged.add(f"d{number}")
+                time.sleep(0.03)
+            assert len(acknowledged) == (1 if options is BUCKET else writes)
+            assert service.uploader.error
+            assert 0 < len(objects.calls) < 100
+            ours = [tracemalloc.Filter(True, "*/indexes/store/*")]
+            held = tracemalloc.take_snapshot().filter_traces(ours).statistics("filename")
+        finally:
+            tracemalloc.stop()
+        assert sum(one.size for one in held) < writes * text_bytes / 10
+        objects.fault = near
+        wait_for(service.is_level)
+        assert max(map(len, objects.held.values())) < 3 * text_bytes
+        collection.write([WORLD.document(200)]).result(WAIT_S)
+    with serving(tmp_path / "b", objects) as other:
+        assert other.ids("docs") == {*acknowledged, "d200"}
 
 
 def test_names_are_read_again_only_after_a_change(
