@@ -1,11 +1,18 @@
 """Building a generation from a store, on a machine that serves nothing: the writer adopts it.
 
-The machine needs room for the collection's log and its indexes. Nothing of it remains there.
+The machine needs room for the collection's log and its indexes. Nothing of it remains there; what a killed build has
+left is removed by the next.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +31,7 @@ from indexes.store.restoring import NEWEST, restore_log
 from indexes.store.slots import SlotLog
 
 ASK_EVERY_S = 1.0
+FOLDER = "nearline-build-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +85,36 @@ def await_answer(objects: Objects, offer: int, timeout_s: float) -> OfferAnswer 
     while (answer := offers.answer_to(offer)) is None and time.monotonic() < until:
         time.sleep(ASK_EVERY_S)
     return answer
+
+
+@contextlib.contextmanager
+def build_folder() -> Iterator[Path]:
+    """A new folder for temporary files (in TMPDIR), removed at the end. Those of builds that were killed are removed
+    first: a build holds the lock on its own."""
+    parent = Path(tempfile.gettempdir())
+    for left in parent.glob(f"{FOLDER}*"):
+        with (
+            contextlib.suppress(OSError),
+            hold(left),
+        ):  # it may be that of a build under way, or of another user
+            shutil.rmtree(left)
+    draft = Path(tempfile.mkdtemp(prefix=f".{FOLDER}"))
+    with hold(draft):
+        folder = draft.rename(
+            parent / draft.name.removeprefix(".")
+        )  # locked before a build beside it can see it
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Lock a folder. Raises BlockingIOError if it is locked."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(held)

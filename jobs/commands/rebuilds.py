@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -16,7 +14,7 @@ import msgspec
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from indexes.store.building import await_answer, build_from
+from indexes.store.building import await_answer, build_folder, build_from
 from indexes.store.objects import Bucket
 from jobs.commands.connection import ask
 from jobs.commands.options import COLLECTION, JSON, URL, NumberRange, exit_on_sigterm
@@ -67,10 +65,10 @@ def build_here(store: str, collection: str, hot_capacity: int | None, *, as_json
     )
     with (
         exit_on_sigterm(),
-        tempfile.TemporaryDirectory(prefix="nearline-build-") as folder,
+        build_folder() as folder,
         stages(hidden=as_json) as progress,
     ):
-        built = build_from(objects, collection, Path(folder) / "log", options, hot_capacity, progress)
+        built = build_from(objects, collection, folder / "log", options, hot_capacity, progress)
         answer = await_answer(objects, built.offer, ANSWER_S)
     adopted = answer is not None and not answer.refusal
     result = {"offer": built.offer, "adopted": adopted} | msgspec.to_builtins(built.manifest.outcome())

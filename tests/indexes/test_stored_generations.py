@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -15,7 +19,7 @@ from indexes.base.model import Delete, IndexOptions
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
 from indexes.store import availability, carrying, collection_log, generations
-from indexes.store.building import await_answer, build_from
+from indexes.store.building import await_answer, build_folder, build_from
 from indexes.store.generations import GENERATIONS
 from indexes.upkeep.erasing import Erasure
 from tests.indexes.test_following import Replica, following
@@ -260,6 +264,41 @@ def test_an_older_build_is_refused(
         assert {name for name in pieces(objects) if name in offered} < offered
         with pytest.raises(Conflict, match="already"):
             build_from(objects, "docs", tmp_path / "f", IndexOptions(), None, lambda *_: None)
+
+
+def test_what_a_killed_build_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next one in the same place, which leaves a build under way alone."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = (
+        "from indexes.store.building import build_folder\n"
+        "with build_folder() as folder:\n"
+        "    (folder / 'log').write_text('x')\n"
+        "    print(folder, flush=True)\n"
+        "    input()\n"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+        for _ in range(2)
+    ]
+    folders = [Path(one.stdout.readline().strip()) for one in running if one.stdout]
+    try:
+        running[0].kill()
+        running[0].wait()
+        assert (folders[0] / "log").exists()
+        with build_folder() as folder:
+            assert sorted(tmp_path.iterdir()) == sorted([folder, folders[1]])
+        running[1].communicate("\n", timeout=30)
+        assert not list(tmp_path.iterdir())
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
 
 
 def test_one_that_was_built_before_there_was_a_store(tmp_path: Path, objects: MemoryObjects) -> None:
