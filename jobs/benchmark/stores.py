@@ -58,7 +58,7 @@ def run(
         }
         wait_until_level(servers[WITH])
         writes = new_documents(material)
-        turns: dict[str, list[Turn]] = {name: [] for name in servers}
+        turns: dict[str, list[ServiceTurn]] = {name: [] for name in servers}
         for at in range(rounds):
             say(f"round {at + 1} of {rounds}, {seconds:g} s each ...")
             for name, server in list(servers.items())[:: -1 if at % 2 else 1]:
@@ -85,7 +85,7 @@ def run(
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ServiceTurn:
     """What callers of one service saw, and the processor seconds a second of its processes."""
 
     searched: SpanOutcome
@@ -95,7 +95,7 @@ class Turn:
 
 async def beside_writes(
     server: ServerProcess, material: Material, writes: Iterator[bytes], rate: float, seconds: float, seed: int
-) -> Turn:
+) -> ServiceTurn:
     """Searches beside writes, at a rate of documents a second. They come at times drawn by `seed`."""
     rng = np.random.default_rng(seed)
     questions = itertools.cycle(search_request(query, cache=False) for query in material.queries)
@@ -109,10 +109,10 @@ async def beside_writes(
     cpu = (family_cpu_s(server.pid) - before) / (time.monotonic() - begun)
     searchers.close()
     writers.close()
-    return Turn(searched, written, cpu)
+    return ServiceTurn(searched, written, cpu)
 
 
-def figures(turns: list[Turn]) -> Row:
+def figures(turns: list[ServiceTurn]) -> Row:
     """Of all requests of all turns."""
     row: Row = {"searches": len(took(turns, "searched"))}
     for name, kind in KINDS.items():
@@ -121,7 +121,7 @@ def figures(turns: list[Turn]) -> Row:
     return {**row, "CPU s/s": round(float(np.median([turn.cpu for turn in turns])), 3)}
 
 
-def ratios(turns: list[Turn], base: list[Turn]) -> Row:
+def ratios(turns: list[ServiceTurn], base: list[ServiceTurn]) -> Row:
     """Of the p99 to those of `base`, each with what it is between in nine of ten resamples of the rounds."""
     rng, row = np.random.default_rng(0), Row()
     for name, kind in KINDS.items():
@@ -136,13 +136,13 @@ def ratios(turns: list[Turn], base: list[Turn]) -> Row:
     return row
 
 
-def took(turns: list[Turn], kind: str) -> Numbers:
+def took(turns: list[ServiceTurn], kind: str) -> Numbers:
     """Milliseconds."""
     together: Numbers = 1000 * np.concatenate([getattr(turn, kind).took for turn in turns])
     return together
 
 
-def p99(turns: list[Turn], kind: str) -> float:
+def p99(turns: list[ServiceTurn], kind: str) -> float:
     return float(np.quantile(took(turns, kind), 0.99))
 
 
