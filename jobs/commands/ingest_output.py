@@ -39,7 +39,8 @@ def format_rate(done: IngestProgress) -> str:
 def describe_wait(done: IngestProgress) -> str:
     if not done.waiting_for or done.waiting_s < WAITING_SHOWN_S:
         return ""
-    return f", {done.waiting_s:.0f} s on {done.waiting_for}"
+    why = f" ({done.waits_because})" if done.waits_because else ""
+    return f", {done.waiting_s:.0f} s on {done.waiting_for}{why}"
 
 
 def describe_stop(done: IngestProgress, collection: str) -> str:
@@ -52,7 +53,7 @@ def describe_stop(done: IngestProgress, collection: str) -> str:
 def to_json_value(done: IngestProgress, report: SourceReport) -> dict[str, Any]:
     """Return the value printed by `--json`."""
     settled = msgspec.to_builtins(done)
-    del settled["waiting_for"], settled["waiting_s"]
+    del settled["waiting_for"], settled["waiting_s"], settled["waits_because"]
     return {
         **settled,
         **msgspec.to_builtins(report),

@@ -19,11 +19,13 @@ from retrieval.clients.wire.records import RequestLimits
 @dataclass(slots=True)
 class IngestProgress(nearline.Ingested):
     """What the service acknowledged, and the `bytes_read` of the source so far. `waiting_for` is the source of the
-    oldest unacknowledged document, which has waited for `waiting_s`."""
+    oldest unacknowledged document, which has waited for `waiting_s`, and `waits_because` why it is sent again, if it
+    is."""
 
     bytes_read: int = 0
     waiting_for: str = ""
     waiting_s: float = 0.0
+    waits_because: str = ""
 
 
 Progress = Callable[[IngestProgress], None]
@@ -74,12 +76,14 @@ async def ingest(
             waited[:] = oldest, time.monotonic()
         done.waiting_for = "" if oldest is None else places[oldest][0]
         done.waiting_s = time.monotonic() - waited[1]
+        done.waits_because = patience.waits_because
         progress(done)
 
     waited: list[Any] = [
         None,
         time.monotonic(),
     ]  # the oldest unsettled document, and since when it is the oldest
+    patience = bulk_patience()
     async with call_regularly(tell):
         await client.ingest(
             collection,
@@ -89,6 +93,7 @@ async def ingest(
             on_refused=note_refusal,
             total=done,
             limits=limits,
+            patience=patience,
         )
     return done
 

@@ -119,10 +119,11 @@ def plan_ingestion(
     on_refused: OnRefused | None,
     total: Ingested | None,
     limits: RequestLimits | None = None,
+    patience: Patience | None = None,
 ) -> Steps:
     """Yield the coroutines of an ingestion; await each before asking for the next. This way the caller's own thread
     reads the documents."""
-    patience = bulk_patience()
+    patience = patience or bulk_patience()
     write = partial(connection.content, "POST", path_of(collection, "documents"), patience=patience)
 
     def learn(chars: int, seconds: float) -> None:

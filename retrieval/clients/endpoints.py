@@ -171,12 +171,14 @@ class Endpoints(Core):
         on_refused: OnRefused | None = None,
         total: Ingested | None = None,
         limits: records.RequestLimits | None = None,
+        patience: Patience | None = None,
     ) -> Steps:
         """Write any number of documents, `requests` at a time; the last document with an id wins.
 
         Updates `total` and passes it to `on_progress` after each acknowledgement. Documents that cannot be written
         go to `on_refused`; without it, the first raises RefusedDocument. `limits` are the collection's, for callers
-        that have already asked for them. Waits for a service that is busy or restarting. Raises ServiceError if the
+        that have already asked for them. Waits for a service that is busy or restarting, as `patience` (by default
+        `bulk_patience()`) says, and its `waits_because` says why. Raises ServiceError if the
         service fails, stays unreachable or makes no progress, and any error of reading the documents; what was
         acknowledged remains written, and `Ingested.read` says where to resume.
         """
@@ -189,6 +191,7 @@ class Endpoints(Core):
             on_refused=on_refused,
             total=total,
             limits=limits,
+            patience=patience,
         )
 
     @endpoint

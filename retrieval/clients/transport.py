@@ -64,6 +64,8 @@ class Patience:
     def __init__(self, *, busy_s: float, away_s: float, try_s: float | None = None) -> None:
         """`try_s` is the time limit of each try, for shared objects; with None, all tries of a request share its
         time."""
+        self.waits_because = ""
+        """Why the last request that failed is tried again; "" once one was answered."""
         self.try_s = try_s
         self._busy_s = busy_s
         self._away_s = away_s
@@ -77,7 +79,7 @@ class Patience:
         try:
             yield
             self._acknowledged_at = time.monotonic()
-            self._away_since = None
+            self._away_since, self.waits_because = None, ""
         finally:
             self._under_way -= 1
 
@@ -98,6 +100,7 @@ class Patience:
             stuck = now - self._away_since >= self._away_s
         if stuck:
             raise failure
+        self.waits_because = failure.message
         if failure.retry_after_s is not None:
             return max(failure.retry_after_s, PAUSE_S_MIN) * random.uniform(1.0, 1.25)
         return min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
