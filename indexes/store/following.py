@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from indexes.base import failures
+from indexes.base.arrivals import Arrivals
 from indexes.base.durable import disk_errors, publish
 from indexes.base.errors import (
     Conflict,
@@ -53,7 +54,6 @@ from indexes.store.restoring import NEWEST
 from indexes.store.rows import LogChange, reached_by, replay
 from indexes.store.session import PRESENT_S
 from indexes.store.slots import LogExtent, Read, SlotLog, newest_epoch, read_epoch
-from indexes.store.uploading import UploadState
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,16 @@ TOLD_POLL_S = 5.0  # how often the store is asked at least, while the writer tel
 
 class OutOfStep(StorageError):
     """What is here no longer continues what the store has: a new start restores it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowState:
+    """How far this machine is behind the store with a collection: the last operation there, how many of them are not
+    here, and how many seconds ago this machine last had everything."""
+
+    seq: int
+    behind: int
+    age_s: float
 
 
 @dataclass(slots=True)
@@ -101,7 +111,7 @@ class Follower(Replication):
         self._began = time.monotonic()
         self._names = SlotLog(objects, DIRECTORY)
         self._names_read = 0
-        self.names_known = 0  # the last slot of names and keys that was taken over
+        self.names = Arrivals(0)  # of slots of names and keys, once they are taken over
         self._followed: dict[str, FollowedLog] = {}  # by name
         self._is_level = False
         self._epoch, self._present_until = 0, 0.0
@@ -131,16 +141,15 @@ class Follower(Replication):
     def _of(self, uid: str) -> FollowedLog | None:
         return next((one for one in list(self._followed.values()) if one.uid == uid), None)
 
-    def state_of(self, collection: Collection) -> UploadState:
-        followed = self._of(collection.uid)
-        if followed is None:
-            return UploadState(collection.log.newest_seq, 0, 0.0)
-        seq = followed.last.slot.reached.operations
-        return UploadState(seq, max(seq - collection.log.newest_seq, 0), time.monotonic() - followed.level_at)
+    def state_of(self, collection: Collection) -> FollowState:
+        followed, here = self._of(collection.uid), collection.log.newest_seq
+        level_at = self._began if followed is None else followed.level_at
+        seq = here if followed is None else followed.last.slot.reached.operations
+        return FollowState(seq, max(seq - here, 0), time.monotonic() - level_at)
 
     @property
-    def lag_s(self) -> float:
-        """Seconds since every collection last had all that the store has."""
+    def oldest_s(self) -> float:
+        """The greatest age of a collection."""
         return max((time.monotonic() - one.level_at for one in list(self._followed.values())), default=0.0)
 
     # -- opening
@@ -290,7 +299,7 @@ class Follower(Replication):
             changed = slot
         if changed is not None:
             self._take(self._read_directory())
-        self.names_known = self._names_read
+        self.names.arrived(self._names_read)
 
     def _take(self, directory: Directory) -> None:
         """Bring collections, aliases and keys to what a directory says. An alias moves before its target goes."""

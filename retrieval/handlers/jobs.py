@@ -103,8 +103,19 @@ async def show(request: web.Request) -> web.Response:
 
 
 async def list_jobs(request: web.Request) -> web.Response:
-    jobs = request.app[TASKS].all()
-    return answer(JobList([as_called(job) for job in jobs if may_see(request.app, job)]))
+    return answer(JobList(visible(request.app)))
+
+
+def visible(app: web.Application) -> list[JobBody]:
+    """The jobs that the caller may see, newest first."""
+    return [as_called(job) for job in app[TASKS].all() if may_see(app, job)]
+
+
+def with_others(request: web.Request, content: bytes) -> web.Response:
+    """Answer with the jobs of this service and those that another one has listed."""
+    others = msgspec.json.decode(content, type=JobList).jobs
+    together = sorted([*visible(request.app), *others], key=lambda job: job.created_ms, reverse=True)
+    return answer(JobList(together))
 
 
 def may_see(app: web.Application, job: JobBody) -> bool:

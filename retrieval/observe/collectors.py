@@ -152,20 +152,24 @@ def collections(catalog: Catalog) -> list[Metric]:
     ]  # fmt: skip
 
 
-def store(uploader: Uploader | Follower, catalog: Catalog) -> list[Metric]:
+def store(store: Uploader | Follower, catalog: Catalog) -> list[Metric]:
     """How far the store is behind."""
-    states = [(name, uploader.state_of(one)) for name, one in catalog.collections.items()]
+    states = [(name, store.state_of(one)) for name, one in catalog.collections.items()]
     return [
-        gauge("nearline_store_up", "1 if the store could be used the last time", [], [(not uploader.error,)]),
+        gauge("nearline_store_up", "1 if the store could be used the last time", [], [(not store.error,)]),
         gauge(
             "nearline_store_lag_seconds", "How long the oldest commit waits that is not in the store; 0 if all are", [],
-            [(uploader.lag_s,)],
+            [(store.lag_s,)] if isinstance(store, Uploader) else [],
+        ),
+        gauge(
+            "nearline_store_age_seconds", "How long ago a replica last had everything", [],
+            [] if isinstance(store, Uploader) else [(store.oldest_s,)],
         ),
         gauge(
             "nearline_store_seq", "Last operation in the store", ["collection"],
             [(name, state.seq) for name, state in states],
         ),
-        counter("nearline_store_uploads", "Uploads of a collection's commits", [], [(uploader.uploads,)]),
+        counter("nearline_store_uploads", "Uploads of a collection's commits", [], [(store.uploads,)]),
     ]  # fmt: skip
 
 

@@ -41,7 +41,7 @@ from retrieval.server import lifecycle
 from retrieval.server.door import DOOR, Door
 from retrieval.server.middlewares import admit, cross_origin, errors_as_json, observe, within_grace
 from retrieval.server.routes import ROUTES, add_routes
-from retrieval.server.writer import writer_ctx
+from retrieval.server.writer import tell_slot, writer_ctx
 from retrieval.upkeep.starting import Start
 
 FORM_FIELDS_MAX = 16  # an upload has four
@@ -72,6 +72,7 @@ def create_app(
         ],
     )
     app.on_response_prepare.append(protective_headers)
+    app.on_response_prepare.append(tell_slot)
     put_state(app, config, data, extract, search_command)
     # Closed in reverse order: jobs first, then searches, then the models and the shared cache, and the log last.
     app.cleanup_ctx.extend(

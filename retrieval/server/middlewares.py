@@ -47,7 +47,7 @@ from retrieval.handlers.state import (
 from retrieval.handlers.wire import form, in_callers_words, require_once
 from retrieval.observe.request_log import CLIENT_LEFT, LOG, log_request
 from retrieval.server.door import DOOR, arrived
-from retrieval.server.writer import WRITER, WriterLink, is_for_writer, is_unknown_job
+from retrieval.server.writer import WRITER, WriterLink, is_about_its_jobs, is_for_writer
 from retrieval.wire.decoding import ALIKE, shorten
 from retrieval.wire.errors import (
     MalformedRequest,
@@ -148,7 +148,7 @@ def writer_for(request: web.Request) -> WriterLink | None:
         if writer is None and (store := request.app[STORE]) is not None:
             store.require_up()
         return writer
-    return writer if writer is not None and is_unknown_job(request) else None
+    return writer if writer is not None and is_about_its_jobs(request) else None
 
 
 @web.middleware

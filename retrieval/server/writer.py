@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -13,8 +14,9 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from indexes.base.errors import Conflict, Unavailable, message_of
+from indexes.base.errors import Conflict, NearlineError, Unavailable, message_of
 from indexes.store.following import Follower
+from indexes.store.uploading import Uploader
 from retrieval.base.request_id import REQUEST_ID
 from retrieval.base.settings import StoreSection
 from retrieval.cluster import serving
@@ -27,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 CONNECT_S = 5.0
 ANSWER_S = 600.0  # between two pieces of an answer; embedding a large request takes minutes
-WAIT_S = 20  # for news, in one request
+WAIT_S = 5  # for news, in one request
+SILENT_S = 15.0  # a writer that answers nothing for so long, not even what is new, hangs
 PAUSE_S = 2.0
 OF_THIS_MACHINE = {jobs.reindex, jobs.tune, jobs.rollback, serving.answer}  # its indexes
 OF_WRITER = {feedback.write, feedback.list_feedback}  # which is in no store
@@ -43,8 +46,8 @@ NAMING = {  # what changes names or keys; it is known here before its answer goe
     auth.rotate,
     auth.revoke,
 }
-NAMES_S, NAMES_LOOK_S = 3.0, 0.1
-VIA = "nearline replica"
+NAMES_S = 3.0  # how long an answer waits at the writer, and again at the replica
+VIA, SLOT = "nearline replica", "Nearline-Names-Slot"
 HOP_BY_HOP = {
     "connection",
     "host",
@@ -69,9 +72,12 @@ def is_for_writer(request: web.Request) -> bool:
     return changes or scope == "write" or handler in OF_WRITER
 
 
-def is_unknown_job(request: web.Request) -> bool:
-    """Whether a job is asked for that the writer may have."""
-    return request.match_info.handler is jobs.show and not request.app[TASKS].knows(request.match_info["job"])
+def is_about_its_jobs(request: web.Request) -> bool:
+    """Whether jobs are asked for that the writer has or may have."""
+    handler = request.match_info.handler
+    return handler is jobs.list_jobs or (
+        handler is jobs.show and not request.app[TASKS].knows(request.match_info["job"])
+    )
 
 
 class WriterLink:
@@ -80,6 +86,32 @@ class WriterLink:
     def __init__(self, settings: StoreSection) -> None:
         self._url, self._key = settings.writer.rstrip("/"), settings.writer_api_key
         self._session: aiohttp.ClientSession | None = None
+        self._heard_at = time.monotonic()
+        self._limits = set[asyncio.Timeout]()  # of requests that wait for an answer
+
+    def _hear(self) -> None:
+        """The writer has answered something."""
+        self._heard_at = time.monotonic()
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time() + SILENT_S)
+
+    @contextlib.asynccontextmanager
+    async def _while_heard(self) -> AsyncIterator[None]:
+        """Raise TimeoutError in this block once the writer has answered nothing for SILENT_S, and Unavailable before it
+        if that is so already."""
+        silent_s = time.monotonic() - self._heard_at
+        if silent_s > SILENT_S:
+            raise Unavailable(
+                f"the service that writes has not answered for {silent_s:.0f} s; nothing was passed on to it",
+                retry_after_s=PAUSE_S,
+            )
+        async with asyncio.timeout(SILENT_S) as limit:
+            self._limits.add(limit)
+            try:
+                yield
+            finally:
+                self._limits.discard(limit)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -107,6 +139,7 @@ class WriterLink:
                     headers=headers,
                     timeout=aiohttp.ClientTimeout(total=WAIT_S + CONNECT_S),
                 ) as reply:
+                    self._hear()
                     reply.raise_for_status()
                     since = msgspec.json.decode(await reply.read(), type=StoreChanges).changes
                 is_told = True
@@ -121,30 +154,36 @@ class WriterLink:
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         """Have the writer answer a request, piece by piece; a change of names or keys is known here then. Raises
-        Unavailable if it cannot be reached, or does not answer; it may have done what was asked then."""
+        Unavailable if it cannot be reached, hangs, or does not answer; the words say if it may have done what was
+        asked."""
         if VIA in request.headers.getall("Via", ()):
             raise Conflict("store.writer leads to a replica, not to the service that writes")
         headers = without_hops(request.headers)
         headers["Via"] = VIA
         headers["X-Request-Id"] = request_id = REQUEST_ID.get()
-        answer, follower = web.StreamResponse(), request.app[STORE]
-        assert isinstance(follower, Follower)
-        known = follower.names_known
+        answer = web.StreamResponse()
         try:
-            async with self._open().request(
-                request.method,
-                URL(self._url + request.raw_path, encoded=True),
-                headers=headers,
-                data=request.content if request.body_exists else None,
-                allow_redirects=False,
-            ) as reply:
+            async with (
+                self._while_heard(),
+                self._open().request(
+                    request.method,
+                    URL(self._url + request.raw_path, encoded=True),
+                    headers=headers,
+                    data=request.content if request.body_exists else None,
+                    allow_redirects=False,
+                ) as reply,
+            ):
+                self._hear()
                 answer.set_status(reply.status, reply.reason)
                 answer.headers.update(without_hops(reply.headers))
                 answer.headers["X-Request-Id"] = request_id
-                if reply.ok and request.match_info.handler in NAMING:
-                    await follow_names(follower, known)
+                if slot := answer.headers.pop(SLOT, ""):
+                    await follow_names(request, int(slot))
+                if request.match_info.handler is jobs.list_jobs and reply.ok:
+                    return jobs.with_others(request, await reply.read())
                 await answer.prepare(request)
                 async for piece in reply.content.iter_any():
+                    self._hear()
                     await answer.write(piece)
                 await answer.write_eof()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -158,12 +197,29 @@ class WriterLink:
         return answer
 
 
-async def follow_names(follower: Follower, known: int) -> None:
-    """Wait until names or keys that the writer has just changed are known here, for NAMES_S at most."""
-    until = time.monotonic() + NAMES_S
-    while follower.names_known == known and time.monotonic() < until:
-        await asyncio.sleep(NAMES_LOOK_S)
-        follower.hear(is_told=follower.is_told)
+async def follow_names(request: web.Request, slot: int) -> None:
+    """Wait until a slot of names and keys is known here, for NAMES_S at most."""
+    follower = request.app[STORE]
+    assert isinstance(follower, Follower)
+    known: asyncio.Future[None] = asyncio.wrap_future(follower.names.at(slot))
+    follower.hear(is_told=follower.is_told)
+    await asyncio.wait({known}, timeout=NAMES_S)
+    known.cancel()
+
+
+async def tell_slot(request: web.Request, answer: web.StreamResponse) -> None:
+    """Tell a replica, with the answer to what it has passed on, which slot of the store has the names and keys that
+    were changed. If the store does not get it within NAMES_S, it goes without."""
+    if (
+        VIA in request.headers.getall("Via", ())
+        and answer.status < 400
+        and request.match_info.handler in NAMING
+        and isinstance(store := request.app[STORE], Uploader)
+    ):
+        with contextlib.suppress(TimeoutError, NearlineError):
+            async with asyncio.timeout(NAMES_S):
+                slot: asyncio.Future[int] = asyncio.wrap_future(store.directory_changed())
+                answer.headers[SLOT] = str(await slot)
 
 
 WRITER = web.AppKey[WriterLink | None]("WRITER")  # None without store.writer

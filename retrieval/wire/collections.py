@@ -132,11 +132,16 @@ class RankingBody(msgspec.Struct, kw_only=True):
 
 
 class StoreState(msgspec.Struct):
-    """How far the store (`store.url`) has come with a collection."""
+    """How far the store (`store.url`) has come with a collection, or a replica with what the store has."""
 
-    seq: Annotated[int, Doc("Last operation that the store has")]
-    behind: Annotated[int, Doc("Operations that it does not have yet")]
-    lag_s: Annotated[float, Doc("Seconds that the oldest of them has waited")]
+    seq: Annotated[int, Doc("Last operation that the store has; of a replica: that it has seen there")]
+    behind: Annotated[int, Doc("Operations that the store, or the replica, does not have yet")]
+    lag_s: Annotated[
+        float | UnsetType, Doc("Seconds that the oldest of them has waited for the store; not of a replica")
+    ] = UNSET
+    age_s: Annotated[
+        float | UnsetType, Doc("Seconds since a replica last had everything; only of a replica")
+    ] = UNSET
 
 
 class StoreChanges(msgspec.Struct):

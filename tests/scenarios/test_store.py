@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -222,6 +224,18 @@ def test_a_replica_passes_writes_on(tmp_path: Path, environ: dict[str, str]) -> 
                 assert time.monotonic() < until
                 time.sleep(0.2)
             assert not holds(tmp_path / "a", b"zebraquartz")
+            rebuilt = http.ok("POST", "/v1/collections/docs/reindex", {})["job"]
+            until = time.monotonic() + 60
+            while http.ok("GET", f"/v1/jobs/{rebuilt}")["status"] in {"queued", "running"}:
+                assert time.monotonic() < until
+                time.sleep(0.2)
+            listed = http.ok("GET", "/v1/jobs")["jobs"]
+            assert listed[0]["id"] == rebuilt
+            assert [job["kind"] for job in listed] == [
+                "reindex",
+                "erase",
+                "erase",
+            ]  # the replica has erased, too
             large = {"documents": [{"id": f"l{at}", "text": "word " * 2000} for at in range(50)]}
             assert http.ok("POST", "/v1/collections/later/documents", large)["documents"] == 50
             assert http.call("GET", "/v1/jobs/unknown").status == 404
@@ -229,6 +243,62 @@ def test_a_replica_passes_writes_on(tmp_path: Path, environ: dict[str, str]) -> 
             lost = http.call("DELETE", "/v1/collections/docs/documents/n0")
             assert (lost.status, lost.body["error"]["type"]) == (503, "unavailable")
             assert len(http.ok("POST", "/v1/collections/docs/search", {"query": "note"})["hits"]) == 2
+            (tmp_path / "notes.txt").write_text("a note")
+            said = said_by_ingest(tmp_path / "notes.txt", replica.url)
+            assert "s on " in said
+            assert "(the service that writes " in said
+
+
+def test_names_that_a_replica_passes_on_are_known_there(tmp_path: Path, environ: dict[str, str]) -> None:
+    """When the answer comes, although the writer by itself would upload them half a minute later."""
+    environ = {**environ, "NEARLINE_STORE_URL": "s3://books/names", "NEARLINE_STORE_ACKNOWLEDGE": "local"}
+    with serving(tmp_path / "a", {**environ, "NEARLINE_STORE_LAG_S_MAX": "60"}) as writer:
+        Http(writer.url).ok("POST", "/v1/collections", {"name": "docs"})
+        follows = {**environ, "NEARLINE_STORE_REPLICA": "true", "NEARLINE_STORE_WRITER": writer.url}
+        with serving(tmp_path / "b", {**follows, "NEARLINE_STORE_FORWARD_WRITES": "true"}) as replica:
+            http = Http(replica.url)
+            for name in ("live", "next", "next"):
+                answer = http.call("PUT", f"/v1/aliases/{name}", {"collection": "docs"})
+                assert "Nearline-Names-Slot" not in answer.headers
+                assert http.ok("GET", f"/v1/collections/{name}")["name"] == "docs"
+            http.ok("POST", "/v1/collections", {"name": "more"})
+            assert http.ok("GET", "/v1/collections/more")["documents"] == 0
+
+
+def said_by_ingest(path: Path, url: str) -> str:
+    """The first line of progress, which comes after a while."""
+    command = [sys.executable, "-m", "jobs.cli", "ingest", str(path), "--collection", "docs", "--url", url]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        said = running.stderr.readline()
+        running.terminate()
+    return said
+
+
+@pytest.mark.slow
+def test_a_writer_that_hangs(tmp_path: Path, environ: dict[str, str]) -> None:
+    """What a replica has passed on is given up after a while, and said to have been done perhaps; what comes later is
+    refused at once, until the writer answers again."""
+    environ = {**environ, "NEARLINE_STORE_URL": "s3://books/hangs"}
+    with serving(tmp_path / "a", environ) as writer:
+        Http(writer.url).ok("POST", "/v1/collections", {"name": "docs"})
+        follows = {**environ, "NEARLINE_STORE_REPLICA": "true", "NEARLINE_STORE_WRITER": writer.url}
+        with serving(tmp_path / "b", {**follows, "NEARLINE_STORE_FORWARD_WRITES": "true"}) as replica:
+            http = Http(replica.url)
+            body = {"documents": [{"id": "n0", "text": "note number 0"}]}
+            os.kill(writer.pid, signal.SIGSTOP)
+            try:
+                for said in ("did not answer, and may have done", "nothing was passed on"):
+                    answer = http.call("POST", "/v1/collections/docs/documents", body)
+                    assert (answer.status, answer.body["error"]["type"]) == (503, "unavailable")
+                    assert said in answer.body["error"]["message"]
+                    assert int(answer.headers["Retry-After"]) > 0
+            finally:
+                os.kill(writer.pid, signal.SIGCONT)
+            until = time.monotonic() + 60
+            while http.call("POST", "/v1/collections/docs/documents", body).status != 200:
+                assert time.monotonic() < until
+                time.sleep(0.2)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,8 @@ class ColdState(TypedDict):
 class StoreState(TypedDict):
     seq: int
     behind: int
-    lag_s: float
+    lag_s: NotRequired[float]
+    age_s: NotRequired[float]
 
 
 class RebuildDue(TypedDict):
