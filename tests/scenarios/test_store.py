@@ -167,7 +167,12 @@ def test_a_replica_follows_and_is_promoted(tmp_path: Path, environ: dict[str, st
             ):
                 assert other.call(method, path, body).status == 409, path
             assert other.call("POST", "/v1/collections/docs/reindex", {}).status == 202
-            assert other.ok("GET", "/v1/collections/docs")["store"]["seq"] == 4
+            assert sorted(http.ok("GET", "/v1/collections/docs")["store"]) == ["behind", "lag_s", "seq"]
+            state = other.ok("GET", "/v1/collections/docs")["store"]
+            assert (sorted(state), state["seq"]) == (["age_s", "behind", "seq"], 4)
+            shown = other.call("GET", "/metrics").body
+            assert "\nnearline_store_age_seconds " in shown
+            assert "\nnearline_store_lag_seconds " not in shown
             search = {"query": "note"}
             assert 0 <= other.ok("POST", "/v1/collections/docs/search", search)["receipt"]["age_s"] < 10
             assert "age_s" not in http.ok("POST", "/v1/collections/docs/search", search)["receipt"]
