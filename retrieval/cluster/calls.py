@@ -52,7 +52,7 @@ class ScanShard(Call, frozen=True):
     condition: Filter | None
 
 
-class CountDocuments(Call, frozen=True):
+class CountMatching(Call, frozen=True):
     condition: Filter | None
 
 
@@ -83,9 +83,7 @@ class DocumentsPage(msgspec.Struct, array_like=True, frozen=True):
     following: int | None
 
 
-AnyCall = (
-    SearchShard | CountTerms | Fetch | CountFacets | ReadExamples | ScanShard | CountDocuments | ReadPage
-)
+AnyCall = SearchShard | CountTerms | Fetch | CountFacets | ReadExamples | ScanShard | CountMatching | ReadPage
 ANSWERS: dict[type[Call], Any] = {
     SearchShard: Searched,
     CountTerms: TermCounts,
@@ -93,7 +91,7 @@ ANSWERS: dict[type[Call], Any] = {
     CountFacets: list[FacetCounts],
     ReadExamples: list[Example | None],
     ScanShard: list[Ranking],
-    CountDocuments: DocumentsCounted,
+    CountMatching: DocumentsCounted,
     ReadPage: DocumentsPage,
 }
 

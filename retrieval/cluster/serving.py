@@ -21,8 +21,8 @@ from retrieval.cluster.calls import (
     CallRefused,
     CallReply,
     Calls,
-    CountDocuments,
     CountFacets,
+    CountMatching,
     CountTerms,
     DocumentsCounted,
     DocumentsPage,
@@ -133,7 +133,7 @@ def do(shard: LocalShard, call: AnyCall, export: VectorExport) -> bytes:
     collection = shard.collection
     assert isinstance(collection, Collection)
     match call:
-        case CountDocuments():
+        case CountMatching():
             found = scrolling.count(collection, call.condition, shard.watch.on_step)
             return pack(DocumentsCounted(found.documents, found.passages, found.seq, shard.snapshot.live))
         case ReadPage():

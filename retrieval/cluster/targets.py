@@ -13,7 +13,7 @@ from indexes.base.model import Settings
 from indexes.filters.grammar import Filter
 from indexes.parts.learned import RankingSettings, SynonymSettings
 from retrieval.access.auth import PRINCIPAL
-from retrieval.cluster.calls import AnyCall, CountDocuments, DocumentsCounted
+from retrieval.cluster.calls import AnyCall, CountMatching, DocumentsCounted
 from retrieval.cluster.names import token_of
 from retrieval.cluster.nodes import Nodes, Sharded
 from retrieval.cluster.remote import RemoteShard
@@ -74,7 +74,7 @@ class ShardedTarget:
     async def counts(self, condition: Filter | None) -> dict[int, DocumentsCounted]:
         """Count the documents and passages that match in each shard that can have some. Raises InvalidInput for a
         filter that no shard can match."""
-        found = await self.ask([Away(part, CountDocuments(condition)) for part in self.parts])
+        found = await self.ask([Away(part, CountMatching(condition)) for part in self.parts])
         refused = [one for one in found if isinstance(one, InvalidInput)]
         counts = {at: answered(one) for at, one in enumerate(found) if one not in refused}
         if refused and not any(one.held for one in counts.values()):
