@@ -76,6 +76,9 @@ def primary(code: str) -> str:
 def language_of(title: str, text: str) -> str:
     """The likeliest language of a document, as a two- or three-letter code. Thread-safe."""
     sample = f"{title[:CHARS_READ]}\n{text[:CHARS_READ]}"[:CHARS_READ]
+    # In half the time of finding the others too.
+    if sure := probabilities(sample, likelier=1, chance_min=SURE_MIN):
+        return next(iter(sure))  # all others share the rest
     found = probabilities(sample)
     best = max(found, key=found.__getitem__, default=UNSURE)
     return best if found.get(best, 0) >= SURE_MIN or not is_latin(sample) else UNSURE
@@ -114,14 +117,14 @@ def query_probabilities(query: str) -> Mapping[str, float]:
     return probabilities(query)
 
 
-def probabilities(text: str) -> dict[str, float]:
-    """The likelier languages of a text's beginning, by the detector alone."""
+def probabilities(text: str, likelier: int = LIKELIER, chance_min: float = 0.0) -> dict[str, float]:
+    """The likelier languages of a text's beginning, by the detector alone, and with at least this chance."""
     text = text[:CHARS_READ].replace("\n", " ")
     found: dict[str, float] = {}
     if text and not text.isspace():
         if sum(map(str.isupper, text)) > SHOUTING * sum(map(str.isalpha, text)):
             text = text.lower()  # the model was trained on texts that are not all capitals
-        for label, chance in zip(*detector().predict(text, k=LIKELIER), strict=True):
+        for label, chance in zip(*detector().predict(text, likelier, chance_min), strict=True):
             code = label.removeprefix("__label__")
             code = VARIETIES.get(code, code)
             found[code] = found.get(code, 0.0) + min(float(chance), 1.0)

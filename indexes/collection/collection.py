@@ -38,7 +38,7 @@ from indexes.base.model import (
 )
 from indexes.collection.info import CollectionInfo, describe
 from indexes.collection.view import CollectionView, end_of, gaps_of
-from indexes.filters.checks import check_upsert, with_language
+from indexes.filters.checks import check_upserts, with_language
 from indexes.log.applying import Applied
 from indexes.log.log import Log
 from indexes.log.writer import Operations, Writer
@@ -165,9 +165,7 @@ class Collection(CollectionView):
 
         Raises InvalidInput immediately if a vector has the wrong shape, contains NaN, or is not a unit vector.
         """
-        for operation in operations:
-            if isinstance(operation, Upsert):
-                check_upsert(operation, self.settings.dimensions)
+        check_upserts([one for one in operations if isinstance(one, Upsert)], self.settings.dimensions)
         return self._write([with_language(one, self.settings.language) for one in operations])
 
     def _write(self, operations: Operations) -> Future[WriteResult]:
@@ -222,7 +220,7 @@ class Collection(CollectionView):
         changed = change(stored)
         if changed is stored:
             return []
-        check_upsert(changed, self.settings.dimensions)
+        check_upserts([changed], self.settings.dimensions)
         return [changed]
 
     def on_writer(self, step: Callable[[], T]) -> T:

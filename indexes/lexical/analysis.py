@@ -54,7 +54,9 @@ def terms(text: str, language: str = "en") -> list[str]:
 def index_terms(text: str, language: str) -> list[str]:
     """The terms under which a passage is indexed, followed, unless there are none, by the tag of its language."""
     found = terms(text, language)
-    return [*found, TAG + primary(language)] if found else []
+    if found:
+        found.append(TAG + primary(language))
+    return found
 
 
 def query_terms(text: str, language: str = "en", others: Mapping[str, float] = NONE) -> dict[str, float]:

@@ -44,11 +44,11 @@ ASCII_RUN = regex.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/#-]*(?:\()?")  # within sc
 def name_keys(document_id: str, title: str, heading: str, ordinal: int) -> list[int]:
     """Return the keys under which a passage is found by name, without duplicates."""
     heading = heading.rpartition(" > ")[2]
-    defined = DEFINITION.match(heading)
-    exact = [] if ordinal else [document_id, title, CALL.sub("", title)]
-    parts = [last_part(CALL.sub("", one)) for one in (*exact, heading)]
+    defined = DEFINITION.match(heading) if heading else None
+    exact = [] if ordinal else [one for one in (document_id, title, CALL.sub("", title)) if one]
+    parts = [last_part(CALL.sub("", one)) for one in (*exact, heading) if one]
     parts += [heading, CALL.sub("", heading), *(defined.groups() if defined else ())]
-    keys = dict.fromkeys(key | EXACT for one in exact if one for key in keys_of(one))
+    keys = dict.fromkeys(key | EXACT for one in exact for key in keys_of(one))
     keys |= dict.fromkeys(key for one in parts if one for key in keys_of(one) if key | EXACT not in keys)
     return list(keys)
 

@@ -10,7 +10,7 @@ cost more than it gained.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import regex
 from icu4py.breakers import WordBreaker
@@ -40,6 +40,7 @@ JOINED = str.maketrans("", "", "_.")
 HUMP = regex.compile(r"\p{Ll}\p{Lu}|\p{Lu}\p{Lu}\p{Ll}")
 HUMPS = regex.compile(r"(?V1)\p{Lu}++(?!\p{Ll})\p{N}*+|\p{Lu}?[\p{Ll}\p{M}]++\p{N}*+|\p{Lu}+(?=\p{Lu}\p{Ll})")
 CLITIC = regex.compile(r"(?i)(?<=\p{L})['\u2019](?:s|t|d|m|ll|re|ve)(?!\w)")
+APOSTROPHES, LETTER_SYMBOLS, SYMBOLS, JOINTS = map(frozenset, ("'\u2019", "+#", ".,&%", "_."))
 # Soft hyphens, joiners, variation selectors and the like. A zero-width space parts words.
 IGNORED = regex.compile(r"(?V1)[[\p{Default_Ignorable_Code_Point}\p{Cf}]--[\u200b\p{L}]]+")
 
@@ -53,19 +54,12 @@ def words(text: str) -> Iterator[str]:
     if not text.isascii():
         text = IGNORED.sub("", text)
     if not text.isalnum():
-        text = CLITIC.sub("", text)
-        yield from LETTER_SYMBOL.findall(text)
-        text = LETTER_SYMBOL.sub(" ", text)
-        for symboled in SYMBOLED.findall(text):
-            yield symboled.replace(",", "")
-        for compound in COMPOUND.findall(text):
-            if len(compound) <= WHOLE_CHARS_MAX and not NUMBERED.fullmatch(compound):
-                yield compound.translate(JOINED)
+        text = yield from _words_with_symbols(text)
     for match in WORD.finditer(text):
         word = match.group()
         if match.lastgroup is None or len(word) == 1:
             yield word
-            if HUMP.search(word):
+            if not word.islower() and HUMP.search(word):
                 yield from (part for part in HUMPS.findall(word) if len(part) > 1)
         elif match.lastgroup == "hangul":
             yield from word
@@ -75,6 +69,26 @@ def words(text: str) -> Iterator[str]:
                 yield segment
                 if match.lastgroup == "han" and len(segment) > 1:
                     yield from segment
+
+
+def _words_with_symbols(text: str) -> Generator[str, None, str]:
+    """Yield the words that symbols belong to; return the text in which the others are.
+
+    Each pattern needs one of certain characters; to look for those takes a tenth of its time.
+    """
+    if not APOSTROPHES.isdisjoint(text):
+        text = CLITIC.sub("", text)
+    if not LETTER_SYMBOLS.isdisjoint(text):
+        yield from LETTER_SYMBOL.findall(text)
+        text = LETTER_SYMBOL.sub(" ", text)
+    if not SYMBOLS.isdisjoint(text):
+        for symboled in SYMBOLED.findall(text):
+            yield symboled.replace(",", "")
+    if not JOINTS.isdisjoint(text):
+        for compound in COMPOUND.findall(text):
+            if len(compound) <= WHOLE_CHARS_MAX and not NUMBERED.fullmatch(compound):
+                yield compound.translate(JOINED)
+    return text
 
 
 def fold(word: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import re
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
@@ -42,12 +43,13 @@ from retrieval.documents.metadata import (
 from retrieval.documents.outline import has_literals
 from retrieval.embedding.embedders import Embedder, Embedders
 from retrieval.wire.documents import SentDocument
-from retrieval.wire.vectors import vector_of
+from retrieval.wire.vectors import vector_of, vectors_of
 
 T = TypeVar("T")
 
 TITLE_TOKENS_MAX = 48  # of a passage's budget; a longer title is truncated for embedding, but stored whole
 SPECIAL_TOKENS = 2
+CONTROL_CHARACTER = re.compile(r"[\0-\x1f\x7f]")
 CODE_KEY = (
     "programming_language"  # in the metadata of a document that is source code; `nearline ingest` sets it
 )
@@ -100,7 +102,9 @@ async def write_documents(
         upserts = await embed(fresh, embedder, config, embedders.cutting, entry)
     else:
         upserts = await off_loop(chars, lambda: [with_vector(document) for document in fresh])
-    upserts = [replace(upsert, digest=changed[upsert.id]) for upsert in upserts]
+    upserts = await off_loop(
+        chars, lambda: [replace(upsert, digest=changed[upsert.id]) for upsert in upserts]
+    )
     # Even with nothing left to write: unchanged documents are searchable once the writer gets to this.
     # On a thread, because this detects languages, and the first call loads the detector.
     result = await asyncio.wrap_future(await asyncio.to_thread(collection.write, upserts))
@@ -225,14 +229,15 @@ def check_documents(
         )
     seen: dict[str, int] = {}
     checked = []
-    for at, sent in enumerate(documents):
+    vectors = vectors_of([sent.vector for sent in documents], dimensions)
+    for at, (sent, vector) in enumerate(zip(documents, vectors, strict=True)):
         where = f"documents[{at}]"
         document = NewDocument(
             id=str(sent.id),
             text=sent.text,
             title=sent.title,
             metadata=metadata_of(sent.metadata, f"{where}.metadata", config),
-            vector=vector_of(sent.vector, dimensions, f"{where}.vector"),
+            vector=vector_of(sent.vector, dimensions, f"{where}.vector") if vector is None else vector,
             language=check_language(sent.language, f"{where}.language") if sent.language else "",
             expires_ms=expires_ms_of(sent.expires_at, f"{where}.expires_at"),
         )
@@ -266,7 +271,7 @@ def check_document(document: NewDocument, where: str, config: Config) -> None:
     for name, text in (("id", document.id), ("text", document.text), ("title", document.title)):
         if "\0" in text:
             raise InvalidInput(f"{where}.{name} holds a NUL character", param=f"{where}.{name}")
-    if any(character < " " or character == "\x7f" for character in document.id):
+    if CONTROL_CHARACTER.search(document.id):
         raise InvalidInput(f"{where}.id holds a control character", param=f"{where}.id")
     if document.id in (".", ".."):
         raise InvalidInput(

@@ -19,7 +19,7 @@ from jobs.serving.process import serving
 from nearline import Client, Refused, ServiceError
 from retrieval.clients.bulk import packed
 from retrieval.server.routes import ROUTES
-from retrieval.wire.vectors import mentions_vectors
+from retrieval.wire.vectors import mentions_vectors, vector_of, vectors_of
 from tests.retrieval.test_budgets import BODIES, concrete
 from tests.support.http import Http
 
@@ -243,6 +243,46 @@ def test_bad_base64_is_named(http: Http, maps: str, vector: str, says: str) -> N
         assert (reply.status, reply.body["error"]["param"]) == (422, where), reply
         assert says in reply.body["error"]["message"]
     assert http.ok("GET", f"/v1/collections/{maps}")["documents"] == 40
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3, 384, 4096])
+def test_vectors_decoded_together_or_alone_are_the_same(dimensions: int) -> None:
+    """To the bit, at any scale and however the base64 is padded; what is at fault is left to be named."""
+    rows = (RNG.normal(size=(70, dimensions)) * 10.0 ** RNG.integers(-30, 30, size=(70, 1))).astype("<f4")
+    good = [msgspec.Raw(msgspec.json.encode(packed(one))) for one in rows]
+    together = vectors_of(good, dimensions)
+    for one, raw, row in zip(together, good, rows, strict=True):
+        alone = vector_of(raw, dimensions, "vector")
+        numbers = vector_of(msgspec.Raw(msgspec.json.encode(row.tolist())), dimensions, "vector")
+        assert one is not None
+        assert alone is not None
+        assert numbers is not None
+        assert one.tobytes() == alone.tobytes() == numbers.tobytes()
+    content = bytes(good[0])
+    wrong = [
+        msgspec.Raw(one)
+        for one in (
+            b"null",
+            b"[" + b"1," * (dimensions - 1) + b"1]",
+            content.replace(content[1:2], b"!", 1),
+            content[:-3] + b'!!"',
+            b'"' + base64.b64encode(bytes(4 * dimensions)) + b'"',
+            b'"' + base64.b64encode(np.full(dimensions, np.nan, "<f4").tobytes()) + b'"',
+        )
+    ]
+    found = vectors_of([*wrong, good[1]], dimensions)
+    assert found[:-1] == [None] * len(wrong)
+    assert found[-1] is not None
+
+
+def test_base64_with_escapes_is_read(http: Http, maps: str) -> None:
+    """Some encoders of JSON escape each slash, which base64 may hold."""
+    slashes = base64.b64encode(b"\xff\xff\x7f\x3f" * DIMENSIONS).decode()
+    assert "/" in slashes
+    escaped = slashes.replace("/", "\\/")
+    body = f'{{"documents": [{{"id": "escaped", "text": "x", "vector": "{escaped}"}}]}}'
+    reply = http.call("POST", f"/v1/collections/{maps}/documents", raw=body.encode())
+    assert reply.status == 200, reply
 
 
 def test_the_client_takes_arrays(http: Http) -> None:
