@@ -81,8 +81,8 @@ def check_encoding(_: click.Context, __: click.Parameter, name: str | None) -> s
 )
 @click.option(
     "--vector-field",
-    help="Column or field of Parquet or JSON that holds a vector of the row's own, which is sent instead of embedding "
-    "its text. [default: none]",
+    help="Column or field of Parquet, Arrow or JSON that holds a vector of the row's own, which is sent instead of "
+    "embedding its text. [default: none]",
 )
 @click.option(
     "--dimensions",

@@ -364,7 +364,11 @@ def digest_of(document: SourceDocument) -> bytes:
     content: list[object] = [document.id, document.title, document.text, dict(document.metadata)]
     content += [document.expires_at] if document.expires_at is not None else []
     content += [{"language": document.language}] if document.language else []
-    content += [] if document.vector is None else [list(document.vector)]
+    content += (
+        []
+        if document.vector is None
+        else [document.vector if isinstance(document.vector, str) else list(document.vector)]
+    )
     return hashlib.blake2b(repr(content).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 

@@ -9,6 +9,7 @@ files. Not here: sending the documents (`jobs/ingestion`), or cutting them into 
 | json        | .json                                       | an object that has a text, else the file         |
 | csv, tsv    | .csv .tsv, with a header row                | a row                                            |
 | parquet     | .parquet                                    | a row                                            |
+| arrow       | .arrow .arrows .feather                     | a row                                            |
 | markdown    | .md .markdown                               | the file                                         |
 | rst         | .rst                                        | the file, its titles as Markdown headings        |
 | text        | .txt .text .adoc .org; README, copyright... | the file                                         |
@@ -20,7 +21,7 @@ files. Not here: sending the documents (`jobs/ingestion`), or cutting them into 
 | mail        | .eml                                        | the message; each attachment, as its kind is     |
 | mailbox     | .mbox                                       | a message; each attachment                       |
 
-All but Parquet may be gzipped (.gz). Parquet and the formats below code are read in a process of their own
+All but Parquet and Arrow may be gzipped (.gz). These and the formats below code are read in a process of their own
 (`sandbox`) and need the extra `files`. Memory is bounded whatever the file size: one document of at most
 `SourceOptions.document_bytes_max`, as much again of a table's first rows while column types are inferred, hashes
 of the ids seen so far, and the bounds of that process.

@@ -35,6 +35,7 @@ FORMATS = {
     ".tsv": "tsv",
     ".json": "json",
     ".parquet": "parquet",
+    **dict.fromkeys([".arrow", ".arrows", ".feather"], "arrow"),
     ".md": "markdown",
     ".markdown": "markdown",
     ".rst": "rst",

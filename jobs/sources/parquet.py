@@ -1,7 +1,12 @@
-"""Reads Parquet files: a document for each row, with the columns' own types. Needs the extra `files`."""
+"""Reads Parquet and Arrow files: a document for each row, with the columns' own types. Needs the extra `files`.
+
+Rows are read a few hundred at a time, so a file may be larger than memory.
+"""
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import math
 from array import array
 from collections.abc import Iterator, Mapping
@@ -14,6 +19,7 @@ from jobs.sources.model import SourceDocument, SourceOptions, SourceReport, shor
 from jobs.sources.rows import TEXT_FIELD_HINT, Row, documents_of, has_text
 
 ROWS_AT_ONCE = 256
+ARROW_FILE = b"ARROW1"  # what a file begins with that is no stream
 
 
 def read_parquet(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
@@ -23,27 +29,59 @@ def read_parquet(file: SourceFile, options: SourceOptions, report: SourceReport)
     if file.found.path.suffix.lower() == ".gz":
         raise file.error("a Parquet file within gzip; it is compressed by itself, so unpack it")
     with ParquetFile(file.found.path) as table:
-        columns = list(table.schema_arrow.names)
-        if not has_text(columns, options):
-            missing = ", ".join(f"'{field}'" for field in options.text_fields)
-            raise file.error(
-                f"no column {missing}; the columns are {shorten_names(columns)}; {TEXT_FIELD_HINT}"
-            )
+        batches = table.iter_batches(batch_size=ROWS_AT_ONCE)
+        yield from _documents(file, table.schema_arrow, batches, options, report)
 
-        own = options.vector_field
-        if own:
-            _require_vectors(file, table.schema_arrow, own)
 
-        def rows() -> Iterator[Row]:
-            number = 0
-            for batch in table.iter_batches(batch_size=ROWS_AT_ONCE):
-                vectors = list(_vectors(batch.column(own))) if own else []
-                for at, row in enumerate(batch.drop_columns([own] if own else []).to_pylist()):
-                    number += 1
-                    cells = {key: value for key, cell in row.items() if (value := _value(cell)) is not None}
-                    yield number, cells | ({own: vectors[at]} if own else {})
+def read_arrow(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
+    """Yield the documents of an Arrow file, a Feather file of version 2, or a stream saved as a file, as
+    `read_parquet` does."""
+    import pyarrow as pa
 
-        yield from documents_of(file, rows(), options, report)
+    if file.found.path.suffix.lower() == ".gz":
+        raise file.error("an Arrow file within gzip, which is not read from its beginning on; unpack it")
+    with contextlib.ExitStack() as opened:
+        # Not mapped: that counts as memory, which is limited.
+        source = opened.enter_context(pa.OSFile(str(file.found.path)))
+        is_file = source.read(len(ARROW_FILE)) == ARROW_FILE
+        source.seek(0)
+        reader: Any = opened.enter_context((pa.ipc.open_file if is_file else pa.ipc.open_stream)(source))
+        batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+        some = (
+            batch.slice(start, ROWS_AT_ONCE)
+            for batch in batches
+            for start in range(0, batch.num_rows, ROWS_AT_ONCE)
+        )
+        yield from _documents(file, reader.schema, some, options, report)
+
+
+def _documents(
+    file: SourceFile, schema: Any, batches: Iterator[Any], options: SourceOptions, report: SourceReport
+) -> Iterator[SourceDocument]:
+    if not has_text(schema.names, options):
+        missing = ", ".join(f"'{field}'" for field in options.text_fields)
+        raise file.error(
+            f"no column {missing}; the columns are {shorten_names(schema.names)}; {TEXT_FIELD_HINT}"
+        )
+    own = options.vector_field
+    if own:
+        _require_vectors(file, schema, own)
+
+    def rows() -> Iterator[Row]:
+        number = 0
+        for batch in batches:
+            columns = [
+                list(_vectors(column) if name == own else map(_value, column.to_pylist()))
+                for name, column in zip(batch.schema.names, batch.columns, strict=True)
+            ]
+            for cells in zip(*columns, strict=True):
+                number += 1
+                yield (
+                    number,
+                    {key: cell for key, cell in zip(schema.names, cells, strict=True) if cell is not None},
+                )
+
+    yield from documents_of(file, rows(), options, report)
 
 
 def _require_vectors(file: SourceFile, schema: Any, field: str) -> None:
@@ -61,32 +99,45 @@ def _require_vectors(file: SourceFile, schema: Any, field: str) -> None:
 
 
 def _vectors(column: Any) -> Iterator[object]:
-    """Yield the vectors of a column. Those without gaps are arrays, which take a hundredth of the time that Python's
-    numbers take."""
+    """Yield the vectors of a column: as base64 where they are finite, else as what the client refuses. Without gaps
+    between their numbers, they are never numbers of Python."""
     import numpy as np
-    import pyarrow as pa
+    from pyarrow import compute, types
 
-    for cell in column:
-        # The base of all kinds of lists; of a structure, `values` is something else.
-        values: Any = cell.values if isinstance(cell, pa.ListScalar) else None
-        numbers = values is not None and not values.null_count
-        if numbers and (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
-            with np.errstate(over="ignore"):
-                yield array("f", values.to_numpy(zero_copy_only=False).astype(np.float32).tobytes())
-        else:
-            yield cell.as_py()
+    numbers = None if types.is_string(column.type) or types.is_large_string(column.type) else column.flatten()
+    if numbers is None or numbers.null_count or not _is_number(numbers.type):
+        yield from column.to_pylist()
+        return
+    with np.errstate(over="ignore"):
+        floats = numbers.to_numpy(zero_copy_only=False).astype("<f4")
+    finite = np.isfinite(floats)
+    start = 0
+    for length in compute.list_value_length(column).to_pylist():
+        if length is None:
+            yield None
+            continue
+        end = start + length
+        content = floats[start:end].tobytes()
+        yield base64.b64encode(content).decode() if finite[start:end].all() else array("f", content)
+        start = end
+
+
+def _is_number(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_floating(kind) or types.is_integer(kind))
 
 
 def _value(cell: object) -> object | None:
     """Convert `cell` to a JSON value; return None if JSON has none for it."""
+    if cell is None or isinstance(cell, str | bool | int):
+        return cell
     if isinstance(cell, datetime | date | time):
         return cell.isoformat()
     if isinstance(cell, Decimal):
         return float(cell) if cell.is_finite() else None
     if isinstance(cell, float):
         return cell if math.isfinite(cell) else None
-    if isinstance(cell, str | bool | int):
-        return cell
     if isinstance(cell, list):
         return [value for one in cell if (value := _value(one)) is not None]
     if isinstance(cell, Mapping):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from jobs.sources.document_readers import read_book, read_html, read_pdf
 from jobs.sources.files import SourceFile
 from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
-from jobs.sources.parquet import read_parquet
+from jobs.sources.parquet import read_arrow, read_parquet
 from jobs.sources.rows import read_json, read_jsonl
 from jobs.sources.sheets import read_workbook
 from jobs.sources.tables import read_table
@@ -34,4 +34,5 @@ EXTRA_READERS: dict[str, Reader] = {
     "pptx": read_book,
     "xlsx": read_workbook,
     "parquet": read_parquet,
+    "arrow": read_arrow,
 }

@@ -297,6 +297,8 @@ def batches(
     """Yield documents with their positions in batches bounded by number, characters and bytes, with unique ids.
     Oversized documents are refused. `chars_max` may change from batch to batch."""
     batch: list[Encoded] = []
+    ids: set[str | int] = set()
+    chars = size = 0
     for position, document in documents:
         one = encode(position, document, limits)
         if isinstance(one, Refused):
@@ -304,13 +306,16 @@ def batches(
             continue
         if batch and (
             len(batch) >= min(DOCUMENTS_PER_REQUEST, limits["documents_per_request"])
-            or sum(other.chars for other in batch) + one.chars > chars_max()
-            or request_bytes([*batch, one]) > limits["request_bytes"]
-            or any(one.id == other.id for other in batch)
+            or chars + one.chars > chars_max()
+            or size + request_bytes([one]) > limits["request_bytes"]
+            or one.id in ids
         ):
             yield batch
-            batch = []
+            batch, ids, chars, size = [], set(), 0, 0
         batch.append(one)
+        ids.add(one.id)
+        chars += one.chars
+        size += len(one.body) + 1
     if batch:
         yield batch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import gzip
 import json
+import math
 import os
 import shlex
 import shutil
@@ -252,6 +253,35 @@ def test_rows_with_vectors(service: ServerProcess, http: Http, tmp_path: Path) -
     ):
         assert said in ended.stderr
     assert http.found(name, vector=[4, 5, 6], k=1) == ["4"]
+
+
+def test_a_wrong_row_is_named_by_its_number(service: ServerProcess, http: Http, tmp_path: Path) -> None:
+    """The other rows are written, with their own vectors, wherever batches of the file end."""
+    vectors: list[list[float] | None] = np.random.default_rng(3).normal(size=(700, 4)).tolist()
+    vectors[99], vectors[300], vectors[301], vectors[650] = (
+        None,
+        [1.0, 2.0],
+        [1.0, 2.0, 3.0, math.nan],
+        [1e99] * 4,
+    )
+    table = pa.table({"id": [f"r{at}" for at in range(700)], "text": ["A row."] * 700, "v": vectors})
+    with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=333)
+    name = http.new_collection(dimensions=4)
+    ended = nearline(
+        "ingest", tmp_path / "rows.arrow", "--url", service.url, "-c", name, "--vector-field", "v"
+    )
+    assert ended.returncode == 1
+    for said in (
+        "rows.arrow:100: vector is missing",
+        "rows.arrow:301: vector has 2 dimensions, expected 4",
+        "rows.arrow:302: vector[3] is not finite",
+        "rows.arrow:651: vector[0] is not finite, or too large for 32 bits",
+    ):
+        assert said in ended.stderr
+    assert http.ok("GET", f"/v1/collections/{name}")["documents"] == 696
+    for at in (0, 98, 100, 299, 302, 649, 699):
+        assert http.found(name, vector=vectors[at], k=1) == [f"r{at}"]
 
 
 @pytest.mark.parametrize(

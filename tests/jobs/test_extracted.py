@@ -19,6 +19,7 @@ from xml.sax.saxutils import escape
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from indexes.base.errors import InvalidInput
 from jobs.sources import SourceOptions, SourceReport, sandbox
@@ -469,7 +470,26 @@ def test_a_mailbox_has_a_document_for_each_message(tmp_path: Path) -> None:
     ]
 
 
-def test_parquet(tmp_path: Path) -> None:
+def write_parquet(table: pa.Table, folder: Path) -> None:
+    pq.write_table(table, folder / "rows.parquet")
+
+
+def write_arrow(table: pa.Table, folder: Path) -> None:
+    with pa.ipc.new_file(folder / "rows.arrow", table.schema) as writer:
+        writer.write_table(table)
+
+
+def write_stream(table: pa.Table, folder: Path) -> None:
+    with pa.ipc.new_stream(folder / "rows.arrows", table.schema) as writer:
+        writer.write_table(table, max_chunksize=1)
+
+
+def write_feather(table: pa.Table, folder: Path) -> None:
+    feather.write_feather(table, str(folder / "rows.feather"))
+
+
+@pytest.mark.parametrize("write", [write_parquet, write_arrow, write_stream, write_feather])
+def test_tables_with_types(tmp_path: Path, write: Callable[[pa.Table, Path], None]) -> None:
     """Columns keep their types; what JSON cannot hold becomes what it can, or is left out."""
     table = pa.table(
         {
@@ -482,7 +502,7 @@ def test_parquet(tmp_path: Path) -> None:
             "score": [1.5, float("nan")],
         }
     )
-    pq.write_table(table, tmp_path / "rows.parquet")
+    write(table, tmp_path)
     ((one, two), report) = read(tmp_path)
     assert report.failed == []
     assert (one.id, one.text) == ("a", "One.")
