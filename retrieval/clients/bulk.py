@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from retrieval.clients.wire.records import RequestLimits, Written
     from retrieval.clients.wire.requests import SentDocument
 
-DOCUMENTS_PER_REQUEST = 200
+DOCUMENTS_PER_REQUEST = 200  # to be embedded
+VECTORS_PER_REQUEST = 1000  # documents that bring theirs: the service writes thousands a second
 CHARS_PER_REQUEST = 200_000  # a retry resends no more than this
 CHARS_AT_FIRST, CHARS_AT_LEAST = 20_000, 2_000  # before the service's pace is known, and if it is slow
 REQUEST_S = 5.0  # target time of a request, so that progress is visible
@@ -107,6 +108,8 @@ class Encoded:
     id: str | int
     chars: int
     body: bytes
+    embedded: bool = True
+    """Whether the service embeds its text."""
 
 
 def plan_ingestion(
@@ -298,23 +301,26 @@ def batches(
     Oversized documents are refused. `chars_max` may change from batch to batch."""
     batch: list[Encoded] = []
     ids: set[str | int] = set()
-    chars = size = 0
+    chars = size = embedded = 0
+    documents_max = min(VECTORS_PER_REQUEST, limits["documents_per_request"])
     for position, document in documents:
         one = encode(position, document, limits)
         if isinstance(one, Refused):
             refuse(one)
             continue
         if batch and (
-            len(batch) >= min(DOCUMENTS_PER_REQUEST, limits["documents_per_request"])
+            len(batch) >= documents_max
+            or embedded + one.embedded > DOCUMENTS_PER_REQUEST
             or chars + one.chars > chars_max()
             or size + request_bytes([one]) > limits["request_bytes"]
             or one.id in ids
         ):
             yield batch
-            batch, ids, chars, size = [], set(), 0, 0
+            batch, ids, chars, size, embedded = [], set(), 0, 0, 0
         batch.append(one)
         ids.add(one.id)
         chars += one.chars
+        embedded += one.embedded
         size += len(one.body) + 1
     if batch:
         yield batch
@@ -352,7 +358,7 @@ def encode(position: int, document: object, limits: RequestLimits) -> Encoded | 
         return refused(str(error))
     if text_bytes > limits["document_bytes"]:
         return refused(f"text has {text_bytes:,} bytes, at most {limits['document_bytes']:,} are allowed")
-    one = Encoded(position, document_id, len(text), body)
+    one = Encoded(position, document_id, len(text), body, vector is None)
     if request_bytes([one]) > limits["request_bytes"]:
         return refused(
             f"has {len(body) + 1:,} bytes as JSON, at most {limits['request_bytes']:,} are allowed"

@@ -86,29 +86,32 @@ async def write_documents(
     chars = sum(len(one.text) + len(one.metadata) + len(one.vector) // VECTOR_BYTES_PER_CHAR for one in sent)
     dimensions = collection.settings.dimensions
     embeds = collection.settings.embeds
-    documents = await off_loop(chars, lambda: check_documents(sent, dimensions, config, embeds=embeds))
-    sizes = await off_loop(chars, lambda: {document.id: text_bytes(document) for document in documents})
-    digests = await off_loop(chars, lambda: [digest_of(document, config.passages) for document in documents])
-    known = await asyncio.to_thread(collection.log.digests, [document.id for document in documents])
-    changed = {
-        document.id: digest
-        for document, digest in zip(documents, digests, strict=True)
-        if known.get(document.id) != digest
-    }
-    fresh = [document for document in documents if document.id in changed]
-    entry.expect(sum(sizes[document.id] for document in fresh))
+
+    def check() -> list[tuple[NewDocument, bytes, int]]:
+        documents = check_documents(sent, dimensions, config, embeds=embeds)
+        return [(one, digest_of(one, config.passages), text_bytes(one)) for one in documents]
+
+    checked = await off_loop(chars, check)
+    known = await asyncio.to_thread(collection.log.digests, [document.id for document, _, _ in checked])
+    changed = [one for one in checked if known.get(one[0].id) != one[1]]
+    fresh = [document for document, _, _ in changed]
+    entry.expect(sum(size for _, _, size in changed))
     if any(document.vector is None for document in fresh):
         embedder = await embedders.of(collection)
         upserts = await embed(fresh, embedder, config, embedders.cutting, entry)
     else:
         upserts = await off_loop(chars, lambda: [with_vector(document) for document in fresh])
-    upserts = await off_loop(
-        chars, lambda: [replace(upsert, digest=changed[upsert.id]) for upsert in upserts]
-    )
+
+    def write() -> Future[WriteResult]:
+        digests = (digest for _, digest, _ in changed)
+        return collection.write(
+            [replace(one, digest=digest) for one, digest in zip(upserts, digests, strict=True)]
+        )
+
     # Even with nothing left to write: unchanged documents are searchable once the writer gets to this.
     # On a thread, because this detects languages, and the first call loads the detector.
-    result = await asyncio.wrap_future(await asyncio.to_thread(collection.write, upserts))
-    return replace(result, unchanged=len(documents) - len(fresh))
+    result = await asyncio.wrap_future(await asyncio.to_thread(write))
+    return replace(result, unchanged=len(checked) - len(fresh))
 
 
 async def delete_matching(collection: Collection, condition: Filter) -> WriteResult:

@@ -93,6 +93,15 @@ def test_batches_are_small_and_follow_the_limits() -> None:
         assert 1_800 < len(body) <= 2_000 or batch[-1].id == "n99"
 
 
+def test_batches_of_vectors_are_larger() -> None:
+    """1,000 documents with vectors, or the service's number; of those without, 200 as ever."""
+    with_vectors = [{**one, "vector": [1.0, 2.0]} for one in notes(2100)]
+    assert [len(batch) for batch in batched(with_vectors)[0]] == [1000, 1000, 100]
+    assert [len(batch) for batch in batched(with_vectors, documents_per_request=900)[0]] == [900, 900, 300]
+    mixed = [with_vectors[at] if at % 2 else one for at, one in enumerate(notes(1000))]
+    assert [len(batch) for batch in batched(mixed)[0]] == [400, 400, 200]
+
+
 @pytest.mark.parametrize(
     ("took_ms", "chars"), [(100_000, 2_000), (4_000, 25_000), (1_000, 100_000), (10, 200_000)]
 )
