@@ -48,6 +48,9 @@ class CreateCollection(Request, frozen=True, kw_only=True):
             "Length of vectors of your own: the collection has no model, and documents and queries bring theirs"
         ),
     ] = None
+    metric: Annotated[
+        Literal["cosine"], Doc("How vectors are compared: they are brought to length 1. There is no other")
+    ] = "cosine"
     hot_capacity: Annotated[Capacity | None, Doc("Passages to keep in the hot tier")] = None
     language: Annotated[
         str, Doc("BCP 47 code of the language of documents that set none; `auto` detects it for each")

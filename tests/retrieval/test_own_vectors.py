@@ -69,12 +69,21 @@ def test_it_says_what_it_is(http: Http, maps: str) -> None:
         ({"dimensions": 0}, "dimensions"),
         ({"dimensions": 4097}, "dimensions"),
         ({"dimensions": "many"}, "dimensions"),
+        ({"dimensions": 3, "metric": "dot"}, "metric"),
+        ({"dimensions": 3, "metric": "euclidean"}, "metric"),
         ({"dimensions": 3, "model": "all-MiniLM-L6-v2"}, "dimensions"),
     ],
 )
 def test_wrong_dimensions(http: Http, settings: dict[str, object], param: str) -> None:
     reply = http.call("POST", "/v1/collections", {"name": "never", **settings})
     assert (reply.status, reply.body["error"]["param"]) == (422, param)
+
+
+def test_the_metric_is_cosine(http: Http) -> None:
+    """It may be named, and a refusal of another says that it is the one."""
+    http.new_collection(dimensions=3, metric="cosine")
+    reply = http.call("POST", "/v1/collections", {"name": "never", "dimensions": 3, "metric": "dot"})
+    assert "allowed: 'cosine'" in reply.body["error"]["message"]
 
 
 def test_by_vector_by_words_and_both(http: Http, maps: str) -> None:

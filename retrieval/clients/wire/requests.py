@@ -200,6 +200,7 @@ class PatchDocuments(PatchDocument):
 class CreateCollection(TypedDict):
     model: NotRequired[str | None]
     dimensions: NotRequired[int | None]
+    metric: NotRequired[Literal["cosine"]]
     hot_capacity: NotRequired[int | None]
     language: NotRequired[str]
     shards: NotRequired[int]
