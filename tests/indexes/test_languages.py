@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from indexes.base.errors import InvalidInput
-from indexes.base.languages import check_language, guess_language, language_of
+from indexes.base.languages import SURE_MIN, check_language, guess_language, language_of, probabilities
 from indexes.base.model import Upsert
 from tests.support.vectors import World, make_collection
 
@@ -31,6 +31,19 @@ def test_languages_of_sentences_are_found(shared_data: Path) -> None:
         thread.join()
     assert len(right) == len(rows)
     assert sum(right) / len(right) > 0.98
+
+
+def test_a_sure_language_is_the_likeliest_of_all(shared_data: Path) -> None:
+    """Where the first answer of the detector settles it, all its answers together say the same; also of cut texts."""
+    with gzip.open(shared_data / "xquad-r" / "corpus.jsonl.gz", "rt") as file:
+        texts = [json.loads(line)["text"] for line in list(file)[::40]]
+    settled = 0
+    for text in [text[:chars] for text in texts for chars in (4, 12, 40, 400)]:
+        found = probabilities(text)
+        if (likeliest := max(found.values(), default=0)) >= SURE_MIN:
+            assert found[language_of("", text)] == likeliest
+            settled += 1
+    assert settled > len(texts)
 
 
 @pytest.mark.parametrize("text", ["E 4711", "...", "4711-0815", ""])
