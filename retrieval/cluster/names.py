@@ -19,7 +19,6 @@ SHARD = re.compile(
     rf"(?P<name>[a-z0-9_-]+){SHARD_MARK}(?P<number>\d{{1,3}})of(?P<of>\d{{1,3}})(?P<tenant>@[a-z0-9_-]+)?"
 )
 TOKEN = re.compile(r"[0-9]{1,3}\.[0-9]{1,18}(-[0-9]{1,3}\.[0-9]{1,18})*")
-TOKEN_PART = re.compile(r"([0-9]+)\.([0-9]+)")
 
 
 class ShardName(NamedTuple):
@@ -58,8 +57,8 @@ def read_token(token: str | int | None, shards: int) -> dict[int, int]:
     """Read what `token_of` wrote. Raises InvalidInput naming min_seq for anything else."""
     if token is None:
         return {}
-    parts = TOKEN_PART.findall(str(token)) if TOKEN.fullmatch(str(token)) else []
-    found = {int(shard): int(seq) for shard, seq in parts}
+    parts = str(token).split("-") if TOKEN.fullmatch(str(token)) else []
+    found = {int(shard): int(seq) for shard, _, seq in (one.partition(".") for one in parts)}
     if not found or max(found) >= shards:
         raise InvalidInput(
             f"min_seq {str(token)[:40]!r} is none that this collection of {shards} shards gave",

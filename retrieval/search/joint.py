@@ -51,8 +51,10 @@ class JointShard(Partition):
         searches = zip(self.shards, asks, strict=True)
         self.found = await all_of([self._search_one(shard, one, unknown) for shard, one in searches])
         empty = sum(not one.passages for one in self.found)  # such a shard knows no keys, and refuses none
-        for errors in unknown.values():
-            if len(errors) + empty == len(self.shards):
+        for what, errors in unknown.items():
+            # Of values, each shard suggests other names, and what has others in each may be in order.
+            alike = what == "filter" or len({one.message.partition(";")[0] for one in errors}) == 1
+            if alike and len(errors) + empty == len(self.shards):
                 raise_if_of_all(errors)
         found, depths = self.found, (*ask.query.steps, ask.query.depth)
         candidates, kept = join([one.candidates for one in found], depths)
