@@ -52,6 +52,10 @@ class ScanShard(Call, frozen=True):
     condition: Filter | None
 
 
+class AwaitSeq(Call, frozen=True):
+    """Answered once the state holds the operation asked for."""
+
+
 class CountMatching(Call, frozen=True):
     condition: Filter | None
 
@@ -83,7 +87,17 @@ class DocumentsPage(msgspec.Struct, array_like=True, frozen=True):
     following: int | None
 
 
-AnyCall = SearchShard | CountTerms | Fetch | CountFacets | ReadExamples | ScanShard | CountMatching | ReadPage
+AnyCall = (
+    SearchShard
+    | CountTerms
+    | Fetch
+    | CountFacets
+    | ReadExamples
+    | ScanShard
+    | AwaitSeq
+    | CountMatching
+    | ReadPage
+)
 ANSWERS: dict[type[Call], Any] = {
     SearchShard: Searched,
     CountTerms: TermCounts,
@@ -91,6 +105,7 @@ ANSWERS: dict[type[Call], Any] = {
     CountFacets: list[FacetCounts],
     ReadExamples: list[Example | None],
     ScanShard: list[Ranking],
+    AwaitSeq: None,
     CountMatching: DocumentsCounted,
     ReadPage: DocumentsPage,
 }

@@ -113,7 +113,7 @@ async def delete(request: web.Request) -> web.Response:
         nodes.send(node, "DELETE", path_of(one)) for node, one in zip(writers, shards, strict=True)
     )
     for one in shards:
-        nodes.acknowledged.pop(one, None)
+        nodes.forget(one)
     await nodes.look()
     return web.Response(status=204)
 

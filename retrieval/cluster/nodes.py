@@ -44,6 +44,7 @@ HITS_KEPT = 1000  # of a shard, until its node is told
 CONNECT_S = 2.0
 WRITE_S = 600.0  # between two pieces of an answer; embedding a large request takes minutes
 RETRY_AFTER_S = 2.0
+SILENT_S = 10.0  # after which a node that does not answer looks has no more time for anything else
 REFUSES = (401, 403)
 REPLIES = list[CallReply]
 
@@ -103,14 +104,15 @@ class Sharded:
 
 @dataclass(slots=True)
 class Nodes:
-    """Use it from one event loop; `close` it. `acknowledged` is the last operation of each shard that a write through
-    this service was acknowledged with."""
+    """Use it from one event loop; `close` it."""
 
     settings: ClusterSection
-    acknowledged: dict[str, int] = field(default_factory=dict, init=False)
     members: list[Node] = field(init=False)
     hits: dict[str, list[int]] = field(default_factory=dict, init=False)  # to be counted, by shard
     jobs: dict[str, Any] = field(default_factory=dict, init=False)  # of `cluster.jobs`, by id
+    # The last operation of each shard that a write through this service was acknowledged with, and when.
+    _acknowledged: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
+    _collections: dict[str, Sharded] | None = field(default=None, init=False)  # None: to be found out again
     _written: bool = field(default=False, init=False)
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _looked_at: float = field(default=float("-inf"), init=False)
@@ -152,15 +154,29 @@ class Nodes:
         await asyncio.gather(*map(self._look_at, self.members))
 
     async def _look_at(self, node: Node) -> None:
+        begun, self._collections = time.monotonic(), None
         try:
             async with self._exchange(node, "GET", "/v1/shards", within_s=CONNECT_S) as reply:
                 node.shards, why = unpack(await reply.read(), NodeShards), ""
         except NearlineError as error:
-            why = error.message
-            node.shards = None
+            node.shards, why = None, error.message
+        else:
+            self._forget_lost(node.shards, begun)
+        self._collections = None
         if why != node.why:
             node.why = why
             logger.warning("node %s at %s %s", node.name, node.url, why or "answers")
+
+    def _forget_lost(self, held: NodeShards, looked_at: float) -> None:
+        """Wait no more for what was acknowledged before this look and its writer does not have: the shard was created
+        again, or has lost its last writes with a machine."""
+        for name, state in held.shards.items() if held.writes else ():
+            seq, at = self._acknowledged.get(name, (0, 0.0))
+            if state.seq < seq and at < looked_at:
+                logger.warning(
+                    "shard %s is at seq %d, and a write was acknowledged with %d", name, state.seq, seq
+                )
+                self._acknowledged[name] = state.seq, looked_at
 
     async def find(self, name: str) -> Sharded | None:
         """Return the collection of this full name. All nodes are asked first if it is not known, or empty, or something
@@ -183,6 +199,11 @@ class Nodes:
         return self.collections().get(name)
 
     def collections(self) -> dict[str, Sharded]:
+        if self._collections is None:
+            self._collections = self._find_collections()
+        return self._collections
+
+    def _find_collections(self) -> dict[str, Sharded]:
         found: dict[str, dict[int, dict[int, ShardState]]] = defaultdict(lambda: defaultdict(dict))
         for node in self.members:
             for name, state in node.shards.shards.items() if node.shards else ():
@@ -222,8 +243,16 @@ class Nodes:
 
     def acknowledge(self, shard: str, seq: int) -> None:
         """Note that a write was acknowledged: from now on every answer through this service knows of it."""
-        self.acknowledged[shard] = max(seq, self.acknowledged.get(shard, 0))
+        self._acknowledged[shard] = max(seq, self.acknowledged(shard)), time.monotonic()
         self._written = True
+
+    def acknowledged(self, shard: str) -> int:
+        """Return the last operation that every answer must know of."""
+        return self._acknowledged.get(shard, (0, 0.0))[0]
+
+    def forget(self, shard: str) -> None:
+        """Forget what was acknowledged of a shard that was deleted."""
+        self._acknowledged.pop(shard, None)
 
     def note_hits(self, shard: str, passages: Sequence[int]) -> None:
         """Keep passages that a user got until the next call of their shard, which counts them."""
@@ -345,11 +374,26 @@ class Nodes:
 
     async def send(self, node: Node, method: str, path: str, body: object = None) -> dict[str, Any]:
         """Send a request of the public API to a service, and return its answer. Raises what it answered as an error,
-        and Unavailable if it does not answer; it may have done what was asked then."""
+        and Unavailable if it does not answer, also no look at what it has; it may have done what was asked then."""
         content = None if body is None else msgspec.json.encode(body)
-        async with self._exchange(node, method, path, content=content, within_s=WRITE_S) as reply:
-            answer: dict[str, Any] = msgspec.json.decode(await reply.read() or b"{}")
-            return answer
+
+        async def exchange() -> dict[str, Any]:
+            async with self._exchange(node, method, path, content=content, within_s=WRITE_S) as reply:
+                answer: dict[str, Any] = msgspec.json.decode(await reply.read() or b"{}")
+                return answer
+
+        task, silent_s = asyncio.ensure_future(exchange()), 0.0
+        try:
+            while not (await asyncio.wait({task}, timeout=LOOK_S))[0]:
+                silent_s = 0.0 if node.shards is not None else silent_s + LOOK_S
+                if silent_s > SILENT_S:
+                    raise Unavailable(
+                        f"node {node.name} does not answer, and may have done what was asked",
+                        retry_after_s=RETRY_AFTER_S,
+                    )
+            return task.result()
+        finally:
+            task.cancel()
 
     @asynccontextmanager
     async def _exchange(

@@ -11,11 +11,10 @@ from indexes.base.errors import InvalidInput
 from indexes.filters.grammar import Exists
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import AnswerBudget
-from retrieval.cluster.names import read_token
 from retrieval.cluster.targets import target_of
 from retrieval.context.building import check_context
 from retrieval.handlers import search as whole
-from retrieval.handlers.state import CONFIG, METRICS, PIPELINE
+from retrieval.handlers.state import CONFIG, ENTRY, METRICS, PIPELINE
 from retrieval.handlers.wire import answer, body, json_answer
 from retrieval.observe.request_log import note_queries
 from retrieval.observe.tracing import RECEIPT
@@ -28,8 +27,10 @@ def finder(request: web.Request, param: str | None = "k") -> tuple[whole.Find, A
     budget = whole.budget_of(request, param)
 
     async def find(wanted: SearchRequest) -> SearchAnswer:
-        target = target_of(request)
-        target = target_of(request, read_token(wanted.min_seq, target.sharded.of))
+        target = target_of(request, wanted.min_seq)
+        if target.least:  # before the search has a turn, which others may need
+            with request[ENTRY].waiting():
+                await target.reach()
         found = await app[PIPELINE].search_shards(name, target, wanted, budget)
         for part in target.parts:
             target.nodes.note_hits(part.name, part.returned)

@@ -18,6 +18,7 @@ from retrieval.access.privacy import VECTOR_EXPORT, VectorExport
 from retrieval.cluster.calls import (
     Addressed,
     AnyCall,
+    AwaitSeq,
     CallRefused,
     CallReply,
     Calls,
@@ -36,7 +37,7 @@ from retrieval.cluster.calls import (
 )
 from retrieval.cluster.names import ShardName
 from retrieval.handlers.documents import encode_page
-from retrieval.handlers.state import BODY, CATALOG, PIPELINE, STORE
+from retrieval.handlers.state import BODY, CATALOG, ENTRY, PIPELINE, STORE
 from retrieval.search.pipeline import wait_for_seq
 from retrieval.search.shard import LocalShard, run_at_once
 from retrieval.search.stopwatch import Stopwatch
@@ -88,7 +89,8 @@ async def answer(request: web.Request) -> web.Response:
     for shard, ids in asked.hits:
         if (held := app[CATALOG].collections.get(shard)) is not None:
             held.hits.count(ids)
-    shards = await asyncio.gather(*(open_shard(app, one, watch, until) for one in asked.calls))
+    with request[ENTRY].waiting():
+        shards = await asyncio.gather(*(open_shard(app, one, watch, until) for one in asked.calls))
 
     def work() -> bytes:
         return pack(
@@ -145,6 +147,8 @@ def do(shard: LocalShard, call: AnyCall, export: VectorExport) -> bytes:
             if (spared := searched.candidates.spared) is not None and shard.snapshot.skipper is not None:
                 shard.snapshot.skipper.learn(spared)
             return pack(searched)
+        case AwaitSeq():
+            return pack(None)
         case CountTerms():
             return pack(run_at_once(partial(shard.statistics, call.query)))
         case Fetch():

@@ -13,8 +13,8 @@ from indexes.base.model import Settings
 from indexes.filters.grammar import Filter
 from indexes.parts.learned import RankingSettings, SynonymSettings
 from retrieval.access.auth import PRINCIPAL
-from retrieval.cluster.calls import AnyCall, CountMatching, DocumentsCounted
-from retrieval.cluster.names import token_of
+from retrieval.cluster.calls import AnyCall, AwaitSeq, CountMatching, DocumentsCounted
+from retrieval.cluster.names import read_token, token_of
 from retrieval.cluster.nodes import Nodes, Sharded
 from retrieval.cluster.remote import RemoteShard
 from retrieval.search.joint import raise_if_of_all
@@ -37,7 +37,7 @@ class ShardedTarget:
         known = self.nodes.acknowledged
         names = map(self.sharded.shard, range(self.sharded.of))
         self.parts = [
-            RemoteShard(name, max(self.least.get(at, 0), known.get(name, 0))) for at, name in enumerate(names)
+            RemoteShard(name, max(self.least.get(at, 0), known(name))) for at, name in enumerate(names)
         ]
 
     @property
@@ -81,6 +81,11 @@ class ShardedTarget:
             raise_if_of_all(refused)
         return counts
 
+    async def reach(self) -> None:
+        """Wait until every shard has what `least` names."""
+        for found in await self.ask([Away(self.parts[at], AwaitSeq()) for at in self.least]):
+            answered(found)
+
     async def ask_one(self, shard: int, call: AnyCall) -> Any:
         [found] = await self.ask([Away(self.parts[shard], call)])
         return answered(found)
@@ -112,5 +117,7 @@ def sharded_of(request: web.Request) -> Sharded:
     return found
 
 
-def target_of(request: web.Request, least: Mapping[int, int] | None = None) -> ShardedTarget:
-    return ShardedTarget(nodes_of(request), sharded_of(request), least or {})
+def target_of(request: web.Request, min_seq: int | str | None = None) -> ShardedTarget:
+    """Return the collection in the path, to be asked in a state that holds `min_seq`."""
+    sharded = sharded_of(request)
+    return ShardedTarget(nodes_of(request), sharded, read_token(min_seq, sharded.of))

@@ -68,6 +68,7 @@ from retrieval.wire.search import SearchAnswer, SearchCollectionsAnswer, SearchR
 MIN_SEQ_WAIT_S = 5.0
 # More would not raise throughput, and would make each pass of the event loop longer for every caller.
 ACTIVE_PER_THREAD = 4
+AWAY_MAX = 64  # searches of shards, which mostly wait for other machines
 T = TypeVar("T")
 AskAway = Callable[[Sequence[Away[Any]]], Awaitable[Sequence[Any]]]
 Scan = Callable[[Floats, int, Filter | None], Coroutine[Any, Any, Ranking]]
@@ -153,6 +154,7 @@ class Pipeline:
             config.search.threads, "search", initializer=search_with_one_thread
         )
         self._active = Turns(ACTIVE_PER_THREAD * config.search.threads, lambda: config.admission, crowded)
+        self._away = Turns(AWAY_MAX, lambda: config.admission, crowded)
         # Reranking holds a thread for a long time, so one is left for other searches if there are several.
         self._rerank_turns = Turns(max(1, config.search.threads - 1), lambda: config.admission, crowded)
 
@@ -292,7 +294,7 @@ class Pipeline:
         self.under_way += 1
         budget.work.searches += 1
         try:
-            async with self._in_time(plan, watch), self._turn(plan):
+            async with self._in_time(plan, watch), self._turn(plan, self._away):
                 ask = partial(sharded.ask, deadline=watch.deadline)
                 embedded = await self._embed_text(sharded, sharded.spoken, plan, watch, {})
                 if plan.request.like or plan.request.unlike:
@@ -332,11 +334,12 @@ class Pipeline:
             watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
         return in_time(watch.deadline, plan.deadline_ms)
 
-    def _turn(self, plan: Plan) -> AbstractAsyncContextManager[None]:
+    def _turn(self, plan: Plan, turns: Turns | None = None) -> AbstractAsyncContextManager[None]:
         """Return a context within which a search may run. An exact search takes no turn here: the searches that share
         its scan wait for each other, so all of them must get there."""
         key = PRINCIPAL.get().key
-        active = nullcontext() if plan.request.exact else self._active.turn(Flow(key, PATIENT.get()))
+        turns = turns or self._active
+        active = nullcontext() if plan.request.exact else turns.turn(Flow(key, PATIENT.get()))
         return self._rerank_turn(key, active) if plan.rerank else active
 
     @asynccontextmanager

@@ -360,3 +360,22 @@ def test_a_node_is_lost_and_comes_back(cluster: Cluster, sizes: dict[int, str]) 
     assert http.ok("POST", f"/v1/collections/{name}/documents/count", {})["documents"] == before
     http.write(name, {"id": document, "text": "Back again."})
     assert http.found(name, query="back again", mode="lexical")[0] == document
+
+
+def test_what_was_lost_is_not_waited_for(cluster: Cluster) -> None:
+    """A collection that is deleted and created again through another node, where its operations begin at 1 again."""
+    http, at_b = cluster.http, cluster.at_b
+    for asked, text in ((http, "first"), (at_b, "second")):
+        asked.ok("POST", "/v1/collections", {"name": "again", "shards": 2})
+        for number in range(3 if text == "first" else 1):
+            asked.write("again", {"id": "one", "text": f"{text} {number}"})
+        late = time.monotonic() + UP_S
+        while time.monotonic() < late:
+            found = http.call("POST", "/v1/collections/again/search", {"query": text, "cache": False})
+            if found.status == 200 and [hit["text"][:6] for hit in found.body["hits"]] == [text[:6]]:
+                break
+            time.sleep(0.1)
+        else:
+            raise AssertionError(found)
+        if text == "first":
+            at_b.ok("DELETE", "/v1/collections/again")
