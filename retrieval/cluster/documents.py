@@ -181,8 +181,8 @@ def in_words_of_all(
     error.param = error.param and PLACE.sub(whole_place, error.param)
     if done:
         error.message += (
-            f"; shard {shard} did nothing of its part, and shards {', '.join(map(str, done))} have done theirs: "
-            "send the request again, which is harmless"
+            f"; that was shard {shard}, and shards {', '.join(map(str, done))} have done their parts: send the request "
+            "again, which is harmless"
         )
     return error
 

@@ -408,7 +408,7 @@ class Nodes:
                 timeout=aiohttp.ClientTimeout(total=within_s, sock_connect=CONNECT_S),
             ) as reply:
                 if reply.status >= 400:
-                    raise error_in(await reply.read(), reply.status)
+                    raise error_in(await reply.read(), reply.status, reply.headers.get("Retry-After", ""))
                 yield reply
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError, ValueError) as error:
             away = isinstance(error, aiohttp.ClientConnectorError)
@@ -423,7 +423,7 @@ def answer_of(call: Away[Any], reply: CallReply) -> Any:
     return unpack(reply.answer or b"", ANSWERS[type(call.call)])
 
 
-def error_in(content: bytes, status: int) -> NearlineError:
+def error_in(content: bytes, status: int, retry_after: str) -> NearlineError:
     """Return the error that a service answered with."""
     if status in REFUSES:
         return Unavailable("refuses cluster.secret, which must be the same on all nodes")
@@ -431,4 +431,7 @@ def error_in(content: bytes, status: int) -> NearlineError:
         detail = msgspec.json.decode(content, type=ErrorBody).error
     except msgspec.MsgspecError:
         return Unavailable(f"answered with status {status}", retry_after_s=RETRY_AFTER_S)
-    return error_of(detail)
+    error = error_of(detail)
+    if isinstance(error, Unavailable) and retry_after.isdigit():
+        error.retry_after_s = float(retry_after)
+    return error

@@ -20,9 +20,10 @@ from indexes.parts.query import Query
 from retrieval.base.settings import ClusterSection
 from retrieval.cluster.calls import ANSWERS, AnyCall, CallRefused, NodeShards, SearchShard
 from retrieval.cluster.names import ShardName, read_token, shard_of_document, token_of
-from retrieval.cluster.nodes import Nodes
+from retrieval.cluster.nodes import HITS_KEPT, Nodes
+from retrieval.cluster.remote import RemoteShard
 from retrieval.search.joint import raise_if_of_all
-from retrieval.search.shard import Ask, LocalShard
+from retrieval.search.shard import Ask, Fetched, LocalShard, What
 from retrieval.search.steps import Away, all_of, run_in_steps
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.search.travel import pack, unpack
@@ -160,6 +161,17 @@ def test_a_search_whose_caller_has_left_ends() -> None:
 
     asyncio.run(leave())
     assert ended == ["closed"]
+
+
+def test_hits_are_told_with_a_later_call() -> None:
+    """Counting them makes no search wait; a node gets at most so many at once."""
+    shard, asked = RemoteShard("docs~0of2"), Asked()
+    assert run(lambda: shard.fetch([3, 4], What(hits=True)), asked) == Fetched()
+    assert (asked.rounds, shard.returned) == ([], [3, 4])
+    nodes = nodes_of("a")
+    for _ in range(HITS_KEPT):
+        nodes.note_hits(shard.name, shard.returned)
+    assert len(nodes.hits[shard.name]) == HITS_KEPT
 
 
 # --- what travels ---------------------------------------------------------------------------------------------
