@@ -67,15 +67,20 @@ def asked(url: str, query: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[tuple[Http, str]]:
-    """A service, and a Prometheus that has seen searches, writes and a rebuild."""
+    """A service that is the only node of its cluster, and a Prometheus that has seen searches, writes and a rebuild."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed; Debian's package of this name has it")
     folder = tmp_path_factory.mktemp("prometheus")
-    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_SEARCH_STRAINED_FROM": "1"}
+    port = free_port()
+    environ = {
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
+        "NEARLINE_SEARCH_STRAINED_FROM": "1",
+        "NEARLINE_CLUSTER_NODES": json.dumps({"a": [f"http://127.0.0.1:{port}"]}),
+    }
     with contextlib.ExitStack() as stack:
         environ["NEARLINE_STORE_URL"] = (folder / "store").as_uri()
         environ["NEARLINE_REDIS_URL"] = stack.enter_context(redis_server(folder)).url
-        service = Http(stack.enter_context(serving(folder / "data", environ)).url)
+        service = Http(stack.enter_context(serving(folder / "data", environ, port=port)).url)
         url = stack.enter_context(prometheus(folder, service.url.removeprefix("http://")))
         service.ok("POST", "/v1/collections", {"name": "docs"})
         service.write("docs", *({"id": str(at), "text": f"Refunds within {at} days"} for at in range(50)))
