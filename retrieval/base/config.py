@@ -227,6 +227,12 @@ def _check_together(config: Config) -> None:
     ):
         if value > bound:
             raise InvalidInput(f"{key}: expected at most {bound_name} ({bound}), found {value}", param=key)
+    urls = [url.rstrip("/") for one in config.cluster.nodes.values() for url in one]
+    if len(set(urls)) < len(urls) or not all(config.cluster.nodes.values()):
+        raise InvalidInput(
+            "[cluster] nodes: expected at least one URL for each node, and each URL once",
+            param="cluster.nodes",
+        )
     if config.search.weight_dense + config.search.weight_lexical <= 0:
         raise InvalidInput(
             "[search] weight_dense and weight_lexical: expected at least one above 0, found 0 and 0",

@@ -171,7 +171,9 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeShards(msgspec.Struct, frozen=True, kw_only=True):
-    """The shards of a node, by full name. `writes` is false for a replica."""
+    """The shards of a node, by full name. `writes` is false for a replica. `names` are those of its other collections
+    and of aliases."""
 
     shards: dict[str, ShardState]
     writes: bool
+    names: list[str] = []

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from indexes.base.errors import Conflict, Unavailable
+from indexes.base.errors import Conflict, InvalidInput, Unavailable
 from indexes.directory.catalog import check_name
-from retrieval.access.auth import PRINCIPAL
-from retrieval.base.cancellation import gather_or_cancel
+from indexes.directory.marker import SHARD_MARK
+from retrieval.access.auth import NODE, PRINCIPAL
 from retrieval.cluster.documents import path_of
 from retrieval.cluster.names import ShardName, token_of
 from retrieval.cluster.nodes import RETRY_AFTER_S, Nodes, Sharded
@@ -47,6 +47,10 @@ async def create(request: web.Request) -> web.Response:
     """Create a collection. Of one in several shards, those that a failed attempt has left out are created."""
     wanted, nodes, caller = await body(request, CreateCollection), nodes_of(request), PRINCIPAL.get()
     caller.require_unbound()
+    if caller is NODE:
+        return await whole.create(request)
+    if SHARD_MARK in wanted.name:
+        raise InvalidInput(f"{wanted.name[:100]!r} would be a shard: create its collection", param="name")
     name = caller.full(wanted.name)
     await nodes.look()
     known = nodes.collection(name)
@@ -56,7 +60,8 @@ async def create(request: web.Request) -> web.Response:
         return await whole.create(request)
     check_name(name)
     catalog = request.app[CATALOG]
-    if name in catalog.collections or name in catalog.aliases or name in catalog.quarantined:
+    own = name in catalog.collections or name in catalog.aliases or name in catalog.quarantined
+    if own or nodes.has_name(name):
         raise Conflict(f"{name!r} is a name in use", param="name")
     if known is not None and (known.of != wanted.shards or len(known.states) == known.of):
         raise Conflict(f"{name!r} is a collection in {known.of} shards", param="name")
@@ -68,14 +73,9 @@ async def create(request: web.Request) -> web.Response:
         if (value := getattr(wanted, key)) is not None
     } | {"hot_capacity": -(-hot // wanted.shards)}
     missing = set(range(wanted.shards)).difference(known.states if known else ())
-    await gather_or_cancel(
-        nodes.send(
-            placed[number],
-            "POST",
-            "/v1/collections",
-            {"name": str(ShardName(name, number, wanted.shards)), **settings},
-        )
-        for number in sorted(missing)
+    shards = [(placed[number], str(ShardName(name, number, wanted.shards))) for number in sorted(missing)]
+    await nodes.send_each(
+        [(node, "POST", "/v1/collections", {"name": one, **settings}) for node, one in shards]
     )
     await nodes.look()
     made = nodes.collection(name)
@@ -105,17 +105,27 @@ async def list_collections(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
+    """Delete all shards. If all nodes answer, those that no node has were never created."""
     nodes, sharded = nodes_of(request), sharded_of(request)
-    require_all(nodes, sharded)
-    shards = [sharded.shard(number) for number in range(sharded.of)]
+    if nodes.away():
+        require_all(nodes, sharded)
+    shards = [sharded.shard(number) for number in range(sharded.of) if number in sharded.states]
     writers = [nodes.writer_of(one) for one in shards]  # before anything is deleted
-    await gather_or_cancel(
-        nodes.send(node, "DELETE", path_of(one)) for node, one in zip(writers, shards, strict=True)
+    await nodes.send_each(
+        [(node, "DELETE", path_of(one), None) for node, one in zip(writers, shards, strict=True)]
     )
     for one in shards:
         nodes.forget(one)
     await nodes.look()
     return web.Response(status=204)
+
+
+async def set_alias(request: web.Request) -> web.Response:
+    """Set an alias of a collection of this service, whose name no collection in shards has."""
+    name = PRINCIPAL.get().full(request.match_info["alias"])
+    if (found := await nodes_of(request).find(name)) is not None:
+        raise Conflict(f"{name!r} is a collection in {found.of} shards", param="alias")
+    return await whole.set_alias(request)
 
 
 async def set_ranking(request: web.Request) -> web.Response:
@@ -155,9 +165,8 @@ async def tell_all(
     sent = options
     if options is None and request.body_exists:
         sent = msgspec.Raw(request.get(BODY) or await request.read())
-    answers = await gather_or_cancel(
-        nodes.send(node, method, f"{path_of(one)}/{path}", sent)
-        for node, one in zip(writers, shards, strict=True)
+    answers = await nodes.send_each(
+        [(node, method, f"{path_of(one)}/{path}", sent) for node, one in zip(writers, shards, strict=True)]
     )
     await nodes.look()
     return answers
@@ -177,7 +186,7 @@ async def describe(nodes: Nodes, sharded: Sharded) -> CollectionBody:
     PRINCIPAL.get().require_whole()
     require_all(nodes, sharded)
     names = [sharded.shard(number) for number in range(sharded.of)]
-    found = await gather_or_cancel(nodes.send(nodes.reader_of(one), "GET", path_of(one)) for one in names)
+    found = await nodes.send_each([(nodes.reader_of(one), "GET", path_of(one), None) for one in names])
     joined: dict[str, Any] = dict(found[0])
     joined |= {key: sum(one[key] for one in found) for key in SUMS}
     for key in SUMS_BY_KEY:

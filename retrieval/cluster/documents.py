@@ -91,6 +91,8 @@ async def forward(
 ) -> dict[str, Any]:
     """Send a request for one document to its shard, and return the answer."""
     nodes, sharded, document_id = nodes_of(request), sharded_of(request), request.match_info["id"]
+    if document_id in {".", ".."}:  # which no document has, and which would be steps of a path
+        raise NotFound(f"no document {document_id!r}", param="id")
     number = shard_of_document(document_id, sharded.of)
     name = sharded.shard(number)
     node = nodes.reader_of(name) if method == "GET" else nodes.writer_of(name)

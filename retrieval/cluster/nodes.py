@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 1.0  # between two looks at what a node has
 LOOK_AGAIN_S = 0.2  # between two looks for a collection that is not known
 FEW = 1000  # documents
+AT_ONCE = 8  # requests to all shards: a node admits a bounded number
 HITS_KEPT = 1000  # of a shard, until its node is told
 CONNECT_S = 2.0
 WRITE_S = 600.0  # between two pieces of an answer; embedding a large request takes minutes
@@ -115,6 +116,7 @@ class Nodes:
     _collections: dict[str, Sharded] | None = field(default=None, init=False)  # None: to be found out again
     _written: bool = field(default=False, init=False)
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _look: asyncio.Future[None] | None = field(default=None, init=False)
     _looked_at: float = field(default=float("-inf"), init=False)
     _session: aiohttp.ClientSession | None = field(default=None, init=False)
 
@@ -179,18 +181,20 @@ class Nodes:
                 self._acknowledged[name] = state.seq, looked_at
 
     async def find(self, name: str) -> Sharded | None:
-        """Return the collection of this full name. All nodes are asked first if it is not known, or empty, or something
-        was written through this service since: it may have been created or filled a moment ago. They are asked a few
-        times a second at most, unless there are few documents, of which each one counts for what a query's language
-        is."""
+        """Return the collection of this full name. All nodes are asked first if it is not known, not whole, or empty, or
+        something was written through this service since: it may have been created, deleted or filled a moment ago. They
+        are asked a few times a second at most, unless there are few documents, of which each one counts for what a
+        query's language is."""
         found = self.collection(name)
         few = found is not None and found.documents < FEW
-        if found is not None and found.documents and not self._written:
+        whole = found is not None and len(found.states) == found.of
+        if found is not None and whole and found.documents and not self._written:
             return found
         async with self._looking:
             if (few and self._written) or time.monotonic() - self._looked_at > LOOK_AGAIN_S:
                 self._written = False
-                await self.look()
+                self._look = asyncio.ensure_future(self.look())  # one that hangs is not waited for
+                await asyncio.wait({self._look}, timeout=LOOK_AGAIN_S)
                 self._looked_at = time.monotonic()
         return self.collection(name)
 
@@ -217,6 +221,15 @@ class Nodes:
             for name, divisions in found.items()
             for of, states in [max(divisions.items(), key=lambda one: len(one[1]) / one[0])]
         }
+
+    def has_name(self, name: str) -> bool:
+        """Whether a node has a collection in one piece, or an alias, of this full name."""
+        return any(one.shards is not None and name in one.shards.names for one in self.members)
+
+    def away(self) -> list[str]:
+        """Return the nodes of which no service answers."""
+        up = {one.name for one in self.members if one.shards is not None}
+        return sorted(self.settings.nodes.keys() - up)
 
     def having(self, shard: str) -> list[Node]:
         """Return the services that answer for a shard, those with the least to do first."""
@@ -371,6 +384,16 @@ class Nodes:
         return [answer_of(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     # --- requests to a service --------------------------------------------------------------------------------
+
+    async def send_each(self, requests: Sequence[tuple[Node, str, str, object]]) -> list[dict[str, Any]]:
+        """Send requests as `send` does, a few at a time, and return the answers in order. If one fails, raises it."""
+        few = asyncio.Semaphore(AT_ONCE)
+
+        async def send(node: Node, method: str, path: str, body: object) -> dict[str, Any]:
+            async with few:
+                return await self.send(node, method, path, body)
+
+        return await gather_or_cancel(send(*one) for one in requests)
 
     async def send(self, node: Node, method: str, path: str, body: object = None) -> dict[str, Any]:
         """Send a request of the public API to a service, and return its answer. Raises what it answered as an error,

@@ -51,9 +51,12 @@ WRITING = {
     whole_documents.patch_many,
     whole_documents.delete,
     whole_documents.delete_many,
+    whole_collections.delete,
+    whole_collections.rename,
 }
 OF_ALL: dict[object, Handler] = {
     whole_collections.create: collections.create,
+    whole_collections.set_alias: collections.set_alias,
     whole_jobs.show: jobs.show,
     whole_collections.list_collections: collections.list_collections,
 }
@@ -73,8 +76,7 @@ async def handler_for_shards(request: web.Request) -> Handler | None:
         shard = ShardName.parse(full)
         if shard is not None and handler in WRITING and PRINCIPAL.get() is not NODE:
             raise Conflict(
-                f"{name!r} is a shard, and which documents belong to it is not for its writers to say: write to "
-                f"{shard.collection!r}",
+                f"{name!r} is a shard: what changes is its collection, {shard.collection!r}",
                 param="collection",
             )
         return None

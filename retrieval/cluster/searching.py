@@ -29,8 +29,10 @@ def finder(request: web.Request, param: str | None = "k") -> tuple[whole.Find, A
     async def find(wanted: SearchRequest) -> SearchAnswer:
         target = target_of(request, wanted.min_seq)
         if target.least:  # before the search has a turn, which others may need
+            deadline_ms = wanted.deadline_ms or app[CONFIG].search.deadline_ms
+            deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
             with request[ENTRY].waiting():
-                await target.reach()
+                await target.reach(deadline, deadline_ms)
         found = await app[PIPELINE].search_shards(name, target, wanted, budget)
         for part in target.parts:
             target.nodes.note_hits(part.name, part.returned)

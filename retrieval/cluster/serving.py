@@ -57,7 +57,12 @@ async def show(request: web.Request) -> web.Response:
             for name, one in catalog.collections.items()
             if ShardName.parse(name) is not None
         }
-        return pack(NodeShards(shards=shards, writes=not isinstance(request.app[STORE], Follower)))
+        names = [
+            one for one in (*catalog.collections, *catalog.quarantined, *catalog.aliases) if one not in shards
+        ]
+        return pack(
+            NodeShards(shards=shards, writes=not isinstance(request.app[STORE], Follower), names=names)
+        )
 
     return web.Response(body=await asyncio.to_thread(work), content_type=MSGPACK)
 

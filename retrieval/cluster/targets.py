@@ -19,6 +19,7 @@ from retrieval.cluster.nodes import Nodes, Sharded
 from retrieval.cluster.remote import RemoteShard
 from retrieval.search.joint import raise_if_of_all
 from retrieval.search.steps import Away
+from retrieval.search.stopwatch import in_time
 
 NODES = web.AppKey[Nodes | None]("NODES")  # None without a cluster
 
@@ -81,10 +82,12 @@ class ShardedTarget:
             raise_if_of_all(refused)
         return counts
 
-    async def reach(self) -> None:
-        """Wait until every shard has what `least` names."""
-        for found in await self.ask([Away(self.parts[at], AwaitSeq()) for at in self.least]):
-            answered(found)
+    async def reach(self, deadline: float, deadline_ms: int) -> None:
+        """Wait until every shard has what `least` names. Raises DeadlineExceeded at the deadline, in the loop's
+        time."""
+        async with in_time(deadline, deadline_ms):
+            for found in await self.ask([Away(self.parts[at], AwaitSeq()) for at in self.least], deadline):
+                answered(found)
 
     async def ask_one(self, shard: int, call: AnyCall) -> Any:
         [found] = await self.ask([Away(self.parts[shard], call)])

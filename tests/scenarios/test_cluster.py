@@ -285,6 +285,36 @@ def test_errors_are_those_of_the_whole_request(cluster: Cluster, sizes: dict[int
     assert (direct.status, direct.body["error"]["type"]) == (409, "conflict")
 
 
+def test_a_name_means_one_collection(cluster: Cluster) -> None:
+    """Wherever it is: in shards, in one piece, or as an alias. A shard is not deleted or created by itself."""
+    http, at_b = cluster.http, cluster.at_b
+    http.ok("POST", "/v1/collections", {"name": "piece"})
+    http.ok("POST", "/v1/collections", {"name": "parts", "shards": 2})
+    conflicts = [
+        at_b.call("POST", "/v1/collections", {"name": "piece", "shards": 2}),
+        at_b.call("POST", "/v1/collections", {"name": "parts"}),
+        at_b.call("POST", "/v1/collections", {"name": "parts", "shards": 3}),
+        http.call("PUT", "/v1/aliases/parts", {"collection": "piece"}),
+        *(asked.call("DELETE", "/v1/collections/parts~0of2") for asked in (http, at_b)),
+    ]
+    assert sorted(one.status for one in conflicts) == [
+        404,
+        409,
+        409,
+        409,
+        409,
+        409,
+    ]  # one node does not have it
+    assert http.call("POST", "/v1/collections", {"name": "other~0of2"}).status == 422
+    assert http.call("GET", "/v1/collections/parts/documents/%2E%2E").status == 404
+    late = at_b.call(
+        "POST", "/v1/collections/parts/search", {"query": "x", "min_seq": "0.9", "deadline_ms": 200}
+    )
+    assert (late.status, late.body["error"]["type"]) == (503, "deadline_exceeded")
+    http.ok("DELETE", "/v1/collections/parts")
+    assert at_b.call("GET", "/v1/collections/parts").status == 404
+
+
 def test_keys_and_groups_hold(cluster: Cluster) -> None:
     """Nodes ask each other with the secret alone; a key that sees some documents sees no others, wherever they are."""
     http = cluster.http
