@@ -181,21 +181,24 @@ class Nodes:
                 self._acknowledged[name] = state.seq, looked_at
 
     async def find(self, name: str) -> Sharded | None:
-        """Return the collection of this full name. All nodes are asked first if it is not known, not whole, or empty, or
-        something was written through this service since: it may have been created, deleted or filled a moment ago. They
-        are asked a few times a second at most, unless there are few documents, of which each one counts for what a
-        query's language is."""
+        """Return the collection of this full name. All nodes are asked first if it is not known, not whole, or empty,
+        or something was written through this service since: it may have been created, deleted or filled a moment ago.
+        They are asked a few times a second at most, unless there are few documents, of which each one counts for what
+        a query's language is, or a shard is missing though all nodes answer."""
         found = self.collection(name)
         few = found is not None and found.documents < FEW
         whole = found is not None and len(found.states) == found.of
         if found is not None and whole and found.documents and not self._written:
             return found
+        torn = found is not None and not whole and not self.away()
+        arrived = time.monotonic()
         async with self._looking:
-            if (few and self._written) or time.monotonic() - self._looked_at > LOOK_AGAIN_S:
-                self._written = False
+            if self._looked_at < arrived:  # else somebody who came before has looked since
+                if not (torn or (few and self._written)):
+                    await asyncio.sleep(max(self._looked_at + LOOK_AGAIN_S - arrived, 0.0))
+                self._written, self._looked_at = False, time.monotonic()
                 self._look = asyncio.ensure_future(self.look())  # one that hangs is not waited for
-                await asyncio.wait({self._look}, timeout=LOOK_AGAIN_S)
-                self._looked_at = time.monotonic()
+                await asyncio.wait({self._look}, timeout=LOOK_S)
         return self.collection(name)
 
     def collection(self, name: str) -> Sharded | None:
@@ -210,7 +213,7 @@ class Nodes:
     def _find_collections(self) -> dict[str, Sharded]:
         found: dict[str, dict[int, dict[int, ShardState]]] = defaultdict(lambda: defaultdict(dict))
         for node in self.members:
-            for name, state in node.shards.shards.items() if node.shards else ():
+            for name, state in self._held(node).items():
                 if (shard := ShardName.parse(name)) is not None:
                     states = found[shard.collection][shard.of]
                     if (known := states.get(shard.number)) is None or known.seq < state.seq:
@@ -221,6 +224,21 @@ class Nodes:
             for name, divisions in found.items()
             for of, states in [max(divisions.items(), key=lambda one: len(one[1]) / one[0])]
         }
+
+    def _held(self, node: Node) -> Mapping[str, ShardState]:
+        """Return the shards of a service. What the writer of its node no longer has was deleted, and replicas follow."""
+        if node.shards is None:
+            return {}
+        writer = next(
+            (
+                one.shards
+                for one in self.members
+                if one.name == node.name and one.shards and one.shards.writes
+            ),
+            None,
+        )
+        held = node.shards.shards
+        return held if writer is None else {name: one for name, one in held.items() if name in writer.shards}
 
     def has_name(self, name: str) -> bool:
         """Whether a node has a collection in one piece, or an alias, of this full name."""
@@ -233,7 +251,7 @@ class Nodes:
 
     def having(self, shard: str) -> list[Node]:
         """Return the services that answer for a shard, those with the least to do first."""
-        held = [one for one in self.members if one.shards is not None and shard in one.shards.shards]
+        held = [one for one in self.members if shard in self._held(one)]
         return sorted(held, key=lambda one: one.under_way)
 
     def writer_of(self, shard: str) -> Node:
