@@ -226,7 +226,7 @@ class Nodes:
         }
 
     def _held(self, node: Node) -> Mapping[str, ShardState]:
-        """Return the shards of a service. What the writer of its node has no longer was deleted, and replicas follow."""
+        """Return the shards of a service. What the writer of its node has no longer was deleted; replicas follow."""
         if node.shards is None:
             return {}
         writer = next(
