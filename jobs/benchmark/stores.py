@@ -113,7 +113,7 @@ async def beside_writes(
 
 
 def figures(turns: list[ServiceTurn]) -> Row:
-    """Of all requests of all turns."""
+    """Return percentiles over all requests of all turns."""
     row: Row = {"searches": len(took(turns, "searched"))}
     for name, kind in KINDS.items():
         row |= {f"{name} {label}": value for label, value in percentiles(list(took(turns, kind))).items()}
@@ -122,7 +122,7 @@ def figures(turns: list[ServiceTurn]) -> Row:
 
 
 def ratios(turns: list[ServiceTurn], base: list[ServiceTurn]) -> Row:
-    """Of the p99 to those of `base`, each with what it is between in nine of ten resamples of the rounds."""
+    """Return the ratios of the p99 to those of `base`, each with its range in nine of ten resamples of the rounds."""
     rng, row = np.random.default_rng(0), Row()
     for name, kind in KINDS.items():
         drawn = []

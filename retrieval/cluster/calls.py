@@ -162,7 +162,6 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
 
     seq: int
     documents: int
-    passages: int
     generation: int
     settings: Settings
     spoken: dict[str, int]

@@ -27,6 +27,9 @@ assert set(ORDER) == set(get_args(JobStatus))
 PERCENT = 100
 
 
+SHARD_JOBS = web.AppKey["dict[str, ShardJobs]"]("SHARD_JOBS")  # by id, the newest last
+
+
 @dataclass(frozen=True, slots=True)
 class ShardJobs:
     """The jobs of the shards of a collection, by its full name: the shard's name, and the job's id at its node."""
@@ -47,22 +50,22 @@ async def erase(request: web.Request) -> web.Response:
 
 
 async def start(request: web.Request, kind: str, options: dict[str, int]) -> web.Response:
-    nodes, sharded = nodes_of(request), sharded_of(request)
+    sharded = sharded_of(request)
     started = await tell_all(request, "POST", kind, options)
     jobs = [(sharded.shard(number), str(one["job"])) for number, one in enumerate(started)]
     job_id = uuid.uuid4().hex
-    nodes.jobs[job_id] = ShardJobs(sharded.name, jobs)
-    while len(nodes.jobs) > JOBS_KEPT:
-        nodes.jobs.pop(next(iter(nodes.jobs)))
+    known = request.app[SHARD_JOBS]
+    known[job_id] = ShardJobs(sharded.name, jobs)
+    while len(known) > JOBS_KEPT:
+        known.pop(next(iter(known)))
     return answer(JobStarted(job_id), status=202, headers={"Location": f"/v1/jobs/{job_id}"})
 
 
 async def show(request: web.Request) -> web.Response:
-    nodes = nodes_of(request)
-    known = nodes.jobs.get(request.match_info["job"])
+    known = request.app[SHARD_JOBS].get(request.match_info["job"])
     if known is None or not PRINCIPAL.get().sees(known.collection, {}):
         return await whole.show(request)
-    return answer(whole.as_called(await joined(nodes, request.match_info["job"], known)))
+    return answer(whole.as_called(await joined(nodes_of(request), request.match_info["job"], known)))
 
 
 async def joined(nodes: Nodes, job_id: str, known: ShardJobs) -> JobBody:

@@ -110,10 +110,9 @@ class Nodes:
     settings: ClusterSection
     members: list[Node] = field(init=False)
     hits: dict[str, list[int]] = field(default_factory=dict, init=False)  # to be counted, by shard
-    jobs: dict[str, Any] = field(default_factory=dict, init=False)  # of `cluster.jobs`, by id
     # The last operation of each shard that a write through this service was acknowledged with, and when.
     _acknowledged: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
-    _collections: dict[str, Sharded] | None = field(default=None, init=False)  # None: to be found out again
+    _found: tuple[dict[str, Sharded], dict[str, list[Node]]] | None = field(default=None, init=False)
     _written: bool = field(default=False, init=False)
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _look: asyncio.Future[None] | None = field(default=None, init=False)
@@ -155,8 +154,13 @@ class Nodes:
         """Ask every service now what it has."""
         await asyncio.gather(*map(self._look_at, self.members))
 
+    async def _look_at_answering(self) -> None:
+        """Ask the services that answered the last time: the others are asked again by `keep_looking`, and would make
+        each of its callers wait."""
+        await asyncio.gather(*(self._look_at(one) for one in self.members if one.shards is not None))
+
     async def _look_at(self, node: Node) -> None:
-        begun, self._collections = time.monotonic(), None
+        begun = time.monotonic()
         try:
             async with self._exchange(node, "GET", "/v1/shards", within_s=CONNECT_S) as reply:
                 node.shards, why = unpack(await reply.read(), NodeShards), ""
@@ -164,7 +168,7 @@ class Nodes:
             node.shards, why = None, error.message
         else:
             self._forget_lost(node.shards, begun)
-        self._collections = None
+        self._found = None
         if why != node.why:
             node.why = why
             logger.warning("node %s at %s %s", node.name, node.url, why or "answers")
@@ -197,7 +201,7 @@ class Nodes:
                 if not (torn or (few and self._written)):
                     await asyncio.sleep(max(self._looked_at + LOOK_AGAIN_S - arrived, 0.0))
                 self._written, self._looked_at = False, time.monotonic()
-                self._look = asyncio.ensure_future(self.look())  # one that hangs is not waited for
+                self._look = asyncio.ensure_future(self._look_at_answering())  # none that hangs is waited for
                 await asyncio.wait({self._look}, timeout=LOOK_S)
         return self.collection(name)
 
@@ -206,9 +210,18 @@ class Nodes:
         return self.collections().get(name)
 
     def collections(self) -> dict[str, Sharded]:
-        if self._collections is None:
-            self._collections = self._find_collections()
-        return self._collections
+        return self._find()[0]
+
+    def _find(self) -> tuple[dict[str, Sharded], dict[str, list[Node]]]:
+        """Return the collections, and the services that have each shard, found out again after each look: a search asks
+        for every shard."""
+        if self._found is None:
+            holders: dict[str, list[Node]] = defaultdict(list)
+            for node in self.members:
+                for name in self._held(node):
+                    holders[name].append(node)
+            self._found = self._find_collections(), dict(holders)
+        return self._found
 
     def _find_collections(self) -> dict[str, Sharded]:
         found: dict[str, dict[int, dict[int, ShardState]]] = defaultdict(lambda: defaultdict(dict))
@@ -251,8 +264,7 @@ class Nodes:
 
     def having(self, shard: str) -> list[Node]:
         """Return the services that answer for a shard, those with the least to do first."""
-        held = [one for one in self.members if shard in self._held(one)]
-        return sorted(held, key=lambda one: one.under_way)
+        return sorted(self._find()[1].get(shard, ()), key=lambda one: one.under_way)
 
     def writer_of(self, shard: str) -> Node:
         """Return the service that takes the writes of a shard. Raises Unavailable if none does, and Conflict if several

@@ -83,14 +83,13 @@ async def handler_for_shards(request: web.Request) -> Handler | None:
     found = await nodes.find(full)
     if found is None:
         return None
-    if (answer := OF_SHARDS.get(handler)) is None:
+    if handler not in OF_SHARDS:
         raise Conflict(
-            f"{name!r} is divided into {found.of} shards, which does not go with {request.method} "
-            f"{request.match_info.route.resource.canonical if request.match_info.route.resource else ''} yet; "
+            f"{name!r} is divided into {found.of} shards, and this is not for such collections yet; "
             f"a shard is a collection of its own at its node, such as {found.shard(0)}",
             param="collection",
         )
-    return answer
+    return OF_SHARDS[handler]
 
 
 def add_shard_routes(app: web.Application) -> None:
@@ -107,7 +106,8 @@ def add_shard_routes(app: web.Application) -> None:
 
 async def nodes_ctx(app: web.Application) -> AsyncIterator[None]:
     settings = app[CONFIG].cluster
-    app[NODES] = nodes = Nodes(settings) if settings.nodes else None
+    app[NODES], app[jobs.SHARD_JOBS] = Nodes(settings) if settings.nodes else None, {}
+    nodes = app[NODES]
     if nodes is None:
         yield
         return

@@ -72,7 +72,6 @@ def state_of(collection: Collection) -> ShardState:
     return ShardState(
         seq=snapshot.seq,
         documents=collection.documents,
-        passages=snapshot.live,
         generation=snapshot.generation,
         settings=collection.settings,
         spoken=snapshot.languages(),

@@ -1,7 +1,7 @@
 """Runs a search whose passages may be on other machines: on a search thread while it works, on the event loop while it
 waits.
 
-The stages of a search know nothing of this. A shard that is elsewhere awaits `Away`, which hands the call to whoever
+The stages of a search know nothing of this. A shard that is elsewhere awaits `Away`, which hands the call to what
 runs the search; shards in this process wait for nothing, so their searches take one step (`run_at_once`).
 """
 

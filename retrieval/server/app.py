@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -74,30 +74,7 @@ def create_app(
     app.on_response_prepare.append(protective_headers)
     app.on_response_prepare.append(tell_slot)
     put_state(app, config, data, extract, search_command)
-    # Closed in reverse order: jobs first, then searches, then the models and the shared cache, and the log last.
-    app.cleanup_ctx.extend(
-        [
-            lifecycle.catalog_ctx(data),
-            writer_ctx,
-            nodes_ctx,
-            lifecycle.processes_ctx,
-            lifecycle.privacy_ctx,
-            lifecycle.shared_ctx,
-            lifecycle.embedders_ctx,
-            lifecycle.reranker_ctx,
-            lifecycle.llm_ctx,
-            lifecycle.query_log_ctx,
-            lifecycle.feedback_ctx,
-            lifecycle.uploads_ctx,
-            lifecycle.pipeline_ctx,
-            lifecycle.tasks_ctx,
-            lifecycle.expiry_ctx,
-            lifecycle.loop_lag_ctx,
-            lifecycle.memory_ctx,
-            lifecycle.ready_ctx,
-            lifecycle.warm_ctx,
-        ]
-    )
+    app.cleanup_ctx.extend(contexts(data))
     if config.tracing.enabled:
         trace(app)
     add_routes(app)
@@ -109,6 +86,32 @@ def create_app(
         {one.path: one.load for one in ROUTES if one.load and one.method == "POST"},
     )
     return app
+
+
+def contexts(data: Path) -> list[Callable[[web.Application], AsyncIterator[None]]]:
+    """List what opens and closes with the application. It is closed in reverse order: jobs first, then searches, then
+    the models and the shared cache, and the log last."""
+    return [
+        lifecycle.catalog_ctx(data),
+        writer_ctx,
+        nodes_ctx,
+        lifecycle.processes_ctx,
+        lifecycle.privacy_ctx,
+        lifecycle.shared_ctx,
+        lifecycle.embedders_ctx,
+        lifecycle.reranker_ctx,
+        lifecycle.llm_ctx,
+        lifecycle.query_log_ctx,
+        lifecycle.feedback_ctx,
+        lifecycle.uploads_ctx,
+        lifecycle.pipeline_ctx,
+        lifecycle.tasks_ctx,
+        lifecycle.expiry_ctx,
+        lifecycle.loop_lag_ctx,
+        lifecycle.memory_ctx,
+        lifecycle.ready_ctx,
+        lifecycle.warm_ctx,
+    ]
 
 
 def put_state(

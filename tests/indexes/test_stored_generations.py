@@ -267,7 +267,7 @@ def test_an_older_build_is_refused(
 
 
 def test_what_a_killed_build_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the next one in the same place, which leaves a build under way alone."""
+    """The next build in the same place removes them, and leaves alone what is under way."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     program = (
         "from indexes.store.building import build_folder\n"

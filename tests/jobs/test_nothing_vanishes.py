@@ -172,7 +172,7 @@ def kind_of(name: str) -> str:
 
 
 def test_every_sound_file_is_ingested(run: Run) -> None:
-    """Of each ending that is known, packed or not; Parquet is packed by itself, and Arrow not read in order."""
+    """Try each ending that is known, packed or not: Parquet is packed by itself, and Arrow is not read in order."""
     sound = [name for name in FILES if name.startswith(("sound", "packed"))]
     assert [name for name in sound if not is_ingested(run, name)] == [
         f"packed.{ending}.gz" for ending in ("parquet", "arrow", "arrows", "feather")

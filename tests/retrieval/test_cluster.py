@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexes.base.errors import Conflict, InvalidInput, NotFound, TooLarge, Unavailable
+from indexes.base.model import Settings
 from indexes.directory.marker import NAME
 from indexes.filters.grammar import parse_filter
 from indexes.parts.query import Query
 from retrieval.base.settings import ClusterSection
-from retrieval.cluster.calls import ANSWERS, AnyCall, CallRefused, NodeShards, SearchShard
+from retrieval.cluster.calls import ANSWERS, AnyCall, CallRefused, NodeShards, SearchShard, ShardState
 from retrieval.cluster.names import ShardName, read_token, shard_of_document, token_of
 from retrieval.cluster.nodes import HITS_KEPT, Nodes
 from retrieval.cluster.remote import RemoteShard
@@ -84,7 +85,16 @@ def test_no_collection_without_all_nodes() -> None:
 
 def test_two_writers_of_one_shard_are_refused(tmp_path: Path) -> None:
     nodes = nodes_of("a", "b")
-    held = NodeShards(shards={"docs~0of2": None}, writes=True)  # type: ignore[dict-item]
+    state = ShardState(
+        seq=1,
+        documents=1,
+        generation=0,
+        settings=Settings(dimensions=8, fingerprint="f", model=""),
+        spoken={},
+        ranking=None,
+        synonyms=None,
+    )
+    held = NodeShards(shards={"docs~0of2": state}, writes=True)
     for one in nodes.members:
         one.shards = held
     with pytest.raises(Conflict, match="http://a and http://b both write to shard docs~0of2"):

@@ -256,7 +256,7 @@ def test_bad_base64_is_named(http: Http, maps: str, vector: str, says: str) -> N
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3, 384, 4096])
 def test_vectors_decoded_together_or_alone_are_the_same(dimensions: int) -> None:
-    """To the bit, at any scale and however the base64 is padded; what is at fault is left to be named."""
+    """They agree to the bit, at any scale and however the base64 is padded; what is at fault is left to be named."""
     rows = (RNG.normal(size=(70, dimensions)) * 10.0 ** RNG.integers(-30, 30, size=(70, 1))).astype("<f4")
     good = [msgspec.Raw(msgspec.json.encode(packed(one))) for one in rows]
     together = vectors_of(good, dimensions)
