@@ -9,7 +9,7 @@ from concurrent.futures import Future
 class Arrivals:
     """Futures that resolve when `arrived` reports their seq or a later one. Thread-safe."""
 
-    def __init__(self, seq: int) -> None:
+    def __init__(self, seq: float) -> None:
         self._seq = seq
         self._waiting: dict[Future[None], int] = {}
         self._change = threading.Lock()
@@ -25,7 +25,8 @@ class Arrivals:
         future.set_result(None)
         return future
 
-    def arrived(self, seq: int) -> None:
+    def arrived(self, seq: float) -> None:
+        """Report a seq; infinity if no later one ever comes, so that all waits end."""
         with self._change:
             self._seq = seq
             due = [future for future, wanted in self._waiting.items() if wanted <= seq]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import shutil
 import threading
 import uuid
@@ -26,7 +27,7 @@ import apsw
 from indexes.base import failpoints
 from indexes.base.arrivals import Arrivals
 from indexes.base.durable import disk_errors, publish_folder
-from indexes.base.errors import Conflict, Damaged, NearlineError, NotFound, StorageError
+from indexes.base.errors import Conflict, Damaged, NearlineError, NotFound, NotReady, StorageError
 from indexes.base.model import (
     Delete,
     Ids,
@@ -36,6 +37,7 @@ from indexes.base.model import (
     Upsert,
     WriteResult,
 )
+from indexes.base.moving import Moving, read_moving, write_moving
 from indexes.collection.info import CollectionInfo, describe
 from indexes.collection.view import CollectionView, end_of, gaps_of
 from indexes.filters.checks import check_upserts, with_language
@@ -71,6 +73,7 @@ class Collection(CollectionView):
         )
         try:
             super().__init__(folder, options, log)
+            self.moving: Moving | None = read_moving(folder)  # then it takes no writes
             self.opening = uuid.uuid4().bytes  # passage ids mean the same as long as it is open
             self._adopting, self._numbering = threading.Lock(), threading.Lock()
             self._numbered = 0
@@ -90,7 +93,7 @@ class Collection(CollectionView):
             self.segments.clear(DRAFT)
             failpoints.reach("open.swept")
             self._snapshot = self._recover()
-            self.arrivals = Arrivals(self._snapshot.seq)
+            self.arrivals = Arrivals(self._last_seq)
             # Called with the seq of a write once it is durable, before it can be searched.
             self.on_commit: list[Callable[[int], None]] = []
             self.on_segments = self._sealing.on_files  # called when other segments are on disk
@@ -170,6 +173,7 @@ class Collection(CollectionView):
 
     def _write(self, operations: Operations) -> Future[WriteResult]:
         self.options.replication.require_up()
+        self._require_here()
         return self.options.replication.confirm(self.uid, self._writer.write(operations))
 
     def delete_holding(self, passages: Ids) -> Future[WriteResult]:
@@ -235,7 +239,46 @@ class Collection(CollectionView):
             self._sealing.wait()
             self.on_writer(lambda: None)
 
+    def _require_here(self) -> None:
+        if (moving := self.moving) is not None:
+            way = "to" if moving.role == "given" else "from"
+            raise NotReady(f"{self.name} is being moved {way} {moving.node}; nothing was written")
+
+    def give(self, node: str) -> int:
+        """Give the collection to another place: no write that was not acknowledged before is kept, and none is taken
+        from now on. Returns the last operation. Raises Conflict if it moves already."""
+
+        def mark() -> int:
+            if self.moving is not None:
+                raise Conflict(f"{self.name} is being moved already")
+            seq = self.log.newest_seq
+            self._mark(Moving("given", node, seq))
+            return seq
+
+        return self.on_writer(mark)
+
+    def take(self) -> None:
+        """Take writes from now on: what was given stays after all, or a copy is complete."""
+        self.on_writer(lambda: self._mark(None))
+
+    def follow_move(self, moving: Moving | None) -> None:
+        """Have the mark that the collection has where it is written."""
+        if moving != self.moving:
+            self.on_writer(lambda: self._mark(moving))
+
+    @property
+    def _last_seq(self) -> float:
+        """The last operation that can be searched; infinity once it was given away, for there will be none to wait
+        for."""
+        return math.inf if self.moving is not None and self.moving.role == "given" else self._snapshot.seq
+
+    def _mark(self, moving: Moving | None) -> None:
+        write_moving(self.folder, moving)
+        self.moving = moving
+        self.arrivals.arrived(self._last_seq)
+
     def _commit(self, writes: list[Sequence[Operation]]) -> list[WriteResult]:
+        self._require_here()  # also those that were waiting when it was given
         results, applied = self.log.commit(writes)
         for listener in self.on_commit if applied else ():
             listener(applied[-1].seq)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from indexes.base.moving import MOVING
 from indexes.base.work import do_nothing
 from indexes.log.reader import LogReader
 from indexes.parts.learned import RANKING, SYNONYMS
@@ -36,7 +37,7 @@ from indexes.store.slots import FORMAT, Read, SlotLog, SlotWriter, name_of
 SLOTS_BETWEEN = 256  # checkpoints: so many small objects are read at most to restore
 VECTOR_STORE = "vector_store.json"  # of the dialect of OpenAI
 ERASED = "erased"  # among the files of a state: when the last erasure was begun, so that replicas follow it
-FILES = (CHOSEN, RANKING, SYNONYMS, VECTOR_STORE)
+FILES = (CHOSEN, RANKING, SYNONYMS, VECTOR_STORE, MOVING)
 
 
 class CollectionLog:
@@ -101,6 +102,10 @@ class CollectionUpload:
     def seq(self) -> int:
         """The last operation that is in the store."""
         return self._writer.last.slot.reached.operations
+
+    def has(self, seq: int) -> bool:
+        """Whether the store has an operation, and the settings beside the log as they are now."""
+        return self.seq >= seq and self._files == self._files_now()
 
     def upload(self, now_ms: int) -> int:
         """Bring the store up to the last commit; returns the last operation there. After Unavailable, call it again.

@@ -38,6 +38,7 @@ from indexes.base.errors import (
     message_of,
 )
 from indexes.base.model import Progress, Replication, now_ms
+from indexes.base.moving import MOVING, parse_moving
 from indexes.base.structs import learn_structs
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
@@ -368,6 +369,7 @@ class Follower(Replication):
         state = changes[-1].state
         if state is not None and state.files != followed.files:
             take_files(collection, state.files)
+            collection.follow_move(parse_moving(state.files.get(MOVING)))
             if state.files.get(ERASED) != followed.files.get(ERASED):
                 followed.erased_ms = collection.options.now_ms()
             followed.files = state.files

@@ -76,10 +76,8 @@ class StoredGenerations:
     def put(self, folder: Path, now_ms: int, on_piece: Callable[[], None] = do_nothing) -> StoredGeneration:
         """Upload a sealed generation; `on_piece` is called before each piece. Raises NotFound if it is removed while it
         is read."""
-        manifest = read_manifest(folder)
+        manifest, files = read_manifest(folder), files_in(folder)
         name = f"{now_ms:015}-{secrets.token_hex(8)}"
-        files = [(MANIFEST, (folder / MANIFEST).stat().st_size)]
-        files += [(file, sealed.bytes) for file, sealed in manifest.files.items()]
         pieces = 0
         for pieces, content in enumerate(pieces_of(folder, files), 1):
             on_piece()
@@ -94,39 +92,14 @@ class StoredGenerations:
         """
         first = self._piece(stored.name, 0)
         files = unseal(first, self._objects.read(first), Contents).files
-        draft = shelf.folder / f".draft-stored-{number:06d}-{os.getpid()}"
-        shutil.rmtree(draft, ignore_errors=True)
-        try:
-            with disk_errors(draft):
-                self._write(draft, stored, files, progress)
-                if number != stored.number:
-                    manifest = msgspec.structs.replace(read_manifest(draft), number=number)
-                    (draft / MANIFEST).write_bytes(with_checksum(manifest))
-                for file, _ in files:
-                    sync_file(draft / file)
-                publish_folder(draft, shelf.path(number))
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
-
-    def _write(
-        self, draft: Path, stored: StoredGeneration, files: Sequence[tuple[str, int]], progress: Progress
-    ) -> None:
         names = [self._piece(stored.name, piece) for piece in range(1, stored.pieces + 1)]
-        pieces = enumerate(in_order(self._objects.read, names), 1)
-        rest = memoryview(b"")
-        for file, size in files:
-            path = draft / require_inside(file)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as out:
-                while (wanted := size - out.tell()) > 0:
-                    if not rest:
-                        done, content = next(pieces, (0, b""))
-                        progress("generation", done, stored.pieces)
-                        rest = memoryview(content)
-                    if not rest:
-                        raise Damaged(f"{self.folder}/{stored.name} in the store is incomplete")
-                    out.write(rest[:wanted])
-                    rest = rest[wanted:]
+
+        def pieces() -> Iterator[bytes]:
+            for done, content in enumerate(in_order(self._objects.read, names), 1):
+                progress("generation", done, stored.pieces)
+                yield content
+
+        put_on_shelf(shelf, number, files, pieces())
 
     def clear(self, live: StoredGeneration | None, now_ms: int, *, only_this: bool) -> None:
         """Remove all but the live generation and the newest before it. Later ones may be on their way from another
@@ -162,11 +135,55 @@ def restore_generation(
         logger.warning("the indexes of %s will be built again: %s", folder.name, message_of(error))
 
 
+def put_on_shelf(
+    shelf: Shelf, number: int, files: Sequence[tuple[str, int]], pieces: Iterator[bytes]
+) -> None:
+    """Put the generation that has these files, by name and size, on a shelf under a number, durable on return.
+    `pieces` are their bytes, one file after another. Raises Damaged, DiskFull."""
+    draft = shelf.folder / f".draft-stored-{number:06d}-{os.getpid()}"
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        with disk_errors(draft):
+            write_files(draft, files, pieces)
+            if number != (manifest := read_manifest(draft)).number:
+                (draft / MANIFEST).write_bytes(
+                    with_checksum(msgspec.structs.replace(manifest, number=number))
+                )
+            for file, _ in files:
+                sync_file(draft / file)
+            publish_folder(draft, shelf.path(number))
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def write_files(folder: Path, files: Sequence[tuple[str, int]], pieces: Iterator[bytes]) -> None:
+    rest = memoryview(b"")
+    for file, size in files:
+        path = folder / require_inside(file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as out:
+            while (wanted := size - out.tell()) > 0:
+                rest = rest or memoryview(next(pieces, b""))
+                if not rest:
+                    raise Damaged(f"the files of a generation end within {file}")
+                out.write(rest[:wanted])
+                rest = rest[wanted:]
+
+
 def require_inside(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise Damaged(f"a generation in the store has a file named {name!r}")
+        raise Damaged(f"a generation has a file named {name!r}")
     return name
+
+
+def files_in(folder: Path) -> list[tuple[str, int]]:
+    """List the files of a sealed generation, and their sizes."""
+    sealed = read_manifest(folder).files
+    return [
+        (MANIFEST, (folder / MANIFEST).stat().st_size),
+        *((file, one.bytes) for file, one in sealed.items()),
+    ]
 
 
 def pieces_of(folder: Path, files: Sequence[tuple[str, int]]) -> Iterator[bytes]:

@@ -129,6 +129,18 @@ class Uploader(Replication):
             seq, max(collection.log.newest_seq - seq, 0), time.monotonic() - since if since else 0.0
         )
 
+    def wait_for(self, collection: Collection) -> None:
+        """Wait until the store has the last operation of a collection, and the settings beside its log. Raises NotReady
+        if the service closes first."""
+        while not self._has(collection):
+            self._session.require_open()
+            time.sleep(LOOK_S)
+
+    def _has(self, collection: Collection) -> bool:
+        tracked, seq = self._session.tracked.get(collection.uid), collection.log.newest_seq
+        is_listed = collection.uid in self._names.stored.collections.values()
+        return tracked is not None and is_listed and self._session.upload_of(tracked).has(seq)
+
     @property
     def lag_s(self) -> float:
         """For how long the oldest commit waits that is not in the store."""

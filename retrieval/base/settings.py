@@ -344,7 +344,7 @@ RESTART = frozenset(
         "cache.warm_searches",
         "redis",
         "store",
-        "cluster",
+        "cluster.secret",
         "query_log.enabled",
         "tracing",
     }

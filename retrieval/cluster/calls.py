@@ -1,6 +1,7 @@
 """What travels between nodes: calls of a shard and their replies, several at once, as msgpack over HTTP.
 
 POST /v1/shards   calls of shards    GET /v1/shards   which shards a node has
+(`giving` and `taking` move them)
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import msgspec
 
 from indexes.base.errors import NearlineError, Unavailable
 from indexes.base.model import Floats, Ranking, Settings
+from indexes.base.moving import Moving
 from indexes.filters.grammar import Filter
 from indexes.parts.learned import RankingSettings, SynonymSettings
 from indexes.parts.query import Query, TermCounts
@@ -158,7 +160,8 @@ class CallReply(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard as its node has it. `spoken`: how many of its passages are in each language."""
+    """A shard as its node has it. `spoken`: how many of its passages are in each language. `moving`: it takes no writes
+    there, because it comes from another node or goes there."""
 
     seq: int
     documents: int
@@ -167,12 +170,18 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     spoken: dict[str, int]
     ranking: RankingSettings | None
     synonyms: SynonymSettings | None
+    moving: Moving | None = None
+
+    @property
+    def is_copy(self) -> bool:
+        return self.moving is not None and self.moving.role == "copy"
 
 
 class NodeShards(msgspec.Struct, frozen=True, kw_only=True):
     """The shards of a node, by full name. `writes` is false for a replica. `names` are those of its other collections
-    and of aliases."""
+    and of aliases, `taking` those of shards that it is about to take from another node."""
 
     shards: dict[str, ShardState]
     writes: bool
     names: list[str] = []
+    taking: list[str] = []

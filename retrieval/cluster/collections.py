@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,9 +14,12 @@ from indexes.base.errors import Conflict, InvalidInput, Unavailable
 from indexes.directory.catalog import check_name
 from indexes.directory.marker import SHARD_MARK
 from retrieval.access.auth import NODE, PRINCIPAL
+from retrieval.cluster.asking import change, few_at_a_time, read, send
 from retrieval.cluster.documents import path_of
+from retrieval.cluster.link import RETRY_AFTER_S
 from retrieval.cluster.names import ShardName, token_of
-from retrieval.cluster.nodes import RETRY_AFTER_S, Nodes, Sharded
+from retrieval.cluster.nodes import Nodes, Sharded
+from retrieval.cluster.placing import place
 from retrieval.cluster.targets import nodes_of, sharded_of
 from retrieval.handlers import collections as whole
 from retrieval.handlers.state import BODY, CATALOG, CONFIG
@@ -65,7 +69,8 @@ async def create(request: web.Request) -> web.Response:
         raise Conflict(f"{name!r} is a name in use", param="name")
     if known is not None and (known.of != wanted.shards or len(known.states) == known.of):
         raise Conflict(f"{name!r} is a collection in {known.of} shards", param="name")
-    placed = nodes.place(name, wanted.shards)
+    writers = nodes.writers()
+    placed = place(name, wanted.shards, list(writers))
     hot = request.app[CONFIG].index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity
     settings = {
         key: value
@@ -74,8 +79,9 @@ async def create(request: web.Request) -> web.Response:
     } | {"hot_capacity": -(-hot // wanted.shards)}
     missing = set(range(wanted.shards)).difference(known.states if known else ())
     shards = [(placed[number], str(ShardName(name, number, wanted.shards))) for number in sorted(missing)]
-    await nodes.send_each(
-        [(node, "POST", "/v1/collections", {"name": one, **settings}) for node, one in shards]
+    await few_at_a_time(
+        partial(send, nodes, writers[node], "POST", "/v1/collections", {"name": one, **settings})
+        for node, one in shards
     )
     await nodes.look()
     made = nodes.collection(name)
@@ -110,10 +116,9 @@ async def delete(request: web.Request) -> web.Response:
     if nodes.away():
         require_all(nodes, sharded)
     shards = [sharded.shard(number) for number in range(sharded.of) if number in sharded.states]
-    writers = [nodes.writer_of(one) for one in shards]  # before anything is deleted
-    await nodes.send_each(
-        [(node, "DELETE", path_of(one), None) for node, one in zip(writers, shards, strict=True)]
-    )
+    for one in shards:  # before anything is deleted
+        nodes.require_writer(one)
+    await few_at_a_time(partial(change, nodes, one, "DELETE", path_of(one)) for one in shards)
     for one in shards:
         nodes.forget(one)
     await nodes.look()
@@ -161,12 +166,13 @@ async def tell_all(
     is harmless."""
     nodes, sharded = nodes_of(request), sharded_of(request)
     shards = [sharded.shard(number) for number in range(sharded.of)]
-    writers = [nodes.writer_of(one) for one in shards]
+    for one in shards:
+        nodes.require_writer(one)
     sent = options
     if options is None and request.body_exists:
         sent = msgspec.Raw(request.get(BODY) or await request.read())
-    answers = await nodes.send_each(
-        [(node, method, f"{path_of(one)}/{path}", sent) for node, one in zip(writers, shards, strict=True)]
+    answers = await few_at_a_time(
+        partial(change, nodes, one, method, f"{path_of(one)}/{path}", sent) for one in shards
     )
     await nodes.look()
     return answers
@@ -186,7 +192,7 @@ async def describe(nodes: Nodes, sharded: Sharded) -> CollectionBody:
     PRINCIPAL.get().require_whole()
     require_all(nodes, sharded)
     names = [sharded.shard(number) for number in range(sharded.of)]
-    found = await nodes.send_each([(nodes.reader_of(one), "GET", path_of(one), None) for one in names])
+    found = await few_at_a_time(partial(read, nodes, one, path_of(one)) for one in names)
     joined: dict[str, Any] = dict(found[0])
     joined |= {key: sum(one[key] for one in found) for key in SUMS}
     for key in SUMS_BY_KEY:

@@ -23,6 +23,7 @@ from indexes.filters.grammar import Unchecked
 from retrieval.access.auth import PRINCIPAL
 from retrieval.access.privacy import require_vectors
 from retrieval.base.cancellation import gather_or_cancel
+from retrieval.cluster.asking import change, read
 from retrieval.cluster.calls import DocumentsPage, ReadPage
 from retrieval.cluster.names import shard_of_document, token_of
 from retrieval.cluster.nodes import Nodes, Sharded
@@ -95,12 +96,12 @@ async def forward(
         raise NotFound(f"no document {document_id!r}", param="id")
     number = shard_of_document(document_id, sharded.of)
     name = sharded.shard(number)
-    node = nodes.reader_of(name) if method == "GET" else nodes.writer_of(name)
     path = f"{path_of(name)}/documents/{quote(document_id, safe='')}" + ("?vectors=true" if vectors else "")
-    found = await nodes.send(node, method, path, None if content is None else msgspec.Raw(content))
-    if method != "GET":
-        nodes.acknowledge(name, found["seq"])
-        found["seq"] = token(sharded, {number: found})
+    if method == "GET":
+        return await read(nodes, name, path)
+    found = await change(nodes, name, method, path, None if content is None else msgspec.Raw(content))
+    nodes.acknowledge(name, found["seq"])
+    found["seq"] = token(sharded, {number: found})
     return found
 
 
@@ -149,12 +150,13 @@ async def send_all(
 ) -> dict[int, Any]:
     """Send to each shard its part of a request, all at once, and return the answers. `places` says which documents of
     the request each part has. Raises the first error, in the words of the whole request."""
-    writers = {shard: nodes.writer_of(sharded.shard(shard)) for shard in bodies}  # before anything is written
+    for shard in bodies:  # before anything is written
+        nodes.require_writer(sharded.shard(shard))
 
     async def send(shard: int, part: Any) -> Any:
         try:
             name = sharded.shard(shard)
-            reply = await nodes.send(writers[shard], method, f"{path_of(name)}/{path}", part)
+            reply = await change(nodes, name, method, f"{path_of(name)}/{path}", part)
             nodes.acknowledge(name, reply["seq"])
         except NearlineError as error:
             return error

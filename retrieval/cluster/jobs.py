@@ -13,7 +13,9 @@ from aiohttp import web
 from indexes.base.errors import Unavailable
 from retrieval.access.auth import PRINCIPAL
 from retrieval.base.cancellation import gather_or_cancel
+from retrieval.cluster.asking import send
 from retrieval.cluster.collections import tell_all
+from retrieval.cluster.moves import MOVES
 from retrieval.cluster.nodes import Nodes
 from retrieval.cluster.targets import nodes_of, sharded_of
 from retrieval.handlers import jobs as whole
@@ -62,6 +64,9 @@ async def start(request: web.Request, kind: str, options: dict[str, int]) -> web
 
 
 async def show(request: web.Request) -> web.Response:
+    if (move := request.app[MOVES].get(request.match_info["job"])) is not None:
+        PRINCIPAL.get().require_unbound()
+        return answer(move)
     known = request.app[SHARD_JOBS].get(request.match_info["job"])
     if known is None or not PRINCIPAL.get().sees(known.collection, {}):
         return await whole.show(request)
@@ -73,7 +78,7 @@ async def joined(nodes: Nodes, job_id: str, known: ShardJobs) -> JobBody:
 
     async def look(shard: str, job: str) -> JobBody:
         try:
-            found = await nodes.send(nodes.writer_of(shard), "GET", f"/v1/jobs/{job}")
+            found = await send(nodes, nodes.writer_of(shard), "GET", f"/v1/jobs/{job}")
         except Unavailable as error:
             return JobBody(job, "", shard, "failed", JobProgress(), 0, error=error.message)
         return msgspec.convert(found, JobBody)

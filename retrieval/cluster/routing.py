@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
@@ -10,15 +10,18 @@ from aiohttp import web
 
 from indexes.base.errors import Conflict
 from retrieval.access.auth import NODE, PRINCIPAL
-from retrieval.cluster import collections, documents, jobs, searching, serving, state
+from retrieval.cluster import collections, documents, giving, jobs, moves, searching, serving, state, taking
 from retrieval.cluster.names import ShardName
 from retrieval.cluster.nodes import Nodes
+from retrieval.cluster.running import RUNNING, end_all, keep_running
 from retrieval.cluster.targets import NODES
 from retrieval.handlers import collections as whole_collections
 from retrieval.handlers import documents as whole_documents
 from retrieval.handlers import jobs as whole_jobs
 from retrieval.handlers import search as whole_searching
-from retrieval.handlers.state import CATALOG, CONFIG, LOADS, METRICS, SCOPES
+from retrieval.handlers.state import CATALOG, CONFIG, LOADS, METRICS, RELOADED, SCOPES
+
+logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -94,26 +97,42 @@ async def handler_for_shards(request: web.Request) -> Handler | None:
 
 def add_shard_routes(app: web.Application) -> None:
     """Add the paths on which nodes ask each other. They are no part of the API, so it does not describe them."""
-    for method, handler in (("GET", serving.show), ("POST", serving.answer)):
-        app.router.add_route(method, "/v1/shards", handler)
-        scopes, loads = app[SCOPES], app[LOADS]
-        assert isinstance(scopes, dict)
-        assert isinstance(loads, dict)
+    scopes, loads = app[SCOPES], app[LOADS]
+    assert isinstance(scopes, dict)
+    assert isinstance(loads, dict)
+    for method, path, handler in (
+        ("GET", "/v1/shards", serving.show),
+        ("POST", "/v1/shards", serving.answer),
+        ("PUT", "/v1/shards/{shard}", taking.begin),
+        ("GET", "/v1/shards/{shard}", taking.show),
+        ("POST", "/v1/shards/{shard}/changes", giving.changes),
+        ("GET", "/v1/shards/{shard}/indexes", giving.indexes),
+    ):
+        app.router.add_route(method, path, handler)
         scopes[handler] = "admin"
-        if method == "POST":
-            loads[handler] = "search"
+    loads[serving.answer] = "search"
 
 
 async def nodes_ctx(app: web.Application) -> AsyncIterator[None]:
     settings = app[CONFIG].cluster
-    app[NODES], app[jobs.SHARD_JOBS] = Nodes(settings) if settings.nodes else None, {}
-    nodes = app[NODES]
+    nodes = app[NODES] = Nodes(settings) if settings.nodes else None
+    app[jobs.SHARD_JOBS], app[moves.MOVES], app[taking.TAKES], app[RUNNING] = {}, {}, {}, set()
+    app[RELOADED].append(partial(reload, app))
     if nodes is None:
         yield
         return
     app[METRICS].watch(partial(state.metrics, nodes))
-    looking = asyncio.create_task(nodes.keep_looking())
+    await taking.remove_copies(app)
+    keep_running(app, nodes.keep_looking())
+    keep_running(app, giving.keep_settling(app, nodes))
     yield
-    looking.cancel()
-    await asyncio.gather(looking, return_exceptions=True)
+    await end_all(app)
     await nodes.close()
+
+
+def reload(app: web.Application) -> None:
+    """Take over the nodes that the configuration names now."""
+    if (nodes := app[NODES]) is not None:
+        nodes.reload()
+    elif app[CONFIG].cluster.nodes:
+        logger.warning("[cluster] nodes: a service that was started without any needs a restart")

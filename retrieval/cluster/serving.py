@@ -35,7 +35,9 @@ from retrieval.cluster.calls import (
     SearchShard,
     ShardState,
 )
+from retrieval.cluster.link import MSGPACK
 from retrieval.cluster.names import ShardName
+from retrieval.cluster.taking import TAKES
 from retrieval.handlers.documents import encode_page
 from retrieval.handlers.state import BODY, CATALOG, ENTRY, PIPELINE, STORE
 from retrieval.search.pipeline import wait_for_seq
@@ -44,12 +46,11 @@ from retrieval.search.stopwatch import Stopwatch
 from retrieval.search.travel import pack, unpack
 from retrieval.wire.errors import MalformedRequest
 
-MSGPACK = "application/msgpack"
-
 
 async def show(request: web.Request) -> web.Response:
     """Say which shards there are here, and in which state."""
     catalog = request.app[CATALOG]
+    taking = [name for name, one in request.app[TAKES].items() if not one.ended]
 
     def work() -> bytes:
         shards = {
@@ -61,7 +62,12 @@ async def show(request: web.Request) -> web.Response:
             one for one in (*catalog.collections, *catalog.quarantined, *catalog.aliases) if one not in shards
         ]
         return pack(
-            NodeShards(shards=shards, writes=not isinstance(request.app[STORE], Follower), names=names)
+            NodeShards(
+                shards=shards,
+                writes=not isinstance(request.app[STORE], Follower),
+                names=names,
+                taking=taking,
+            )
         )
 
     return web.Response(body=await asyncio.to_thread(work), content_type=MSGPACK)
@@ -77,6 +83,7 @@ def state_of(collection: Collection) -> ShardState:
         spoken=snapshot.languages(),
         ranking=collection.ranking.current,
         synonyms=collection.synonyms.current,
+        moving=collection.moving,
     )
 
 
@@ -115,7 +122,8 @@ async def open_shard(
 ) -> LocalShard | NearlineError:
     """Return a shard in a state that holds the operation asked for, or why there is none."""
     try:
-        collection = app[CATALOG].get(asked.shard)
+        if (collection := app[CATALOG].collections.get(asked.shard)) is None:
+            return Unavailable(f"shard {asked.shard} is not here")
         await wait_for_seq(collection, asked.seq, until)
         snapshot = collection.snapshot
         if snapshot.seq < asked.seq:

@@ -26,10 +26,13 @@ async def show(request: web.Request) -> web.Response:
                     url=one.url,
                     up=one.shards is not None,
                     why=one.why or None,
-                    writes=one.shards is not None and one.shards.writes,
+                    writes=one.writes,
                     shards={name: held.seq for name, held in sorted(one.shards.shards.items())}
                     if one.shards
                     else {},
+                    moving=sorted(name for name, held in one.shards.shards.items() if held.moving)
+                    if one.shards
+                    else [],
                 )
                 for one in (nodes.members if nodes else ())
             ]

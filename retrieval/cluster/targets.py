@@ -8,11 +8,12 @@ from typing import Any
 
 from aiohttp import web
 
-from indexes.base.errors import InvalidInput, ModelMismatch, NotFound
+from indexes.base.errors import Conflict, InvalidInput, ModelMismatch, NotFound
 from indexes.base.model import Settings
 from indexes.filters.grammar import Filter
 from indexes.parts.learned import RankingSettings, SynonymSettings
 from retrieval.access.auth import PRINCIPAL
+from retrieval.cluster.asking import ask
 from retrieval.cluster.calls import AnyCall, AwaitSeq, CountMatching, DocumentsCounted
 from retrieval.cluster.names import read_token, token_of
 from retrieval.cluster.nodes import Nodes, Sharded
@@ -70,7 +71,7 @@ class ShardedTarget:
         return self.sharded.spoken()
 
     async def ask(self, calls: Sequence[Away[Any]], deadline: float | None = None) -> Sequence[Any]:
-        return await self.nodes.ask(calls, deadline)
+        return await ask(self.nodes, calls, deadline)
 
     async def counts(self, condition: Filter | None) -> dict[int, DocumentsCounted]:
         """Count the documents and passages that match in each shard that can have some. Raises InvalidInput for a
@@ -101,8 +102,10 @@ def answered(found: Any) -> Any:
 
 
 def nodes_of(request: web.Request) -> Nodes:
+    """Raises Conflict if this service is in no cluster."""
     nodes = request.app[NODES]
-    assert nodes is not None
+    if nodes is None:
+        raise Conflict("this service has no [cluster] nodes in its configuration")
     return nodes
 
 

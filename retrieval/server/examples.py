@@ -121,6 +121,8 @@ KEEPING: Bodies = {
         "for vectors of your own": {"name": "papers", "dimensions": 1536},
         "of German documents": {"name": "handbuch", "language": "de"},
     },
+    collection_schemas.MoveShard: {"one shard": {"shard": "docs~2of6", "to": "c"}},
+    collection_schemas.BalanceShards: {"all nodes": {}, "a node that shall be empty": {"without": ["b"]}},
     auth_schemas.CreateKey: {
         "for a search page": {"name": "website", "scopes": ["search"], "collections": ["docs"]},
         "for the ingest of a tenant": {"scopes": ["write"], "tenant": "acme", "expires_s": 7_776_000},

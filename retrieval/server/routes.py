@@ -11,6 +11,7 @@ from aiohttp import web
 from retrieval.access import schemas as auth_schemas
 from retrieval.access.auth import Needed
 from retrieval.admission.gates import Load
+from retrieval.cluster import moves
 from retrieval.cluster import state as cluster
 from retrieval.context.llm import EVENT_STREAM
 from retrieval.dialects import (
@@ -274,6 +275,10 @@ ROUTES = (
           None, system.Readiness, scope="public"),
     Route("GET", "/v1/cluster", cluster.show, "The nodes of the cluster, and their shards", SYSTEM,
           None, collection_schemas.ClusterBody, scope="admin"),
+    Route("POST", "/v1/cluster/moves", moves.move, "Move a shard to another node", SYSTEM,
+          collection_schemas.MoveShard, collection_schemas.JobStarted, status=202, scope="admin"),
+    Route("POST", "/v1/cluster/balance", moves.balance, "Divide the shards evenly among the nodes", SYSTEM,
+          collection_schemas.BalanceShards, collection_schemas.JobStarted, status=202, scope="admin"),
     Route("GET", "/v1/store/changes", system.store_changes, "Wait until something is put into the store", SYSTEM,
           None, collection_schemas.StoreChanges, parameters=("since", "wait_s"), scope="key"),
     Route("GET", "/metrics", system.metrics, "Metrics for Prometheus", SYSTEM, media="text/plain", scope="metrics"),

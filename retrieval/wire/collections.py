@@ -174,10 +174,24 @@ class NodeBody(msgspec.Struct):
     shards: Annotated[
         dict[str, int], Doc("Its shards, each with the position of the last operation in its log")
     ]
+    moving: Annotated[
+        list[str], Doc("Those that come from another node or go to one, and take no writes here")
+    ] = field(default_factory=list)
 
 
 class ClusterBody(msgspec.Struct):
     services: Annotated[list[NodeBody], Doc("All services of all nodes; empty without a cluster")]
+
+
+class MoveShard(Request, frozen=True, kw_only=True):
+    shard: Annotated[str, Doc("Name of a shard, such as docs~2of6")]
+    to: Annotated[str, Doc("Name of the node that shall have it")]
+
+
+class BalanceShards(Request, frozen=True, kw_only=True):
+    without: Annotated[list[str], Doc("Names of nodes that shall have no shards")] = field(
+        default_factory=list
+    )
 
 
 class CollectionBody(msgspec.Struct, kw_only=True):
@@ -333,8 +347,8 @@ class JobProgress(msgspec.Struct):
 
 class JobBody(msgspec.Struct):
     id: Annotated[str, Doc("Id of the job")]
-    kind: Annotated[str, Doc("reindex, tune or erase")]
-    collection: Annotated[str, Doc("Name or alias of a collection")]
+    kind: Annotated[str, Doc("reindex, tune or erase; move or balance for shards")]
+    collection: Annotated[str, Doc("Name or alias of a collection; empty if shards are moved")]
     status: Annotated[JobStatus, Doc("`refused`: it measured below the recall floor and changed nothing")]
     progress: Annotated[JobProgress, Doc("Its progress")]
     created_ms: Annotated[int, Doc("Unix time in milliseconds")]

@@ -248,7 +248,10 @@ BODIES: dict[str, Made] = {
     "POST /v1/rerank": lambda times: {"model": "reader", "query": LONG_QUERY, "documents": ["a"] * 200 * times},
     "POST /v2/rerank": lambda times: {"model": "reader", "query": LONG_QUERY, "documents": ["a"] * 200 * times},
 }  # fmt: skip
-STARTS_A_JOB = {f"POST {C}/reindex", f"POST {C}/tune"}  # which is what takes the time
+STARTS_A_JOB = {  # which is what takes the time
+    *(f"POST {C}/reindex", f"POST {C}/tune"),
+    *("POST /v1/cluster/moves", "POST /v1/cluster/balance"),
+}
 BY_OPTION = {f"POST {C}/search", f"POST {C}/context", f"POST {C}/explain", f"POST {C}/watch"}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import force_setattr
 
 from indexes.base.errors import Conflict, InvalidInput, NotFound, TooLarge, Unavailable
 from indexes.base.model import Settings
@@ -22,6 +23,7 @@ from retrieval.base.settings import ClusterSection
 from retrieval.cluster.calls import ANSWERS, AnyCall, CallRefused, NodeShards, SearchShard, ShardState
 from retrieval.cluster.names import ShardName, read_token, shard_of_document, token_of
 from retrieval.cluster.nodes import HITS_KEPT, Nodes
+from retrieval.cluster.placing import balance, place
 from retrieval.cluster.remote import RemoteShard
 from retrieval.search.joint import raise_if_of_all
 from retrieval.search.shard import Ask, Fetched, LocalShard, What
@@ -69,18 +71,59 @@ def nodes_of(*names: str) -> Nodes:
 
 def test_shards_are_divided_evenly_and_stay() -> None:
     """Each node gets as many as any other, and of 96 shards a new node takes few from those that keep theirs."""
-    before, after = nodes_of("a", "b", "c").place("docs", 96), nodes_of("a", "b", "c", "d").place("docs", 96)
-    assert {*Counter(one.name for one in before).values()} == {32}
-    assert {*Counter(one.name for one in after).values()} == {24}
-    moved = sum(old.name != new.name for old, new in zip(before, after, strict=True))
+    before, after = place("docs", 96, ["a", "b", "c"]), place("docs", 96, ["a", "b", "c", "d"])
+    assert {*Counter(before).values()} == {32}
+    assert {*Counter(after).values()} == {24}
+    moved = sum(old != new for old, new in zip(before, after, strict=True))
     assert moved <= 40  # 24 at least
+
+
+@given(
+    st.dictionaries(
+        st.builds(
+            lambda name, number: str(ShardName(name, number, 12)), st.sampled_from("xyz"), st.integers(0, 11)
+        ),
+        st.sampled_from("abcd"),
+    ),
+    st.sets(st.sampled_from("abcdef"), min_size=1),
+)
+def test_moves_lead_to_balance(held: dict[str, str], nodes: set[str]) -> None:
+    """No shard moves twice, none is left where none shall be, and then no more moves are needed. No fewer would do."""
+    moves = balance(held, sorted(nodes))
+    after = held | dict(moves)
+    assert len({shard for shard, _ in moves}) == len(moves)
+    assert balance(after, sorted(nodes)) == []
+    for name in "xyz":
+        own = {shard: node for shard, node in after.items() if shard.startswith(name)}
+        counts = Counter(dict.fromkeys(nodes, 0) | Counter(own.values()))
+        assert set(counts) == nodes
+        assert max(counts.values()) - min(counts.values()) <= 1
+        before = Counter(held[shard] for shard in own)
+        most, few = divmod(len(own), len(nodes))[0] + 1, divmod(len(own), len(nodes))[1]
+        stay = sorted((before[node] for node in nodes), reverse=True)
+        kept = sum(min(count, most if at < few else most - 1) for at, count in enumerate(stay))
+        assert sum(held[shard] != node for shard, node in own.items()) == len(own) - kept
 
 
 def test_no_collection_without_all_nodes() -> None:
     nodes = nodes_of("a", "b")
     nodes.members[1].shards = None
     with pytest.raises(Unavailable, match="node b takes no writes"):
-        nodes.place("docs", 4)
+        nodes.writers()
+
+
+def test_nodes_are_named_again() -> None:
+    """A reload keeps what is known of the nodes that stay."""
+    nodes = nodes_of("a", "b")
+    kept = nodes.members[0]
+    force_setattr(nodes.settings, "nodes", {"a": ["http://a"], "c": ["http://c", "http://d/"]})
+    nodes.reload()
+    assert nodes.members[0] is kept
+    assert [(one.name, one.url, one.writes) for one in nodes.members] == [
+        ("a", "http://a", True),
+        ("c", "http://c", False),
+        ("c", "http://d", False),
+    ]
 
 
 def test_two_writers_of_one_shard_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,212 @@
+"""Calls of shards that other nodes have, and requests for them: who is asked, and who else if it does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from indexes.base.errors import DeadlineExceeded, NearlineError, NotFound, NotReady, Unavailable
+from retrieval.base.cancellation import gather_or_cancel
+from retrieval.cluster.calls import ANSWERS, Addressed, CallReply, Calls
+from retrieval.cluster.link import READ_S, RETRY_AFTER_S
+from retrieval.cluster.nodes import LOOK_S, Node, Nodes
+from retrieval.search.steps import Away
+from retrieval.search.travel import pack, unpack
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 8  # requests to all shards: a node admits a bounded number
+SILENT_S = 10.0  # after which a node that does not answer looks has no more time for anything else
+MOVING_S = 15.0  # for a shard that is being moved to take writes at its new node
+MOVING_LOOK_S = 0.05
+REPLIES = list[CallReply]
+
+
+async def ask(
+    nodes: Nodes,
+    calls: Sequence[Away[Any]],
+    deadline: float | None = None,
+    without: frozenset[str] = frozenset(),
+) -> list[Any]:
+    """Answer calls of shards, each `to` a `RemoteShard`, with an exception for each that failed.
+
+    Calls for one service travel together. What a service does not answer, or is late with, is asked of another one that
+    has the shard; if there is none, the nodes are asked who has it now. The services at the URLs in `without` are not
+    asked.
+    """
+    answers: dict[int, Any] = {}
+    tried: dict[int, set[str]] = defaultdict(set)
+    errors: dict[int, Unavailable] = {}
+    has_looked = bool(without)
+    while len(answers) < len(calls):
+        by_node: dict[str, tuple[Node, list[int]]] = {}
+        lost = []
+        for at, call in enumerate(calls):
+            if at in answers:
+                continue
+            left = [one for one in nodes.having(call.to.name) if one.url not in tried[at] | without]
+            if not left:
+                lost.append(at)
+                continue
+            # Those that have been chosen in this round share a request, which costs one more call little.
+            node = min(left, key=lambda one: (one.url not in by_node, one.under_way))
+            by_node.setdefault(node.url, (node, []))[1].append(at)
+        if lost and not has_looked:
+            has_looked = True
+            await nodes.look_again()
+            continue
+        for at in lost:
+            why = f"no node answers for shard {calls[at].to.name} now"
+            answers[at] = errors.get(at) or Unavailable(why, retry_after_s=RETRY_AFTER_S)
+        asked = [(node, [calls[at] for at in places], places) for node, places in by_node.values()]
+        replied = await gather_or_cancel(
+            ask_again_if_late(nodes, node, some, deadline, without) for node, some, _ in asked
+        )
+        for (node, _, places), replies in zip(asked, replied, strict=True):
+            for at, reply in zip(places, replies, strict=True):
+                if isinstance(reply, Unavailable) and not isinstance(reply, DeadlineExceeded):
+                    tried[at].add(node.url)
+                    errors[at] = reply
+                else:
+                    answers[at] = reply
+    return [answers[at] for at in range(len(calls))]
+
+
+async def ask_again_if_late(
+    nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadline: float | None, without: frozenset[str]
+) -> list[Any]:
+    """Return the answers of a service, or of others with the same shards if it is late."""
+    without |= {node.url}
+    first = asyncio.ensure_future(ask_node(nodes, node, calls, deadline))
+    second: asyncio.Future[list[Any]] | None = None
+    try:
+        if all(any(one.url not in without for one in nodes.having(call.to.name)) for call in calls):
+            await asyncio.wait({first}, timeout=nodes.settings.late_ms / 1000)
+            if not first.done():
+                second = asyncio.ensure_future(ask(nodes, calls, deadline, without))
+                await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        if second is not None and second.done():
+            answers = await second
+            if not any(isinstance(one, Unavailable) for one in answers):
+                return answers
+        return await first
+    finally:
+        first.cancel()
+        if second is not None:
+            second.cancel()
+        await asyncio.gather(first, *([second] if second else ()), return_exceptions=True)
+
+
+async def ask_node(nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadline: float | None) -> list[Any]:
+    """Return the answers of one service; for each call why there is none, if it gave none."""
+    within_s = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
+    hits = [(shard, ids) for shard in {one.to.name for one in calls} if (ids := nodes.hits.pop(shard, None))]
+    sent = pack(Calls([Addressed(one.to.name, one.to.least, one.call) for one in calls], within_s, hits))
+    timeout_s = nodes.settings.timeout_s
+    limit_s = min(timeout_s, within_s or timeout_s)
+    node.under_way += 1
+    try:
+        url = f"{node.url}/v1/shards"
+        async with nodes.link.exchange("POST", url, content=sent, within_s=limit_s) as answer:
+            replies = unpack(await answer.read(), REPLIES)
+    except NearlineError as error:
+        if isinstance(error, Unavailable):
+            node.failed += 1
+            error.message = f"node {node.name} {error.message}"
+            logger.warning("%s, at %s", error.message, node.url)
+        return [error] * len(calls)
+    finally:
+        node.under_way -= 1
+    node.answered += 1
+    return [answer_of(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+
+def answer_of(call: Away[Any], reply: CallReply) -> Any:
+    if reply.refusal is not None:
+        return reply.refusal.error
+    call.to.seq = max(call.to.seq, reply.seq)
+    return unpack(reply.answer or b"", ANSWERS[type(call.call)])
+
+
+async def change(nodes: Nodes, shard: str, method: str, path: str, body: object = None) -> dict[str, Any]:
+    """Send a request to the service that takes the writes of a shard, and return its answer. While the shard is being
+    moved, wait until it takes writes at its new node. Raises like `Nodes.writer_of` and `send`."""
+    return await follow(nodes, shard, Nodes.writer_of, method, path, body)
+
+
+async def read(nodes: Nodes, shard: str, path: str) -> dict[str, Any]:
+    """Ask the service that knows the newest of a shard. Raises like `Nodes.reader_of` and `send`."""
+    return await follow(nodes, shard, Nodes.reader_of, "GET", path)
+
+
+async def follow(
+    nodes: Nodes,
+    shard: str,
+    choose: Callable[[Nodes, str], Node],
+    method: str,
+    path: str,
+    body: object = None,
+) -> dict[str, Any]:
+    """Send a request to the service that is chosen for a shard, again if the shard has moved."""
+    until = time.monotonic() + MOVING_S
+    while True:
+        node = None
+        try:
+            node = choose(nodes, shard)
+            return await send(nodes, node, method, path, body)
+        except NearlineError as error:
+            await nodes.look_again()
+            if time.monotonic() > until or not may_be_moving(nodes, shard, node, error):
+                raise
+        await asyncio.sleep(MOVING_LOOK_S)
+
+
+def may_be_moving(nodes: Nodes, shard: str, node: Node | None, error: NearlineError) -> bool:
+    """Whether a request was refused, and nothing was done, because its shard is moving or has moved."""
+    if isinstance(error, NotReady):
+        return True
+    if type(error) is Unavailable and node is None:  # no service takes writes
+        return nodes.is_moving(shard)
+    has_moved = node is not None and not node.takes_writes_of(shard) and bool(nodes.having(shard))
+    return isinstance(error, NotFound) and error.param == "collection" and has_moved
+
+
+async def few_at_a_time(sends: Iterable[Callable[[], Awaitable[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    """Await requests, a few at a time, and return their answers in order. If one fails, raises it."""
+    few = asyncio.Semaphore(AT_ONCE)
+
+    async def in_turn(one: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        async with few:
+            return await one()
+
+    return await gather_or_cancel(map(in_turn, sends))
+
+
+async def send(nodes: Nodes, node: Node, method: str, path: str, body: object = None) -> dict[str, Any]:
+    """Send a request of the public API to a service, and return its answer. Raises what it answered as an error, and
+    Unavailable if it does not answer, also no look at what it has; it may have done what was asked then."""
+    content = None if body is None else msgspec.json.encode(body)
+
+    async def exchange() -> dict[str, Any]:
+        async with nodes.link.exchange(method, node.url + path, content=content, within_s=READ_S) as reply:
+            answer: dict[str, Any] = msgspec.json.decode(await reply.read() or b"{}")
+            return answer
+
+    task, silent_s = asyncio.ensure_future(exchange()), 0.0
+    try:
+        while not (await asyncio.wait({task}, timeout=LOOK_S))[0]:
+            silent_s = 0.0 if node.shards is not None else silent_s + LOOK_S
+            if silent_s > SILENT_S:
+                raise Unavailable(
+                    f"node {node.name} does not answer, and may have done what was asked",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+        return task.result()
+    finally:
+        task.cancel()

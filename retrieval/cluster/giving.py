@@ -1,0 +1,122 @@
+"""The node that a shard is moved from: it says what the copy lacks, gives the shard away, and deletes it in the end.
+
+POST /v1/shards/NAME/changes   what leads from a state of the log to the last commit; the last time, it gives the shard
+                               away with that
+GET  /v1/shards/NAME/indexes   the live generation
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from functools import partial
+
+import msgspec
+from aiohttp import web
+
+from indexes.base.errors import NearlineError
+from indexes.collection.collection import Collection
+from indexes.store.copying import changes_to_copy, generation_to_copy
+from indexes.store.slots import LogExtent
+from retrieval.access.auth import NODE, PRINCIPAL
+from retrieval.cluster.link import MSGPACK
+from retrieval.cluster.nodes import LOOK_S, Nodes
+from retrieval.handlers import collections
+from retrieval.handlers.state import BODY, CATALOG
+from retrieval.search.travel import pack, unpack
+
+logger = logging.getLogger(__name__)
+
+LENGTH_BYTES = 4  # of the length before each frame
+
+
+class PullChanges(msgspec.Struct, array_like=True, frozen=True):
+    """`since` is the state that the copy has. `give_to` is the node that takes the shard with this; "" to go on."""
+
+    since: LogExtent
+    give_to: str = ""
+
+
+class CopiedIndexes(msgspec.Struct, array_like=True, frozen=True):
+    """A generation: its number, and its files with their sizes, whose bytes follow. 0: there is none."""
+
+    number: int
+    files: list[tuple[str, int]]
+
+
+async def changes(request: web.Request) -> web.StreamResponse:
+    collection = request.app[CATALOG].get(request.match_info["shard"])
+    asked: PullChanges = unpack(request.get(BODY) or await request.read(), PullChanges)
+    if asked.give_to:
+        await asyncio.to_thread(give, collection, asked.give_to)
+
+    def frames() -> Iterator[bytes]:
+        return (msgspec.msgpack.encode(change) for change in changes_to_copy(collection, asked.since))
+
+    return await stream(request, frames())
+
+
+def give(collection: Collection, node: str) -> None:
+    """Give a shard away, if it was not given to the same node already: its answer may have been lost."""
+    if (moving := collection.moving) is None or (moving.role, moving.node) != ("given", node):
+        seq = collection.give(node)
+        logger.info("%s is given to node %s at seq %d", collection.name, node, seq)
+
+
+async def indexes(request: web.Request) -> web.StreamResponse:
+    collection = request.app[CATALOG].get(request.match_info["shard"])
+
+    def frames() -> Iterator[bytes]:
+        found = generation_to_copy(collection)
+        number, files, pieces = found or (0, [], iter(()))
+        yield pack(CopiedIndexes(number, files))
+        yield from pieces
+
+    return await stream(request, frames())
+
+
+async def stream(request: web.Request, frames: Iterator[bytes]) -> web.StreamResponse:
+    """Answer with frames, each after its length. If they end with an error, the connection does."""
+    reply = web.StreamResponse(headers={"Content-Type": MSGPACK})
+    await reply.prepare(request)
+    step = partial(next, frames, None)
+    try:
+        while (frame := await asyncio.to_thread(step)) is not None:
+            await reply.write(len(frame).to_bytes(LENGTH_BYTES, "big") + frame)
+        await reply.write_eof()
+    except (NearlineError, OSError) as error:
+        logger.warning("a shard could not be copied to its end: %s", error)
+        if request.transport is not None:
+            request.transport.close()
+    return reply
+
+
+async def keep_settling(app: web.Application, nodes: Nodes) -> None:
+    """Delete shards that were given away, once their new node writes them, and keep those that it has not taken, until
+    cancelled."""
+    PRINCIPAL.set(NODE)
+    while True:
+        await asyncio.sleep(LOOK_S)
+        for collection in app[CATALOG].collections.values():
+            if (moving := collection.moving) is not None and moving.role == "given":
+                try:
+                    await settle(app, nodes, collection, moving.node, moving.seq)
+                except NearlineError as error:
+                    logger.warning("%s is not settled yet: %s", collection.name, error.message)
+
+
+async def settle(app: web.Application, nodes: Nodes, shard: Collection, node: str, seq: int) -> None:
+    """Ask the node that a shard was given to what became of it; as long as it does not answer, nothing is certain."""
+    taker = next((one for one in nodes.members if one.name == node and one.writes), None)
+    if taker is None:
+        return
+    await nodes.look_at(taker)
+    if (held := taker.shards) is None or shard.name in held.taking:
+        return
+    if (state := held.shards.get(shard.name)) is None:
+        logger.warning("node %s has not taken %s, which stays here", node, shard.name)
+        await asyncio.to_thread(shard.take)
+    elif state.moving is None and state.seq >= seq:
+        await collections.remove(app, shard.name)
+        logger.info("%s is deleted here: node %s has it", shard.name, node)

@@ -1,0 +1,23 @@
+"""What runs in a service of a cluster beside its requests, and ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from aiohttp import web
+
+RUNNING = web.AppKey["set[asyncio.Task[None]]"]("RUNNING")
+
+
+def keep_running(app: web.Application, work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.create_task(work)
+    app[RUNNING].add(task)
+    task.add_done_callback(app[RUNNING].discard)
+
+
+async def end_all(app: web.Application) -> None:
+    for task in app[RUNNING]:
+        task.cancel()
+    await asyncio.gather(*app[RUNNING], return_exceptions=True)
