@@ -222,10 +222,10 @@ def fill_service(
     return serving(data, {**models, **(environ or {})}, checkout)
 
 
-async def fill(url: str, material: Material, hot: int) -> None:
-    """Write every text with its vector, then rebuild."""
+async def fill(url: str, material: Material, hot: int, **settings: Any) -> None:
+    """Write every text with its vector, then rebuild. `settings` are of the collection."""
     async with AsyncClient(url) as client:
-        await client.create_collection(COLLECTION, hot_capacity=hot)
+        await client.create_collection(COLLECTION, hot_capacity=hot, **settings)
         for rows in batches(len(material.texts), BATCH):
             documents = [
                 {"id": str(row), "text": material.texts[row], "vector": material.vectors[row]} for row in rows

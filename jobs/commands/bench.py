@@ -163,6 +163,13 @@ add(
     example="--passages 100000 --seconds 30",
 )  # fmt: skip
 add(
+    "shards", "sharded:run",
+    "Measure a collection in shards beside the same one in one piece, on the same cores.",
+    passages(20_000), queries(1000),
+    option("--shards", 4, "Each in a service of its own.", COUNT),
+    example="--passages 100000 --shards 2",
+)  # fmt: skip
+add(
     "cache", "caches:run",
     "Measure the caches by questions that come again: off, in process and in Redis, with and without writes.",
     passages(13_000, least=1000), QUESTIONS,

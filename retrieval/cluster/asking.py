@@ -13,7 +13,8 @@ import msgspec
 
 from indexes.base.errors import DeadlineExceeded, NearlineError, NotFound, NotReady, Unavailable
 from retrieval.base.cancellation import gather_or_cancel
-from retrieval.cluster.calls import ANSWERS, Addressed, CallReply, Calls
+from retrieval.base.request_id import REQUEST_ID
+from retrieval.cluster.calls import ANSWERS, Addressed, CallReply, Calls, Replies
 from retrieval.cluster.link import READ_S, RETRY_AFTER_S
 from retrieval.cluster.nodes import LOOK_S, Node, Nodes
 from retrieval.search.steps import Away
@@ -25,7 +26,6 @@ AT_ONCE = 8  # requests to all shards: a node admits a bounded number
 SILENT_S = 10.0  # after which a node that does not answer looks has no more time for anything else
 MOVING_S = 15.0  # for a shard that is being moved to take writes at its new node
 MOVING_LOOK_S = 0.05
-REPLIES = list[CallReply]
 
 
 async def ask(
@@ -107,14 +107,15 @@ async def ask_node(nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadlin
     """Return the answers of one service; for each call why there is none, if it gave none."""
     within_s = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
     hits = [(shard, ids) for shard in {one.to.name for one in calls} if (ids := nodes.hits.pop(shard, None))]
-    sent = pack(Calls([Addressed(one.to.name, one.to.least, one.call) for one in calls], within_s, hits))
+    addressed = [Addressed(one.to.name, one.to.least, one.call) for one in calls]
+    sent = pack(Calls(addressed, within_s, hits, REQUEST_ID.get()))
     timeout_s = nodes.settings.timeout_s
     limit_s = min(timeout_s, within_s or timeout_s)
     node.under_way += 1
     try:
-        url = f"{node.url}/v1/shards"
-        async with nodes.link.exchange("POST", url, content=sent, within_s=limit_s) as answer:
-            replies = unpack(await answer.read(), REPLIES)
+        replies: Replies = unpack(await nodes.link.call(node.url, sent, limit_s), Replies)
+        if replies.refusal is not None:
+            raise replies.refusal.error
     except NearlineError as error:
         if isinstance(error, Unavailable):
             node.failed += 1
@@ -124,7 +125,7 @@ async def ask_node(nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadlin
     finally:
         node.under_way -= 1
     node.answered += 1
-    return [answer_of(call, reply) for call, reply in zip(calls, replies, strict=True)]
+    return [answer_of(call, reply) for call, reply in zip(calls, replies.calls, strict=True)]
 
 
 def answer_of(call: Away[Any], reply: CallReply) -> Any:

@@ -1,7 +1,9 @@
-"""What travels between nodes: calls of a shard and their replies, several at once, as msgpack over HTTP.
+"""What travels between nodes: calls of a shard and their replies, several at once, as msgpack.
 
-POST /v1/shards   calls of shards    GET /v1/shards   which shards a node has
-(`giving` and `taking` move them)
+GET /v1/shards         which shards a node has
+GET /v1/shards/calls   a WebSocket for calls of them (`link.Caller`, `serving.connect`)
+
+`giving` and `taking` move shards.
 """
 
 from __future__ import annotations
@@ -128,6 +130,7 @@ class Calls(msgspec.Struct, array_like=True, frozen=True):
     calls: list[Addressed]
     within_s: float | None
     hits: list[tuple[str, list[int]]] = []
+    request_id: str = ""
 
 
 class CallRefused(msgspec.Struct, array_like=True, frozen=True):
@@ -157,6 +160,13 @@ class CallReply(msgspec.Struct, array_like=True, frozen=True):
     seq: int
     answer: bytes | None
     refusal: CallRefused | None = None
+
+
+class Replies(msgspec.Struct, array_like=True, frozen=True):
+    """The replies to calls that came together, or why there are none."""
+
+    refusal: CallRefused | None = None
+    calls: list[CallReply] = []
 
 
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,9 @@
-"""Requests from one node of a cluster to another."""
+"""Requests from one node of a cluster to another, and the connections for calls of shards."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ CONNECT_S = 2.0
 READ_S = 600.0  # between two pieces of an answer; embedding a large request takes minutes
 RETRY_AFTER_S = 2.0
 REFUSES = (401, 403)
+NUMBER_BYTES = 8  # of what tells the calls of a connection apart
 MSGPACK = "application/msgpack"
 
 
@@ -26,9 +29,12 @@ class Link:
     """Sends requests with the secret of the cluster. Use it from one event loop; `close` it."""
 
     secret: str
+    _callers: dict[str, Caller] = field(default_factory=dict, init=False)
     _session: aiohttp.ClientSession | None = field(default=None, init=False)
 
     async def close(self) -> None:
+        for caller in self._callers.values():
+            await caller.close()
         if self._session is not None:
             await self._session.close()
 
@@ -60,9 +66,86 @@ class Link:
                     raise error_in(await reply.read(), reply.status, reply.headers.get("Retry-After", ""))
                 yield reply
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError, ValueError) as error:
-            away = isinstance(error, aiohttp.ClientConnectorError)
-            why = "cannot be reached" if away else f"did not answer ({message_of(error) or 'too late'})"
-            raise Unavailable(why, retry_after_s=RETRY_AFTER_S) from None
+            raise unanswered(error) from None
+
+    async def call(self, url: str, content: bytes, within_s: float) -> bytes:
+        """Send calls of shards to a service, and return its replies. Raises Unavailable if there are none in time."""
+        caller = self._callers.setdefault(url, Caller(self, url))
+        try:
+            async with asyncio.timeout(within_s):
+                reply: bytes = await caller.call(content)
+                return reply
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise unanswered(error) from None
+
+    async def connect(self, url: str) -> aiohttp.ClientWebSocketResponse:
+        """Raises aiohttp.ClientError, OSError, and Unavailable if the service refuses."""
+        try:
+            return await self._open().ws_connect(f"{url}/v1/shards/calls", compress=0, max_msg_size=0)
+        except aiohttp.WSServerHandshakeError as error:
+            raise error_in(b"", error.status, "") from None
+
+
+class Caller:
+    """A connection to a service, which is opened when it is needed. Each message is a number and calls, or their
+    replies; without calls it says that the caller of that number waits no longer."""
+
+    def __init__(self, link: Link, url: str) -> None:
+        self._link, self._url = link, url
+        self._opening = asyncio.Lock()
+        self._connection: aiohttp.ClientWebSocketResponse | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._waiting: dict[bytes, asyncio.Future[bytes]] = {}
+        self._number = 0
+
+    async def call(self, content: bytes) -> bytes:
+        connection = await self._open()
+        self._number += 1
+        number = self._number.to_bytes(NUMBER_BYTES, "big")
+        reply = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            await connection.send_bytes(number + content)
+            return await reply
+        finally:
+            del self._waiting[number]
+            if not reply.done() or reply.cancelled():
+                with contextlib.suppress(ConnectionError):
+                    await connection.send_bytes(number)
+
+    async def _open(self) -> aiohttp.ClientWebSocketResponse:
+        if (known := self._connection) is not None and not known.closed:
+            return known
+        async with self._opening:
+            if self._connection is None or self._connection.closed:
+                self._connection = await self._link.connect(self._url)
+                self._reading = asyncio.create_task(self._read(self._connection))
+            return self._connection
+
+    async def _read(self, connection: aiohttp.ClientWebSocketResponse) -> None:
+        waiting = self._waiting
+        async for message in connection:
+            if message.type is not aiohttp.WSMsgType.BINARY:
+                break
+            reply = waiting.get(message.data[:NUMBER_BYTES])
+            if reply is not None and not reply.done():
+                reply.set_result(message.data[NUMBER_BYTES:])
+        await connection.close()
+        for reply in waiting.values():
+            if not reply.done():
+                reply.set_exception(ConnectionResetError("the connection was closed"))
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+
+def unanswered(error: Exception) -> Unavailable:
+    away = isinstance(error, aiohttp.ClientConnectorError)
+    why = "cannot be reached" if away else f"did not answer ({message_of(error) or 'too late'})"
+    return Unavailable(why, retry_after_s=RETRY_AFTER_S)
 
 
 def error_in(content: bytes, status: int, retry_after: str) -> NearlineError:

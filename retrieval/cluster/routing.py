@@ -19,7 +19,7 @@ from retrieval.handlers import collections as whole_collections
 from retrieval.handlers import documents as whole_documents
 from retrieval.handlers import jobs as whole_jobs
 from retrieval.handlers import search as whole_searching
-from retrieval.handlers.state import CATALOG, CONFIG, LOADS, METRICS, RELOADED, SCOPES
+from retrieval.handlers.state import CATALOG, CONFIG, METRICS, RELOADED, SCOPES
 
 logger = logging.getLogger(__name__)
 
@@ -97,12 +97,11 @@ async def handler_for_shards(request: web.Request) -> Handler | None:
 
 def add_shard_routes(app: web.Application) -> None:
     """Add the paths on which nodes ask each other. They are no part of the API, so it does not describe them."""
-    scopes, loads = app[SCOPES], app[LOADS]
+    scopes = app[SCOPES]
     assert isinstance(scopes, dict)
-    assert isinstance(loads, dict)
     for method, path, handler in (
         ("GET", "/v1/shards", serving.show),
-        ("POST", "/v1/shards", serving.answer),
+        ("GET", "/v1/shards/calls", serving.connect),
         ("PUT", "/v1/shards/{shard}", taking.begin),
         ("GET", "/v1/shards/{shard}", taking.show),
         ("POST", "/v1/shards/{shard}/changes", giving.changes),
@@ -110,7 +109,8 @@ def add_shard_routes(app: web.Application) -> None:
     ):
         app.router.add_route(method, path, handler)
         scopes[handler] = "admin"
-    loads[serving.answer] = "search"
+    app[serving.CONNECTIONS] = {}
+    app.on_shutdown.append(serving.close_all)
 
 
 async def nodes_ctx(app: web.Application) -> AsyncIterator[None]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import math
 from functools import partial
 
 import msgspec
-from aiohttp import web
+from aiohttp import WSMsgType, web
 
 from indexes.base.errors import NearlineError, Unavailable
 from indexes.base.work import WorkBudget
@@ -15,6 +17,8 @@ from indexes.collection.collection import Collection
 from indexes.reading import scrolling
 from indexes.store.following import Follower
 from retrieval.access.privacy import VECTOR_EXPORT, VectorExport
+from retrieval.admission.gates import AdmittedRequest
+from retrieval.base.request_id import REQUEST_ID
 from retrieval.cluster.calls import (
     Addressed,
     AnyCall,
@@ -31,20 +35,26 @@ from retrieval.cluster.calls import (
     NodeShards,
     ReadExamples,
     ReadPage,
+    Replies,
     ScanShard,
     SearchShard,
     ShardState,
 )
-from retrieval.cluster.link import MSGPACK
+from retrieval.cluster.link import MSGPACK, NUMBER_BYTES
 from retrieval.cluster.names import ShardName
 from retrieval.cluster.taking import TAKES
 from retrieval.handlers.documents import encode_page
-from retrieval.handlers.state import BODY, CATALOG, ENTRY, PIPELINE, STORE
+from retrieval.handlers.state import CATALOG, CONFIG, GATES, PIPELINE, STORE
 from retrieval.search.pipeline import wait_for_seq
 from retrieval.search.shard import LocalShard, run_at_once
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.search.travel import pack, unpack
 from retrieval.wire.errors import MalformedRequest
+
+logger = logging.getLogger(__name__)
+
+# The connections of other nodes, each with the answers under way, by the number of their calls.
+CONNECTIONS = web.AppKey["dict[web.WebSocketResponse, dict[bytes, asyncio.Task[None]]]"]("CONNECTIONS")
 
 
 async def show(request: web.Request) -> web.Response:
@@ -87,32 +97,85 @@ def state_of(collection: Collection) -> ShardState:
     )
 
 
-async def answer(request: web.Request) -> web.Response:
-    """Answer calls of shards, one after the other on a search thread. One that fails has its error in its place."""
-    app, sent = request.app, request.get(BODY) or await request.read()
+async def connect(request: web.Request) -> web.WebSocketResponse:
+    """Answer calls of another node over one connection, as `Caller` sends them, until it ends or the service stops."""
+    app = request.app
+    connection = web.WebSocketResponse(compress=False, max_msg_size=app[CONFIG].server.body_bytes_max)
+    await connection.prepare(request)
+    under_way: dict[bytes, asyncio.Task[None]] = {}
+    app[CONNECTIONS][connection] = under_way
     try:
-        asked: Calls = unpack(sent, Calls)
+        async for message in connection:
+            if message.type is not WSMsgType.BINARY:
+                break
+            number, content = message.data[:NUMBER_BYTES], message.data[NUMBER_BYTES:]
+            if content:
+                under_way[number] = asyncio.create_task(reply_to(app, connection, number, content))
+                under_way[number].add_done_callback(partial(forget, under_way, number))
+            elif number in under_way:  # its caller waits no longer
+                under_way[number].cancel()
+    finally:
+        del app[CONNECTIONS][connection]
+        for task in under_way.values():
+            task.cancel()
+    return connection
+
+
+def forget(under_way: dict[bytes, asyncio.Task[None]], number: bytes, _: object) -> None:
+    under_way.pop(number, None)
+
+
+async def close_all(app: web.Application) -> None:
+    """Close the connections when the service stops, once what was asked is answered."""
+    for connection, under_way in list(app[CONNECTIONS].items()):
+        await asyncio.gather(*under_way.values(), return_exceptions=True)
+        await connection.close()
+
+
+async def reply_to(
+    app: web.Application, connection: web.WebSocketResponse, number: bytes, content: bytes
+) -> None:
+    """Answer calls that came together, or say why not."""
+    try:
+        entry, done = app[GATES].enter("search", None, len(content)), False
+        try:
+            reply = await answer(app, content, entry)
+            done = True
+        finally:
+            entry.leave(done=done)
+    except NearlineError as error:
+        reply = pack(Replies(CallRefused.of(error)))
+    except Exception:
+        logger.exception("calls of shards failed")
+        reply = pack(
+            Replies(CallRefused.of(NearlineError("internal error; the log of the node has the details")))
+        )
+    with contextlib.suppress(ConnectionError):
+        await connection.send_bytes(number + reply)
+
+
+async def answer(app: web.Application, content: bytes, entry: AdmittedRequest) -> bytes:
+    """Answer calls of shards, one after the other on a search thread. One that fails has its error in its place."""
+    try:
+        asked: Calls = unpack(content, Calls)
     except (msgspec.DecodeError, ValueError, TypeError) as error:
-        raise MalformedRequest(f"the body is not calls of shards: {error}") from None
+        raise MalformedRequest(f"these are no calls of shards: {error}") from None
+    REQUEST_ID.set(asked.request_id)
     now = asyncio.get_running_loop().time()
     until = math.inf if asked.within_s is None else now + asked.within_s
     watch = Stopwatch(deadline=None if asked.within_s is None else until)
     for shard, ids in asked.hits:
         if (held := app[CATALOG].collections.get(shard)) is not None:
             held.hits.count(ids)
-    with request[ENTRY].waiting():
+    with entry.waiting():
         shards = await asyncio.gather(*(open_shard(app, one, watch, until) for one in asked.calls))
 
     def work() -> bytes:
-        return pack(
-            [
-                reply_to(shard, one.call, app[VECTOR_EXPORT])
-                for shard, one in zip(shards, asked.calls, strict=True)
-            ]
-        )
+        calls = zip(shards, asked.calls, strict=True)
+        return pack(Replies(calls=[reply_of(shard, one.call, app[VECTOR_EXPORT]) for shard, one in calls]))
 
     try:
-        return web.Response(body=await app[PIPELINE].on_thread(work), content_type=MSGPACK)
+        return await app[PIPELINE].on_thread(work)
     finally:
         watch.left = True
 
@@ -133,7 +196,7 @@ async def open_shard(
         return error
 
 
-def reply_to(shard: LocalShard | NearlineError, call: AnyCall, export: VectorExport) -> CallReply:
+def reply_of(shard: LocalShard | NearlineError, call: AnyCall, export: VectorExport) -> CallReply:
     try:
         if isinstance(shard, NearlineError):
             raise shard
