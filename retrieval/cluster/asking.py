@@ -14,11 +14,11 @@ import msgspec
 from indexes.base.errors import DeadlineExceeded, NearlineError, NotFound, NotReady, Unavailable
 from retrieval.base.cancellation import gather_or_cancel
 from retrieval.base.request_id import REQUEST_ID
-from retrieval.cluster.calls import ANSWERS, Addressed, CallReply, Calls, Replies
+from retrieval.cluster.calls import ANSWERS, Addressed, CallReply, Calls
 from retrieval.cluster.link import READ_S, RETRY_AFTER_S
 from retrieval.cluster.nodes import LOOK_S, Node, Nodes
 from retrieval.search.steps import Away
-from retrieval.search.travel import pack, unpack
+from retrieval.search.travel import unpack
 
 logger = logging.getLogger(__name__)
 
@@ -83,14 +83,15 @@ async def ask_again_if_late(
 ) -> list[Any]:
     """Return the answers of a service, or of others with the same shards if it is late."""
     without |= {node.url}
+    if not all(any(one.url not in without for one in nodes.having(call.to.name)) for call in calls):
+        return await ask_node(nodes, node, calls, deadline)
     first = asyncio.ensure_future(ask_node(nodes, node, calls, deadline))
     second: asyncio.Future[list[Any]] | None = None
     try:
-        if all(any(one.url not in without for one in nodes.having(call.to.name)) for call in calls):
-            await asyncio.wait({first}, timeout=nodes.settings.late_ms / 1000)
-            if not first.done():
-                second = asyncio.ensure_future(ask(nodes, calls, deadline, without))
-                await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({first}, timeout=nodes.settings.late_ms / 1000)
+        if not first.done():
+            second = asyncio.ensure_future(ask(nodes, calls, deadline, without))
+            await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
         if second is not None and second.done():
             answers = await second
             if not any(isinstance(one, Unavailable) for one in answers):
@@ -108,14 +109,12 @@ async def ask_node(nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadlin
     within_s = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
     hits = [(shard, ids) for shard in {one.to.name for one in calls} if (ids := nodes.hits.pop(shard, None))]
     addressed = [Addressed(one.to.name, one.to.least, one.call) for one in calls]
-    sent = pack(Calls(addressed, within_s, hits, REQUEST_ID.get()))
+    sent = Calls(addressed, within_s, hits, REQUEST_ID.get())
     timeout_s = nodes.settings.timeout_s
     limit_s = min(timeout_s, within_s or timeout_s)
     node.under_way += 1
     try:
-        replies: Replies = unpack(await nodes.link.call(node.url, sent, limit_s), Replies)
-        if replies.refusal is not None:
-            raise replies.refusal.error
+        replies = (await nodes.link.call(node.url, sent, limit_s)).calls
     except NearlineError as error:
         if isinstance(error, Unavailable):
             node.failed += 1
@@ -125,7 +124,7 @@ async def ask_node(nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadlin
     finally:
         node.under_way -= 1
     node.answered += 1
-    return [answer_of(call, reply) for call, reply in zip(calls, replies.calls, strict=True)]
+    return [answer_of(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
 
 def answer_of(call: Away[Any], reply: CallReply) -> Any:

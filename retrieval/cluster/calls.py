@@ -1,20 +1,19 @@
 """What travels between nodes: calls of a shard and their replies, several at once, as msgpack.
 
-GET /v1/shards         which shards a node has
-GET /v1/shards/calls   a WebSocket for calls of them (`link.Caller`, `serving.connect`)
+GET /v1/shards   a WebSocket for calls of the shards of a node (`link.Caller`, `serving.connect`)
 
 `giving` and `taking` move shards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from indexes.base.errors import NearlineError, Unavailable
-from indexes.base.model import Floats, Ranking, Settings
+from indexes.base.model import Floats, Ranking, Settings, StoredPassage
 from indexes.base.moving import Moving
 from indexes.filters.grammar import Filter
 from indexes.parts.learned import RankingSettings, SynonymSettings
@@ -29,7 +28,10 @@ class Call(msgspec.Struct, array_like=True, frozen=True, tag=True):
 
 
 class SearchShard(Call, frozen=True):
+    """The first `likely` passages of each ranking come along: most hits are among them."""
+
     ask: Ask
+    likely: int = 0
 
 
 class CountTerms(Call, frozen=True):
@@ -75,6 +77,13 @@ class ReadPage(Call, frozen=True):
     bytes_max: int
 
 
+class ShardSearched(msgspec.Struct, array_like=True, frozen=True):
+    """What was found, and the passages that come along."""
+
+    searched: Searched
+    passages: Mapping[int, StoredPassage]
+
+
 class DocumentsCounted(msgspec.Struct, array_like=True, frozen=True):
     """Those that match. `held` are all passages of the shard."""
 
@@ -103,7 +112,7 @@ AnyCall = (
     | ReadPage
 )
 ANSWERS: dict[type[Call], Any] = {
-    SearchShard: Searched,
+    SearchShard: ShardSearched,
     CountTerms: TermCounts,
     Fetch: Fetched,
     CountFacets: list[FacetCounts],
@@ -124,8 +133,8 @@ class Addressed(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Calls(msgspec.Struct, array_like=True, frozen=True):
-    """Calls that are answered together. `within_s`: how long the replies are waited for; None: not known. `hits` are
-    passages of shards that earlier searches returned, to be counted."""
+    """Calls that are answered together; none asks which shards there are. `within_s`: how long the replies are waited
+    for; None: not known. `hits` are passages of shards that earlier searches returned, to be counted."""
 
     calls: list[Addressed]
     within_s: float | None
@@ -162,13 +171,6 @@ class CallReply(msgspec.Struct, array_like=True, frozen=True):
     refusal: CallRefused | None = None
 
 
-class Replies(msgspec.Struct, array_like=True, frozen=True):
-    """The replies to calls that came together, or why there are none."""
-
-    refusal: CallRefused | None = None
-    calls: list[CallReply] = []
-
-
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     """A shard as its node has it. `spoken`: how many of its passages are in each language. `moving`: it takes no writes
     there, because it comes from another node or goes there."""
@@ -195,3 +197,11 @@ class NodeShards(msgspec.Struct, frozen=True, kw_only=True):
     writes: bool
     names: list[str] = []
     taking: list[str] = []
+
+
+class Replies(msgspec.Struct, array_like=True, frozen=True):
+    """The replies to calls that came together, or why there are none. `state` is for no calls."""
+
+    refusal: CallRefused | None = None
+    calls: list[CallReply] = []
+    state: NodeShards | None = None

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -25,8 +26,11 @@ from retrieval.cluster.nodes import LOOK_S, Nodes
 from retrieval.handlers import collections
 from retrieval.handlers.state import BODY, CATALOG
 from retrieval.search.travel import pack, unpack
+from retrieval.wire.errors import MalformedRequest
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LENGTH_BYTES = 4  # of the length before each frame
 
@@ -46,8 +50,8 @@ class CopiedIndexes(msgspec.Struct, array_like=True, frozen=True):
 
 
 async def changes(request: web.Request) -> web.StreamResponse:
+    asked = await read_packed(request, PullChanges)
     collection = request.app[CATALOG].get(request.match_info["shard"])
-    asked: PullChanges = unpack(request.get(BODY) or await request.read(), PullChanges)
     if asked.give_to:
         await asyncio.to_thread(give, collection, asked.give_to)
 
@@ -55,6 +59,15 @@ async def changes(request: web.Request) -> web.StreamResponse:
         return (msgspec.msgpack.encode(change) for change in changes_to_copy(collection, asked.since))
 
     return await stream(request, frames())
+
+
+async def read_packed(request: web.Request, kind: type[T]) -> T:
+    """Raises MalformedRequest."""
+    try:
+        found: T = unpack(request.get(BODY) or await request.read(), kind)
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        raise MalformedRequest(f"the body is not what nodes send each other: {error}") from None
+    return found
 
 
 def give(collection: Collection, node: str) -> None:

@@ -14,6 +14,8 @@ import msgspec
 from indexes.base.errors import NearlineError, Unavailable, message_of
 from retrieval.access.auth import CLUSTER_HEADER, OPEN_CLUSTER
 from retrieval.base.request_id import REQUEST_ID
+from retrieval.cluster.calls import Calls, Replies
+from retrieval.search.travel import pack, unpack
 from retrieval.wire.errors import ErrorBody, error_of
 
 CONNECT_S = 2.0
@@ -68,20 +70,23 @@ class Link:
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError, ValueError) as error:
             raise unanswered(error) from None
 
-    async def call(self, url: str, content: bytes, within_s: float) -> bytes:
-        """Send calls of shards to a service, and return its replies. Raises Unavailable if there are none in time."""
+    async def call(self, url: str, calls: Calls, within_s: float) -> Replies:
+        """Send calls of shards to a service, and return its replies. Raises why it refuses all of them, and Unavailable
+        if there are no replies in time."""
         caller = self._callers.setdefault(url, Caller(self, url))
         try:
             async with asyncio.timeout(within_s):
-                reply: bytes = await caller.call(content)
-                return reply
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                replies: Replies = unpack(await caller.call(pack(calls)), Replies)
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
             raise unanswered(error) from None
+        if replies.refusal is not None:
+            raise replies.refusal.error
+        return replies
 
     async def connect(self, url: str) -> aiohttp.ClientWebSocketResponse:
         """Raises aiohttp.ClientError, OSError, and Unavailable if the service refuses."""
         try:
-            return await self._open().ws_connect(f"{url}/v1/shards/calls", compress=0, max_msg_size=0)
+            return await self._open().ws_connect(f"{url}/v1/shards", compress=0, max_msg_size=0)
         except aiohttp.WSServerHandshakeError as error:
             raise error_in(b"", error.status, "") from None
 
@@ -105,7 +110,8 @@ class Caller:
         reply = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             await connection.send_bytes(number + content)
-            return await reply
+            answer: bytes = await reply
+            return answer
         finally:
             del self._waiting[number]
             if not reply.done() or reply.cancelled():

@@ -21,10 +21,9 @@ from indexes.base.errors import Conflict, NearlineError, Unavailable
 from indexes.base.model import Settings
 from indexes.parts.learned import RankingSettings, SynonymSettings
 from retrieval.base.settings import ClusterSection
-from retrieval.cluster.calls import NodeShards, ShardState
+from retrieval.cluster.calls import Calls, NodeShards, ShardState
 from retrieval.cluster.link import CONNECT_S, RETRY_AFTER_S, Link
 from retrieval.cluster.names import ShardName
-from retrieval.search.travel import unpack
 
 logger = logging.getLogger(__name__)
 
@@ -168,11 +167,10 @@ class Nodes:
         """Ask a service what it has."""
         begun = time.monotonic()
         try:
-            async with self.link.exchange("GET", f"{node.url}/v1/shards", within_s=CONNECT_S) as reply:
-                node.shards, why = unpack(await reply.read(), NodeShards), ""
+            node.shards, why = (await self.link.call(node.url, Calls([], None), CONNECT_S)).state, ""
         except NearlineError as error:
             node.shards, why = None, error.message
-        else:
+        if node.shards is not None:
             self._forget_lost(node.shards, begun)
         self._found = None
         if why != node.why:

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from indexes.base.model import Floats, Ranking
+from indexes.base.model import Floats, Ranking, StoredPassage
 from indexes.filters.grammar import Filter
 from indexes.parts.query import Query, TermCounts
 from indexes.reading.facets import FacetCounts, FacetQuery
@@ -20,29 +20,34 @@ from retrieval.cluster.calls import (
     ReadExamples,
     ScanShard,
     SearchShard,
+    ShardSearched,
 )
 from retrieval.search.shard import Ask, Example, Fetched, Partition, Searched, What
 from retrieval.search.steps import Away
 
-NOTHING = What()
+NOTHING, TEXTS = What(), What(passages=True)
 
 
 @dataclass(slots=True)
 class RemoteShard(Partition):
     """`least` is the operation that each answer must know of, `seq` the last one that the answers knew of. `returned`
-    are the passages that a user got, which its node is told of with a later call."""
+    are the passages that a user got, which its node is told of with a later call. A search brings `likely` passages of
+    each ranking along, so that few have to be fetched."""
 
     name: str
     least: int = 0
+    likely: int = 0
     seq: int = field(default=0, init=False)
     returned: list[int] = field(default_factory=list, init=False)
+    _passages: dict[int, StoredPassage] = field(default_factory=dict, init=False)
 
     def away(self, call: AnyCall) -> Away[Any]:
         return Away(self, call)
 
     async def search(self, ask: Ask) -> Searched:
-        found: Searched = await self.away(SearchShard(ask))
-        return found
+        found: ShardSearched = await self.away(SearchShard(ask, self.likely))
+        self._passages |= found.passages
+        return found.searched
 
     async def fetch(self, ids: Sequence[int], what: What) -> Fetched:
         if what.hits:
@@ -50,8 +55,11 @@ class RemoteShard(Partition):
             what = replace(what, hits=False)
         if not ids or what == NOTHING:
             return Fetched()
-        found: Fetched = await self.away(Fetch(ids, what))
-        return found
+        known = {one: self._passages[one] for one in ids if one in self._passages} if what == TEXTS else {}
+        if len(known) == len(ids):
+            return Fetched(known)
+        found: Fetched = await self.away(Fetch([one for one in ids if one not in known], what))
+        return replace(found, passages={**known, **found.passages}) if known else found
 
     async def statistics(self, query: Query) -> TermCounts:
         found: TermCounts = await self.away(CountTerms(query))

@@ -100,8 +100,7 @@ def add_shard_routes(app: web.Application) -> None:
     scopes = app[SCOPES]
     assert isinstance(scopes, dict)
     for method, path, handler in (
-        ("GET", "/v1/shards", serving.show),
-        ("GET", "/v1/shards/calls", serving.connect),
+        ("GET", "/v1/shards", serving.connect),
         ("PUT", "/v1/shards/{shard}", taking.begin),
         ("GET", "/v1/shards/{shard}", taking.show),
         ("POST", "/v1/shards/{shard}/changes", giving.changes),

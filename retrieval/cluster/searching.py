@@ -33,6 +33,7 @@ def finder(request: web.Request, param: str | None = "k") -> tuple[whole.Find, A
             deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
             with request[ENTRY].waiting():
                 await target.reach(deadline, deadline_ms)
+        target.expect(wanted.k or app[CONFIG].search.k)
         found = await app[PIPELINE].search_shards(name, target, wanted, budget)
         for part in target.parts:
             target.nodes.note_hits(part.name, part.returned)

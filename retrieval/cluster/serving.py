@@ -9,11 +9,13 @@ import math
 from functools import partial
 
 import msgspec
+import numpy as np
 from aiohttp import WSMsgType, web
 
 from indexes.base.errors import NearlineError, Unavailable
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
+from indexes.parts.query import Candidates
 from indexes.reading import scrolling
 from indexes.store.following import Follower
 from retrieval.access.privacy import VECTOR_EXPORT, VectorExport
@@ -38,9 +40,10 @@ from retrieval.cluster.calls import (
     Replies,
     ScanShard,
     SearchShard,
+    ShardSearched,
     ShardState,
 )
-from retrieval.cluster.link import MSGPACK, NUMBER_BYTES
+from retrieval.cluster.link import NUMBER_BYTES
 from retrieval.cluster.names import ShardName
 from retrieval.cluster.taking import TAKES
 from retrieval.handlers.documents import encode_page
@@ -57,30 +60,16 @@ logger = logging.getLogger(__name__)
 CONNECTIONS = web.AppKey["dict[web.WebSocketResponse, dict[bytes, asyncio.Task[None]]]"]("CONNECTIONS")
 
 
-async def show(request: web.Request) -> web.Response:
-    """Say which shards there are here, and in which state."""
-    catalog = request.app[CATALOG]
-    taking = [name for name, one in request.app[TAKES].items() if not one.ended]
-
-    def work() -> bytes:
-        shards = {
-            name: state_of(one)
-            for name, one in catalog.collections.items()
-            if ShardName.parse(name) is not None
-        }
-        names = [
-            one for one in (*catalog.collections, *catalog.quarantined, *catalog.aliases) if one not in shards
-        ]
-        return pack(
-            NodeShards(
-                shards=shards,
-                writes=not isinstance(request.app[STORE], Follower),
-                names=names,
-                taking=taking,
-            )
-        )
-
-    return web.Response(body=await asyncio.to_thread(work), content_type=MSGPACK)
+def describe(app: web.Application) -> NodeShards:
+    """Say which shards there are here, and in which state. It reads the counts of languages: run it on a thread."""
+    collections, catalog = app[CATALOG].collections, app[CATALOG]
+    shards = {name: state_of(one) for name, one in collections.items() if ShardName.parse(name) is not None}
+    return NodeShards(
+        shards=shards,
+        writes=not isinstance(app[STORE], Follower),
+        names=[one for one in (*collections, *catalog.quarantined, *catalog.aliases) if one not in shards],
+        taking=[name for name, one in app[TAKES].items() if not one.ended],
+    )
 
 
 def state_of(collection: Collection) -> ShardState:
@@ -161,14 +150,16 @@ async def answer(app: web.Application, content: bytes, entry: AdmittedRequest) -
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         raise MalformedRequest(f"these are no calls of shards: {error}") from None
     REQUEST_ID.set(asked.request_id)
+    if not asked.calls:
+        return pack(Replies(state=await asyncio.to_thread(describe, app)))
     now = asyncio.get_running_loop().time()
     until = math.inf if asked.within_s is None else now + asked.within_s
     watch = Stopwatch(deadline=None if asked.within_s is None else until)
     for shard, ids in asked.hits:
         if (held := app[CATALOG].collections.get(shard)) is not None:
             held.hits.count(ids)
-    with entry.waiting():
-        shards = await asyncio.gather(*(open_shard(app, one, watch, until) for one in asked.calls))
+    with entry.waiting():  # each for the same time, so one after the other takes no longer
+        shards = [await open_shard(app, one, watch, until) for one in asked.calls]
 
     def work() -> bytes:
         calls = zip(shards, asked.calls, strict=True)
@@ -221,7 +212,8 @@ def do(shard: LocalShard, call: AnyCall, export: VectorExport) -> bytes:
             searched = run_at_once(partial(shard.search, ask))
             if (spared := searched.candidates.spared) is not None and shard.snapshot.skipper is not None:
                 shard.snapshot.skipper.learn(spared)
-            return pack(searched)
+            first = likely_hits(searched.candidates, call.likely)
+            return pack(ShardSearched(searched, collection.passages(first)))
         case AwaitSeq():
             return pack(None)
         case CountTerms():
@@ -234,6 +226,17 @@ def do(shard: LocalShard, call: AnyCall, export: VectorExport) -> bytes:
             return pack(run_at_once(partial(shard.examples, call.documents)))
         case ScanShard():
             return pack(run_at_once(partial(shard.scan, call.vectors, call.depth, call.condition)))
+
+
+def likely_hits(candidates: Candidates, each: int) -> list[int]:
+    """Return the passages that are among the first of a ranking, or are named by the query."""
+    first = (candidates.dense_ranks.view(np.uint32) < each) | (
+        candidates.lexical_ranks.view(np.uint32) < each
+    )
+    if candidates.names is not None:
+        first |= candidates.names > 0
+    chosen: list[int] = candidates.ids[first].tolist() if each else []
+    return chosen
 
 
 def read_page(

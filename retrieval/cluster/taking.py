@@ -22,13 +22,13 @@ from indexes.store.rows import LogChange, Rows
 from indexes.store.slots import LogExtent
 from indexes.store.uploading import Uploader
 from retrieval.access.auth import NODE, PRINCIPAL
-from retrieval.cluster.giving import LENGTH_BYTES, CopiedIndexes, PullChanges
+from retrieval.cluster.giving import LENGTH_BYTES, CopiedIndexes, PullChanges, read_packed
 from retrieval.cluster.link import MSGPACK
 from retrieval.cluster.nodes import Node, Nodes
 from retrieval.cluster.running import keep_running
 from retrieval.cluster.targets import nodes_of
 from retrieval.handlers import collections
-from retrieval.handlers.state import BODY, CATALOG, STORE
+from retrieval.handlers.state import CATALOG, STORE
 from retrieval.handlers.wire import names_stored
 from retrieval.search.travel import pack, unpack
 
@@ -69,7 +69,7 @@ class Take:
 async def begin(request: web.Request) -> web.Response:
     """Begin to take a shard, unless that has begun."""
     app, shard = request.app, request.match_info["shard"]
-    asked: TakeShard = unpack(request.get(BODY) or await request.read(), TakeShard)
+    asked = await read_packed(request, TakeShard)
     if shard not in app[TAKES] or app[TAKES][shard].ended:
         app[TAKES][shard] = state = Take()
         keep_running(app, run(app, nodes_of(request), shard, asked.node, state))

@@ -22,6 +22,8 @@ from retrieval.search.joint import raise_if_of_all
 from retrieval.search.steps import Away
 from retrieval.search.stopwatch import in_time
 
+MORE, LIKELY_MAX = 3, 50  # more than an even share of the hits; passages
+
 NODES = web.AppKey[Nodes | None]("NODES")  # None without a cluster
 
 
@@ -41,6 +43,11 @@ class ShardedTarget:
         self.parts = [
             RemoteShard(name, max(self.least.get(at, 0), known(name))) for at, name in enumerate(names)
         ]
+
+    def expect(self, hits: int) -> None:
+        """Have searches bring along as many passages of each shard as are likely to be among so many hits."""
+        for part in self.parts:
+            part.likely = min(-(-hits // self.sharded.of) + MORE, LIKELY_MAX)
 
     @property
     def settings(self) -> Settings:

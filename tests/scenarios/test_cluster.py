@@ -343,8 +343,10 @@ def test_keys_and_groups_hold(cluster: Cluster) -> None:
     for secret in ("another", "open", ""):
         reply = Http(http.url).call("GET", "/v1/shards", headers={"X-Nearline-Cluster": secret})
         assert reply.status == 401, secret
-    assert Http(http.url).call("POST", "/v1/shards", raw=b"x").status == 401
-    assert http.call("POST", "/v1/shards", raw=b"x").status == 400
+    for method, path in (("PUT", ""), ("GET", ""), ("POST", "/changes"), ("GET", "/indexes")):
+        assert Http(http.url).call(method, f"/v1/shards/memos~0of3{path}").status == 401
+    assert http.call("POST", "/v1/shards/memos~0of3/changes", raw=b"x").status == 400
+    assert http.call("GET", "/v1/shards").status == 400  # no WebSocket
 
 
 def test_a_replica_answers_while_its_writer_hangs(cluster: Cluster, sizes: dict[int, str]) -> None:
