@@ -47,6 +47,7 @@ from indexes.log.writer import Operations, Writer
 from indexes.parts.ahead import require_none_ahead
 from indexes.parts.assembly import rebuild_reason
 from indexes.parts.generation import Generation
+from indexes.parts.learned import AliasSettings
 from indexes.parts.memory import give_back
 from indexes.parts.sealing import Sealing
 from indexes.parts.segment_shelf import DRAFT
@@ -256,6 +257,15 @@ class Collection(CollectionView):
             return seq
 
         return self.on_writer(mark)
+
+    def change_aliases(self, change: Callable[[AliasSettings | None], AliasSettings]) -> None:
+        """Change what else the collection is called, unless it is being moved."""
+
+        def step() -> None:
+            self._require_here()
+            self.aliases.change(change)
+
+        self.on_writer(step)
 
     def take(self) -> None:
         """Take writes from now on: what was given stays after all, or a copy is complete."""

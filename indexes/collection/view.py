@@ -18,7 +18,15 @@ from indexes.filters.grammar import Filter
 from indexes.log.reader import LogReader
 from indexes.parts.assembly import Assembly
 from indexes.parts.generation import Generation
-from indexes.parts.learned import RANKING, SYNONYMS, RankingSettings, SettingsFile, SynonymSettings
+from indexes.parts.learned import (
+    ALIASES,
+    RANKING,
+    SYNONYMS,
+    AliasSettings,
+    RankingSettings,
+    SettingsFile,
+    SynonymSettings,
+)
 from indexes.parts.part import Part
 from indexes.parts.segment import Segment
 from indexes.parts.segment_shelf import SegmentShelf
@@ -54,6 +62,7 @@ class CollectionView:
         self.chosen = read_chosen(folder)
         self.ranking = SettingsFile(folder / RANKING, RankingSettings)
         self.synonyms = SettingsFile(folder / SYNONYMS, SynonymSettings)
+        self.aliases = SettingsFile(folder / ALIASES, AliasSettings)
         self._assembly = Assembly(log.settings, options)
 
     @property

@@ -1,4 +1,5 @@
-"""How a collection ranks, in files beside its log: its own ranking settings, learned or set by hand, and its synonyms.
+"""Settings of a collection in files beside its log: how it ranks, learned or set by hand, its synonyms, and the aliases
+of a collection in several shards.
 
 `ranking.json` holds the settings that override the configuration, and the evidence for them. A damaged file is left in
 place and ignored: that costs ranking quality, not data.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
@@ -21,7 +22,7 @@ from indexes.lexical.synonyms import Synonyms
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-RANKING, SYNONYMS = "ranking.json", "synonyms.json"
+RANKING, SYNONYMS, ALIASES = "ranking.json", "synonyms.json", "aliases.json"
 
 
 class RankingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +56,15 @@ class SynonymSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return SynonymSettings(synonyms=Synonyms(tuple(map(tuple, lists))), set_ms=set_ms)
 
 
-S = TypeVar("S", RankingSettings, SynonymSettings)
+class AliasSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Other names of a collection that this is the first shard of, each with the time at which it was given."""
+
+    format: int = FORMAT
+    names: dict[str, int] = {}
+    sha256: str = ""
+
+
+S = TypeVar("S", RankingSettings, SynonymSettings, AliasSettings)
 
 
 class SettingsFile(Generic[S]):
@@ -73,7 +82,12 @@ class SettingsFile(Generic[S]):
 
     def set(self, settings: S) -> None:
         """Publish the settings. They are durable once this returns, and used by every search that starts afterwards."""
+        self.change(lambda _: settings)
+
+    def change(self, change: Callable[[S | None], S]) -> None:
+        """Publish what is made of the current settings, with no other change in between."""
         with self._change:
+            settings = change(self.current)
             publish(self._path, with_checksum(settings))
             self.current = settings
 

@@ -43,7 +43,7 @@ from indexes.base.structs import learn_structs
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
 from indexes.directory.marker import prepare
-from indexes.parts.learned import RANKING, SYNONYMS
+from indexes.parts.learned import ALIASES, RANKING, SYNONYMS
 from indexes.rebuild.chosen import FILE as CHOSEN
 from indexes.rebuild.chosen import TunedSettings
 from indexes.store.collection_log import ERASED, VECTOR_STORE, CollectionLog
@@ -426,6 +426,7 @@ def take_files(collection: Collection, files: dict[str, bytes]) -> None:
     """Take over the settings beside a log, but for those of a generation."""
     collection.ranking.take(files.get(RANKING))
     collection.synonyms.take(files.get(SYNONYMS))
+    collection.aliases.take(files.get(ALIASES))
     path, content = collection.folder / VECTOR_STORE, files.get(VECTOR_STORE)
     if content is not None and (not path.exists() or path.read_bytes() != content):
         publish(path, content)

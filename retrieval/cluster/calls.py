@@ -173,7 +173,8 @@ class CallReply(msgspec.Struct, array_like=True, frozen=True):
 
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     """A shard as its node has it. `spoken`: how many of its passages are in each language. `moving`: it takes no writes
-    there, because it comes from another node or goes there."""
+    there, because it comes from another node or goes there. `aliases` are those of the collection, in its first shard,
+    with the times at which they were given."""
 
     seq: int
     documents: int
@@ -183,6 +184,7 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     ranking: RankingSettings | None
     synonyms: SynonymSettings | None
     moving: Moving | None = None
+    aliases: dict[str, int] = {}
 
     @property
     def is_copy(self) -> bool:

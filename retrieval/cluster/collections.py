@@ -113,6 +113,10 @@ async def list_collections(request: web.Request) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     """Delete all shards. If all nodes answer, those that no node has were never created."""
     nodes, sharded = nodes_of(request), sharded_of(request)
+    if (
+        alias := next((one for one, name in nodes.aliases().items() if name == sharded.name), None)
+    ) is not None:
+        raise Conflict(f"alias {alias!r} names the collection {sharded.name!r}", param="collection")
     if nodes.away():
         require_all(nodes, sharded)
     shards = [sharded.shard(number) for number in range(sharded.of) if number in sharded.states]
@@ -123,14 +127,6 @@ async def delete(request: web.Request) -> web.Response:
         nodes.forget(one)
     await nodes.look()
     return web.Response(status=204)
-
-
-async def set_alias(request: web.Request) -> web.Response:
-    """Set an alias of a collection of this service, whose name no collection in shards has."""
-    name = PRINCIPAL.get().full(request.match_info["alias"])
-    if (found := await nodes_of(request).find(name)) is not None:
-        raise Conflict(f"{name!r} is a collection in {found.of} shards", param="alias")
-    return await whole.set_alias(request)
 
 
 async def set_ranking(request: web.Request) -> web.Response:
@@ -205,7 +201,7 @@ async def describe(nodes: Nodes, sharded: Sharded) -> CollectionBody:
     caller = PRINCIPAL.get()
     joined |= {
         "name": caller.own(sharded.name),
-        "aliases": [],
+        "aliases": caller.aliases_of(sharded.name, nodes.aliases()),
         "seq": token_of({at: one["seq"] for at, one in enumerate(found)}),
         "generation": max(one["generation"] for one in found),
         "generations": [],

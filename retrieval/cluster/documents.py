@@ -72,7 +72,7 @@ async def write(request: web.Request) -> web.Response:
 
 
 async def show(request: web.Request) -> web.Response:
-    found = await forward(request, "GET", vectors=whole.wants_vectors(request))
+    found = await find_one(request, request.match_info["id"], vectors=whole.wants_vectors(request))
     if not PRINCIPAL.get().may_read(found["metadata"]):
         raise NotFound(f"no document {request.match_info['id']!r}", param="id")
     return await answer_from(lambda: found)
@@ -87,22 +87,30 @@ async def delete(request: web.Request) -> web.Response:
     return answer(await forward(request, "DELETE"))
 
 
-async def forward(
-    request: web.Request, method: str, content: bytes | None = None, *, vectors: bool = False
-) -> dict[str, Any]:
-    """Send a request for one document to its shard, and return the answer."""
-    nodes, sharded, document_id = nodes_of(request), sharded_of(request), request.match_info["id"]
-    if document_id in {".", ".."}:  # which no document has, and which would be steps of a path
-        raise NotFound(f"no document {document_id!r}", param="id")
-    number = shard_of_document(document_id, sharded.of)
+async def forward(request: web.Request, method: str, content: bytes | None = None) -> dict[str, Any]:
+    """Send a change of one document to its shard, and return the answer."""
+    nodes, sharded = nodes_of(request), sharded_of(request)
+    number, path = place_of(sharded, request.match_info["id"])
     name = sharded.shard(number)
-    path = f"{path_of(name)}/documents/{quote(document_id, safe='')}" + ("?vectors=true" if vectors else "")
-    if method == "GET":
-        return await read(nodes, name, path)
     found = await change(nodes, name, method, path, None if content is None else msgspec.Raw(content))
     nodes.acknowledge(name, found["seq"])
     found["seq"] = token(sharded, {number: found})
     return found
+
+
+async def find_one(request: web.Request, document_id: str, *, vectors: bool = False) -> dict[str, Any]:
+    """Read a document. Raises NotFound."""
+    sharded = sharded_of(request)
+    number, path = place_of(sharded, document_id)
+    return await read(nodes_of(request), sharded.shard(number), path + ("?vectors=true" if vectors else ""))
+
+
+def place_of(sharded: Sharded, document_id: str) -> tuple[int, str]:
+    """Return the number of a document's shard, and its path there."""
+    if document_id in {".", ".."}:  # which no document has, and which would be steps of a path
+        raise NotFound(f"no document {document_id!r}", param="id")
+    number = shard_of_document(document_id, sharded.of)
+    return number, f"{path_of(sharded.shard(number))}/documents/{quote(document_id, safe='')}"
 
 
 async def delete_many(request: web.Request) -> web.Response:

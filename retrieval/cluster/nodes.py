@@ -98,6 +98,28 @@ class Sharded:
         return dict(held.most_common())
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What there is by the last looks: the collections by their full names, their names by alias, and the services that
+    have each shard."""
+
+    collections: dict[str, Sharded]
+    aliases: dict[str, str]
+    holders: dict[str, list[Node]]
+
+
+def find_aliases(collections: Mapping[str, Sharded]) -> dict[str, str]:
+    """Return what each alias names: of several collections the one that got it last."""
+    given = [
+        (at, alias, name)
+        for name, one in collections.items()
+        if 0 in one.states
+        for alias, at in one.states[0].aliases.items()
+        if alias not in collections
+    ]
+    return {alias: name for _, alias, name in sorted(given)}
+
+
 @dataclass(slots=True)
 class Nodes:
     """Use it from one event loop; `close` it."""
@@ -108,7 +130,7 @@ class Nodes:
     hits: dict[str, list[int]] = field(default_factory=dict, init=False)  # to be counted, by shard
     # The last operation of each shard that a write through this service was acknowledged with, and when.
     _acknowledged: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
-    _found: tuple[dict[str, Sharded], dict[str, list[Node]]] | None = field(default=None, init=False)
+    _found: Findings | None = field(default=None, init=False)
     _began: float = field(default_factory=time.monotonic, init=False)
     _written: bool = field(default=False, init=False)
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
@@ -210,21 +232,25 @@ class Nodes:
         return self.collection(name)
 
     def collection(self, name: str) -> Sharded | None:
-        """Return the collection of this full name, if any node has one of its shards."""
-        return self.collections().get(name)
+        """Return the collection of this full name or alias, if any node has one of its shards."""
+        return self.collections().get(self.aliases().get(name, name))
 
     def collections(self) -> dict[str, Sharded]:
-        return self._find()[0]
+        return self._find().collections
 
-    def _find(self) -> tuple[dict[str, Sharded], dict[str, list[Node]]]:
-        """Return the collections, and the services that have each shard, found out again after each look: a search asks
-        for every shard."""
+    def aliases(self) -> dict[str, str]:
+        """Return the collections by their aliases, full names."""
+        return self._find().aliases
+
+    def _find(self) -> Findings:
+        """Find out again after each look: a search asks for every shard."""
         if self._found is None:
             holders: dict[str, list[Node]] = defaultdict(list)
             for node in self.members:
                 for name in self._held(node):
                     holders[name].append(node)
-            self._found = self._find_collections(), dict(holders)
+            collections = self._find_collections()
+            self._found = Findings(collections, find_aliases(collections), dict(holders))
         return self._found
 
     def _find_collections(self) -> dict[str, Sharded]:
@@ -272,7 +298,7 @@ class Nodes:
 
     def having(self, shard: str) -> list[Node]:
         """Return the services that answer for a shard, those with the least to do first."""
-        return sorted(self._find()[1].get(shard, ()), key=lambda one: one.under_way)
+        return sorted(self._find().holders.get(shard, ()), key=lambda one: one.under_way)
 
     def writer_of(self, shard: str) -> Node:
         """Return the service that takes the writes of a shard. Raises Unavailable if none does, and Conflict if several

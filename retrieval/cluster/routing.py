@@ -10,11 +10,23 @@ from aiohttp import web
 
 from indexes.base.errors import Conflict
 from retrieval.access.auth import NODE, PRINCIPAL
-from retrieval.cluster import collections, documents, giving, jobs, moves, searching, serving, state, taking
+from retrieval.cluster import (
+    aliases,
+    collections,
+    documents,
+    giving,
+    jobs,
+    moves,
+    searching,
+    serving,
+    state,
+    taking,
+)
 from retrieval.cluster.names import ShardName
 from retrieval.cluster.nodes import Nodes
 from retrieval.cluster.running import RUNNING, end_all, keep_running
 from retrieval.cluster.targets import NODES
+from retrieval.handlers import answers as whole_answers
 from retrieval.handlers import collections as whole_collections
 from retrieval.handlers import documents as whole_documents
 from retrieval.handlers import jobs as whole_jobs
@@ -29,6 +41,7 @@ OF_SHARDS: dict[object, Handler] = {
     whole_searching.search: searching.search,
     whole_searching.search_batch: searching.search_batch,
     whole_searching.context: searching.context,
+    whole_answers.answer: searching.answer_question,
     whole_documents.write: documents.write,
     whole_documents.show: documents.show,
     whole_documents.patch: documents.patch,
@@ -59,7 +72,8 @@ WRITING = {
 }
 OF_ALL: dict[object, Handler] = {
     whole_collections.create: collections.create,
-    whole_collections.set_alias: collections.set_alias,
+    whole_collections.set_alias: aliases.set_alias,
+    whole_collections.remove_alias: aliases.remove_alias,
     whole_jobs.show: jobs.show,
     whole_collections.list_collections: collections.list_collections,
 }
@@ -105,6 +119,7 @@ def add_shard_routes(app: web.Application) -> None:
         ("GET", "/v1/shards/{shard}", taking.show),
         ("POST", "/v1/shards/{shard}/changes", giving.changes),
         ("GET", "/v1/shards/{shard}/indexes", giving.indexes),
+        ("PUT", f"/v1/shards/{{shard}}/{aliases.PATH}", aliases.keep),
     ):
         app.router.add_route(method, path, handler)
         scopes[handler] = "admin"

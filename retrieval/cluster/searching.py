@@ -7,18 +7,22 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from indexes.base.errors import InvalidInput
+from indexes.base.errors import InvalidInput, NotFound
 from indexes.filters.grammar import Exists
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import AnswerBudget
+from retrieval.base.cancellation import gather_or_cancel
+from retrieval.cluster import documents
 from retrieval.cluster.targets import target_of
 from retrieval.context.building import check_context
 from retrieval.handlers import search as whole
+from retrieval.handlers.answers import answer_from, cited_in
 from retrieval.handlers.state import CONFIG, ENTRY, METRICS, PIPELINE
 from retrieval.handlers.wire import answer, body, json_answer
 from retrieval.observe.request_log import note_queries
 from retrieval.observe.tracing import RECEIPT
-from retrieval.wire.search import ContextRequest, SearchAnswer, SearchRequest
+from retrieval.wire.answer import AnswerRequest
+from retrieval.wire.search import Citation, ContextAnswer, ContextRequest, SearchAnswer, SearchRequest
 
 
 def finder(request: web.Request, param: str | None = "k") -> tuple[whole.Find, AnswerBudget]:
@@ -64,7 +68,12 @@ async def search_batch(request: web.Request) -> web.Response:
 
 
 async def context(request: web.Request) -> web.Response:
-    wanted = await body(request, ContextRequest)
+    built = await context_of(request, await body(request, ContextRequest))
+    request[RECEIPT] = built.receipt
+    return answer(built, headers=whole.headers_of(built.timings_ms))
+
+
+async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAnswer:
     check_context(wanted, request.app[CONFIG])
     find, _ = finder(request, None if wanted.k is None else "k")
 
@@ -76,6 +85,23 @@ async def context(request: web.Request) -> web.Response:
                 error.param = "date_key"
                 raise
 
-    built = await whole.pack_context(request, wanted, target_of(request), begin, find)
-    request[RECEIPT] = built.receipt
-    return answer(built, headers=whole.headers_of(built.timings_ms))
+    return await whole.pack_context(request, wanted, target_of(request), begin, find)
+
+
+async def answer_question(request: web.Request) -> web.StreamResponse:
+    async def passages(citations: Sequence[Citation]) -> dict[int, tuple[str, str]]:
+        """Read the documents of all citations at once."""
+        names = sorted({one.document_id for one in citations})
+        found = await gather_or_cancel(read_document(request, name) for name in names)
+        return cited_in({name: one for name, one in zip(names, found, strict=True) if one}, citations)
+
+    return await answer_from(request, await body(request, AnswerRequest), context_of, passages)
+
+
+async def read_document(request: web.Request, document_id: str) -> tuple[str, str] | None:
+    """Return the text and the language of a document; None if it was deleted."""
+    try:
+        found = await documents.find_one(request, document_id)
+    except NotFound:
+        return None
+    return found["text"], found["language"]

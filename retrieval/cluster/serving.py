@@ -83,6 +83,7 @@ def state_of(collection: Collection) -> ShardState:
         ranking=collection.ranking.current,
         synonyms=collection.synonyms.current,
         moving=collection.moving,
+        aliases=called.names if (called := collection.aliases.current) else {},
     )
 
 

@@ -121,7 +121,8 @@ def sharded_of(request: web.Request) -> Sharded:
     if its shards have vectors of different models."""
     caller = PRINCIPAL.get()
     name = caller.full(request.match_info["collection"])
-    found = nodes_of(request).collection(name) if caller.may_use(name, {}) else None
+    nodes = nodes_of(request)
+    found = nodes.collection(name) if caller.may_use(name, nodes.aliases()) else None
     if found is None:
         raise NotFound(f"no collection {name!r}", param="collection")
     prints = {one.settings.fingerprint for one in found.states.values()}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import pairwise
 from typing import Literal
@@ -50,7 +50,7 @@ class Asking:
         wanted: AnswerRequest,
         context: ContextAnswer,
         model: LanguageModel,
-        passages: Callable[[Sequence[Citation]], dict[int, tuple[str, str]]],
+        passages: Callable[[Sequence[Citation]], Awaitable[Mapping[int, tuple[str, str]]]],
     ) -> None:
         self._context = context
         self._model = model
@@ -90,9 +90,8 @@ class Asking:
             reason = "declined"
         checked = []
         if said and reason is None:
-            checked = await asyncio.to_thread(
-                lambda: check_sentences(said, self._passages(context.citations))
-            )
+            passages = await self._passages(context.citations)
+            checked = await asyncio.to_thread(check_sentences, said, passages)
         return Answer(
             answer=said,
             reason=reason,

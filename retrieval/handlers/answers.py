@@ -8,9 +8,8 @@ event: error     data: the error body; only after the first piece, because an ea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
@@ -26,7 +25,7 @@ from retrieval.handlers.wire import body, collection_of, in_callers_words
 from retrieval.search.stopwatch import in_time
 from retrieval.wire.answer import AnswerPiece, AnswerRequest
 from retrieval.wire.errors import body_of
-from retrieval.wire.search import Citation
+from retrieval.wire.search import Citation, ContextAnswer, ContextRequest
 
 T = TypeVar("T")
 
@@ -34,12 +33,27 @@ T = TypeVar("T")
 async def answer(request: web.Request) -> web.StreamResponse:
     wanted = await body(request, AnswerRequest)
     _, collection = collection_of(request)
+
+    async def passages(citations: Sequence[Citation]) -> dict[int, tuple[str, str]]:
+        return await asyncio.to_thread(passages_of, collection, citations)
+
+    return await answer_from(request, wanted, context_of, passages)
+
+
+async def answer_from(
+    request: web.Request,
+    wanted: AnswerRequest,
+    find_context: Callable[[web.Request, ContextRequest], Awaitable[ContextAnswer]],
+    passages: Callable[[Sequence[Citation]], Awaitable[Mapping[int, tuple[str, str]]]],
+) -> web.StreamResponse:
+    """Answer from a context that is found, and check the answer by the cited passages, as `passages_of` returns
+    them."""
     check(wanted, request)
     deadline = Deadline(wanted.deadline_ms)
-    context = await deadline.meets(context_of(request, wanted))
+    context = await deadline.meets(find_context(request, wanted))
     if context.hint is not None:
         raise InvalidInput(context.hint, param="token_budget")
-    asking = Asking(wanted, context, request.app[LLM], partial(passages_of, collection))
+    asking = Asking(wanted, context, request.app[LLM], passages)
     if wanted.stream:
         return await stream_answer(request, asking, deadline)
     async with aclosing(asking.pieces()) as pieces:
@@ -96,8 +110,17 @@ def passages_of(collection: Collection, citations: Sequence[Citation]) -> dict[i
     """Return the text and language of each cited passage, by number, as the log has them now. Reads the log: run it
     on a thread."""
     documents = {name: collection.log.document(name) for name in {one.document_id for one in citations}}
+    return cited_in(
+        {name: (one.text, one.language) for name, one in documents.items() if one is not None}, citations
+    )
+
+
+def cited_in(
+    documents: Mapping[str, tuple[str, str]], citations: Sequence[Citation]
+) -> dict[int, tuple[str, str]]:
+    """Cut the cited passages out of documents, given as text and language. Those of deleted ones are absent."""
     return {
-        one.number: (document.text[one.start : one.end], document.language)
+        one.number: (documents[one.document_id][0][one.start : one.end], documents[one.document_id][1])
         for one in citations
-        if (document := documents[one.document_id]) is not None  # deleted since the search
+        if one.document_id in documents
     }

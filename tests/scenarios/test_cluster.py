@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,10 @@ class KeyHttp(Http):
         }
         return super().call(method, path, body, headers=headers, **options)
 
+    def texts(self, collection: str, **search: object) -> str:
+        reply = self.call("POST", f"/v1/collections/{collection}/search", {**search, "cache": False})
+        return " ".join(hit["text"] for hit in reply.body["hits"]) if reply.status == 200 else ""
+
 
 @dataclass
 class Cluster:
@@ -76,6 +80,12 @@ class Cluster:
     @property
     def at_b(self) -> KeyHttp:
         return KeyHttp(self.services["b"].url, self.keys["b"])
+
+    def wait_for(self, is_so: Callable[[], bool]) -> None:
+        late = time.monotonic() + UP_S
+        while not is_so():
+            assert time.monotonic() < late
+            time.sleep(0.05)
 
     def until(self, **up: bool) -> None:
         """Wait until `a` knows which services are up."""
@@ -313,6 +323,43 @@ def test_a_name_means_one_collection(cluster: Cluster) -> None:
     assert (late.status, late.body["error"]["type"]) == (503, "deadline_exceeded")
     http.ok("DELETE", "/v1/collections/parts")
     assert at_b.call("GET", "/v1/collections/parts").status == 404
+
+
+def test_an_alias_moves_from_one_collection_to_another(cluster: Cluster) -> None:
+    """It is known at all services, goes where the first shard goes, and means one collection at any time."""
+    http, at_b = cluster.http, cluster.at_b
+    for name in ("old", "new"):
+        http.ok("POST", "/v1/collections", {"name": name, "shards": 2})
+        http.write(name, {"id": "1", "text": f"the {name} one"})
+    http.ok("PUT", "/v1/aliases/live", {"collection": "old"})
+    cluster.wait_for(lambda: "old" in at_b.texts("live", query="the one"))
+    at_b.write("live", {"id": "2", "text": "the old one again"})
+    at_b.ok("PUT", "/v1/aliases/live", {"collection": "new"})
+    assert "new" in at_b.texts("live", query="the one")
+    cluster.wait_for(lambda: "new" in http.texts("live", query="the one"))
+    assert [http.ok("GET", f"/v1/collections/{name}")["aliases"] for name in ("old", "live")] == [
+        [],
+        ["live"],
+    ]
+    first = next(one for one in http.ok("GET", "/v1/collections/new")["shards"] if one["name"] == "new~0of2")
+    other = {"a": "b", "b": "a"}[first["node"]]
+    job = http.ok("POST", "/v1/cluster/moves", {"shard": "new~0of2", "to": other})["job"]
+    moved = http.wait_for(job)
+    assert moved["result"]["moved"] == [{"shard": "new~0of2", "from": first["node"], "to": other}], moved
+    assert "new" in http.texts("live", query="the one")
+    refused = [
+        http.call("DELETE", "/v1/collections/new"),
+        http.call("POST", "/v1/collections", {"name": "live"}),
+        http.call("POST", "/v1/collections", {"name": "live", "shards": 2}),
+        http.call("PUT", "/v1/aliases/old", {"collection": "new"}),
+    ]
+    assert [one.status for one in refused] == [409] * 4
+    assert http.call("PUT", "/v1/aliases/live", {"collection": "absent"}).status in (404, 409)
+    http.ok("DELETE", "/v1/aliases/live")
+    assert http.call("POST", "/v1/collections/live/search", {"query": "x"}).status == 404
+    assert http.call("DELETE", "/v1/aliases/live").status == 404
+    for name in ("old", "new"):
+        http.ok("DELETE", f"/v1/collections/{name}")
 
 
 def test_keys_and_groups_hold(cluster: Cluster) -> None:

@@ -1,0 +1,102 @@
+"""Aliases of collections in several shards. The first shard of a collection keeps them, so they go wherever it goes."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from indexes.base.errors import Conflict, NotFound
+from indexes.base.model import now_ms
+from indexes.directory.catalog import check_name, require_one_tenant
+from indexes.parts.learned import AliasSettings
+from retrieval.access.auth import PRINCIPAL
+from retrieval.cluster.asking import change, few_at_a_time
+from retrieval.cluster.giving import read_packed
+from retrieval.cluster.nodes import Nodes
+from retrieval.cluster.targets import nodes_of
+from retrieval.handlers import collections as whole
+from retrieval.handlers.state import CATALOG, METRICS
+from retrieval.handlers.wire import answer, body
+from retrieval.search.travel import pack
+from retrieval.wire.collections import AliasBody, SetAlias
+
+PATH = "aliases"
+
+
+class ChangeAlias(msgspec.Struct, array_like=True, frozen=True):
+    """`at_ms` is when the alias was given; None: it is taken away."""
+
+    alias: str
+    at_ms: int | None
+
+
+async def set_alias(request: web.Request) -> web.Response:
+    """Set an alias of a collection in shards, or of one of this service. All services know it within a second."""
+    wanted, caller, nodes = await body(request, SetAlias), PRINCIPAL.get(), nodes_of(request)
+    caller.require_unbound()
+    alias, name = caller.full(request.match_info["alias"]), caller.full(wanted.collection)
+    await nodes.look()
+    if alias in nodes.collections():
+        raise Conflict(f"{alias!r} is a collection", param="alias")
+    if name not in nodes.collections():
+        if alias in nodes.aliases():
+            raise Conflict(
+                f"{alias!r} is an alias of {nodes.aliases()[alias]!r}, which is in shards", param="alias"
+            )
+        return await whole.set_alias(request)
+    check_name(alias, "alias")
+    require_one_tenant(alias, name, "alias")
+    catalog = request.app[CATALOG]
+    if alias in {*catalog.collections, *catalog.aliases, *catalog.quarantined} or nodes.has_name(alias):
+        raise Conflict(f"{alias!r} is a name in use", param="alias")
+    held = holders(nodes, alias)
+    await tell(nodes, name, ChangeAlias(alias, max(now_ms(), *(at + 1 for at in held.values()), 0)))
+    await few_at_a_time(partial(tell, nodes, one, ChangeAlias(alias, None)) for one in held if one != name)
+    await nodes.look()
+    return answer(AliasBody(request.match_info["alias"], wanted.collection))
+
+
+async def remove_alias(request: web.Request) -> web.Response:
+    caller, nodes = PRINCIPAL.get(), nodes_of(request)
+    caller.require_unbound()
+    alias = caller.full(request.match_info["alias"])
+    await nodes.look()
+    if not (held := holders(nodes, alias)):
+        return await whole.remove_alias(request)
+    await few_at_a_time(partial(tell, nodes, one, ChangeAlias(alias, None)) for one in held)
+    await nodes.look()
+    request.app[METRICS].forget(alias)
+    return web.Response(status=204)
+
+
+def holders(nodes: Nodes, alias: str) -> dict[str, int]:
+    """Return the collections that were given an alias, and when. There are several while it moves."""
+    first = {name: one.states[0] for name, one in nodes.collections().items() if 0 in one.states}
+    return {name: state.aliases[alias] for name, state in first.items() if alias in state.aliases}
+
+
+async def tell(nodes: Nodes, name: str, wanted: ChangeAlias) -> dict[str, Any]:
+    """Have the first shard of a collection keep an alias, or forget it."""
+    sharded = nodes.collections().get(name)
+    if sharded is None:
+        raise NotFound(f"no collection {name!r}", param="collection")
+    shard = sharded.shard(0)
+    return await change(nodes, shard, "PUT", f"/v1/shards/{shard}/{PATH}", msgspec.Raw(pack(wanted)))
+
+
+async def keep(request: web.Request) -> web.Response:
+    """At the node of the shard: keep an alias, or forget it."""
+    wanted = await read_packed(request, ChangeAlias)
+    collection = request.app[CATALOG].get(request.match_info["shard"])
+
+    def changed(before: AliasSettings | None) -> AliasSettings:
+        names = dict(before.names if before else {})
+        names.pop(wanted.alias, None)
+        return AliasSettings(names=names if wanted.at_ms is None else {**names, wanted.alias: wanted.at_ms})
+
+    await asyncio.to_thread(collection.change_aliases, changed)
+    return answer({})
