@@ -69,6 +69,10 @@ ENTRIES = (
     f" {LIVE} JOIN vectors v ON v.id = p.id {BETWEEN}"
 )
 POSITION = "SELECT name, seq FROM sqlite_sequence"
+CHANGED_SINCE = (
+    "SELECT seq, iif(passages > 0, first_passage, dead_first), iif(dead_passages > 0, dead_first, first_passage)"
+    " FROM operations WHERE seq > ? AND passages + dead_passages > 0 ORDER BY seq"
+)
 DEAD_SINCE = "SELECT dead_first, dead_passages FROM operations WHERE seq > ? AND dead_passages > 0"
 
 
@@ -129,7 +133,8 @@ class LogReader:
         meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
         require_format(meta, path)
         self.uid = meta["uid"]
-        self._firsts: tuple[int, Ids] = 0, np.empty(0, np.int64)  # up to which position, and the ids
+        # Of documents up to a position and of operations up to a seq, and the ids.
+        self._firsts: tuple[tuple[int, int], Ids] = (0, 0), np.empty(0, np.int64)
         self.settings = msgspec.json.decode(meta["settings"], type=Settings)
 
     def close(self) -> None:
@@ -300,16 +305,20 @@ class LogReader:
         return [range(first, first + count) for first, count in self._rows(DEAD_SINCE, (seq,))]
 
     def first_passages(self) -> Ids:
-        """Ids of the first passages of all live documents, ascending, and perhaps of some deleted since.
+        """Ids of the first passages of all live documents, ascending, and of those that were deleted or replaced since
+        an earlier state, in which a snapshot may still have them.
 
         Each call reads only what was written since the previous one.
         """
-        after, known = self._firsts
+        (after, seq), known = self._firsts
         found = [known]
         for rows in self._scan(FIRST_PASSAGES, after, 1 << 62):
             found.append(np.fromiter((row[1] for row in rows), np.int64, len(rows)))
             after = rows[-1][0]
-        self._firsts = after, np.concatenate(found)  # positions and passage ids ascend together
+        changed = np.array(self._rows(CHANGED_SINCE, (seq,)), np.int64).reshape(-1, 3)
+        if len(changed):
+            seq = int(changed[-1, 0])
+        self._firsts = (after, seq), np.unique(np.concatenate([*found, changed[:, 1:].ravel()]))
         return self._firsts[1]
 
     def passage_ids(self, upto: int) -> Ids:

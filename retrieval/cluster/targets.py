@@ -44,6 +44,11 @@ class ShardedTarget:
             RemoteShard(name, max(self.least.get(at, 0), known(name))) for at, name in enumerate(names)
         ]
 
+    def keep_up(self) -> None:
+        """Have later answers know of all that an answer knew so far: a service that is behind is not asked again."""
+        for part in self.parts:
+            part.least = max(part.least, part.seq)
+
     def expect(self, hits: int) -> None:
         """Have searches bring along as many passages of each shard as are likely to be among so many hits."""
         for part in self.parts:

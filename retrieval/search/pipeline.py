@@ -65,6 +65,7 @@ from retrieval.search.survival import is_light, renew_grounds
 from retrieval.wire.options import Collapse
 from retrieval.wire.search import SearchAnswer, SearchCollectionsAnswer, SearchRequest, seq_in
 
+SEARCHES_MAX = 3  # of shards whose passages are replaced while they are searched
 MIN_SEQ_WAIT_S = 5.0
 # More would not raise throughput, and would make each pass of the event loop longer for every caller.
 ACTIVE_PER_THREAD = 4
@@ -110,6 +111,10 @@ class Divided(Protocol):
 
     def spoken(self) -> Mapping[str, int]:
         """How many passages are in each language."""
+        ...
+
+    def keep_up(self) -> None:
+        """Have later answers of each part know of all that its answers knew of so far."""
         ...
 
     async def ask(self, calls: Sequence[Away[Any]], deadline: float | None = None) -> Sequence[Any]:
@@ -288,14 +293,12 @@ class Pipeline:
             embeds=settings.embeds,
         )
         plan = replace(plan, query=replace(plan.query, spoken=sharded.spoken()))
-        joint = JointShard(sharded.parts)
-        documents = None if plan.query.condition else sharded.documents
-        rounds = Rounds(BudgetShare(budget), documents, on_step=watch.on_step)
+        documents, share = None if plan.query.condition else sharded.documents, BudgetShare(budget)
         self.under_way += 1
         budget.work.searches += 1
         try:
             async with self._in_time(plan, watch), self._turn(plan, self._away):
-                ask = partial(sharded.ask, deadline=watch.deadline)
+                ask, joint = partial(sharded.ask, deadline=watch.deadline), JointShard(sharded.parts)
                 embedded = await self._embed_text(sharded, sharded.spoken, plan, watch, {})
                 if plan.request.like or plan.request.unlike:
                     read = partial(read_examples, joint, plan.request, settings.dimensions)
@@ -306,7 +309,12 @@ class Pipeline:
                     return found
 
                 exact = scan if plan.request.exact else None
-                found = await self._search_deeper(joint, embedded, watch, rounds, exact, ask)
+                for _ in range(SEARCHES_MAX):
+                    joint, rounds = JointShard(sharded.parts), Rounds(share, documents, on_step=watch.on_step)
+                    found = await self._search_deeper(joint, embedded, watch, rounds, exact, ask)
+                    if not found.vanished:
+                        break
+                    sharded.keep_up()  # and as in `_search_latest`
                 if plan.facets:
                     count = partial(count_facets_of, embedded, joint, budget.work, found.answer)
                     await self._run(count, watch, ask)

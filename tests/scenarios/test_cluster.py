@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -216,6 +217,52 @@ def test_shards_answer_as_one_piece_does(
         for hit in whole["hits"]:
             same = next((one for one in divided["hits"] if one["document_id"] == hit["document_id"]), hit)
             assert (same["text"], same.get("highlights")) == (hit["text"], hit.get("highlights"))
+
+
+def test_shards_answer_as_one_piece_while_they_move(cluster: Cluster, sizes: dict[int, str]) -> None:
+    """Beside writes, too: documents get other metadata, and so new passages with the same words."""
+    name, ended = sizes[4], threading.Event()
+    faults: list[object] = []
+
+    def move() -> None:
+        for at in range(12):
+            wanted = {"shard": f"{name}~{at % 4}of4", "to": "ab"[at // 4 % 2]}
+            reply = cluster.http.call("POST", "/v1/cluster/moves", wanted)
+            if reply.status == 202:
+                moved = cluster.http.wait_for(reply.body["job"])
+                faults.extend([moved] if moved["status"] != "succeeded" else [])
+            else:
+                faults.extend([reply] if reply.status != 409 else [])  # it is there already
+        ended.set()
+
+    def write() -> None:
+        written = 0
+        while not ended.is_set():
+            path = f"/v1/collections/{name}/documents/s{written % 260}"
+            reply = cluster.at_b.call("PATCH", path, {"metadata": {"round": written}})
+            faults.extend([reply] if reply.status != 200 else [])
+            written += 1
+        faults.extend(["nothing was written"] if not written else [])
+
+    threads = [threading.Thread(target=one) for one in (move, write)]
+    for one in threads:
+        one.start()
+    compared = 0
+    while not ended.is_set() or not compared:
+        for options in SEARCHES:
+            asked = (cluster.http, cluster.at_b)[compared % 2]
+            search = {"query": "who repairs the lighthouse?", "cache": False, **options}
+            whole, divided = cluster.http.search(sizes[1], **search), asked.search(name, **search)
+            scores = [[hit["score"] for hit in one["hits"]] for one in (whole, divided)]
+            same = scores[1] == pytest.approx(scores[0], abs=2e-5) and whole.get("facets") == divided.get(
+                "facets"
+            )
+            faults.extend([] if same else [(options, scores, whole.get("facets"), divided.get("facets"))])
+            compared += 1
+    for one in threads:
+        one.join()
+    assert not faults
+    assert compared >= len(SEARCHES)
 
 
 def test_documents_are_written_read_changed_and_deleted(cluster: Cluster) -> None:
