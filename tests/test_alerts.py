@@ -165,6 +165,11 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]], str]] = {
         [value(f"nearline_store_up{{{I}}}", 1), value(f"nearline_store_lag_seconds{{{I}}}", 2)],
         "30m",
     ),
+    "NearlineNodeDown": (
+        [value(f'nearline_node_up{{{I},node="a",service="http://a"}}', 0)],
+        [value(f'nearline_node_up{{{I},node="a",service="http://a"}}', 1)],
+        "10m",
+    ),
     "NearlineErasureOverdue": (
         [value(f"nearline_owed_since_seconds{{{C}}}", -100_000)],
         [value(f"nearline_owed_since_seconds{{{C}}}", 0)],

@@ -6,7 +6,7 @@ from aiohttp import web
 from prometheus_client.core import Metric
 
 from retrieval.access.auth import PRINCIPAL
-from retrieval.cluster.nodes import Nodes
+from retrieval.cluster.nodes import Node, Nodes
 from retrieval.cluster.targets import NODES
 from retrieval.handlers.wire import answer
 from retrieval.observe.collectors import counter, gauge
@@ -30,14 +30,17 @@ async def show(request: web.Request) -> web.Response:
                     shards={name: held.seq for name, held in sorted(one.shards.shards.items())}
                     if one.shards
                     else {},
-                    moving=sorted(name for name, held in one.shards.shards.items() if held.moving)
-                    if one.shards
-                    else [],
+                    moving=moving_of(one),
                 )
                 for one in (nodes.members if nodes else ())
             ]
         )
     )
+
+
+def moving_of(node: Node) -> list[str]:
+    """Return the shards of a service that come from another node or go to one."""
+    return sorted(name for name, held in node.shards.shards.items() if held.moving) if node.shards else []
 
 
 def metrics(nodes: Nodes) -> list[Metric]:
@@ -53,6 +56,12 @@ def metrics(nodes: Nodes) -> list[Metric]:
             "Shards that a service of a node has",
             LABELS,
             [(one.name, one.url, len(one.shards.shards) if one.shards else 0) for one in nodes.members],
+        ),
+        gauge(
+            "nearline_node_shards_moving",
+            "Shards of a service that come from another node or go to one",
+            LABELS,
+            [(one.name, one.url, len(moving_of(one))) for one in nodes.members],
         ),
         counter(
             "nearline_node_requests",
