@@ -20,7 +20,7 @@ from retrieval.cluster.nodes import Nodes
 from retrieval.cluster.targets import nodes_of, sharded_of
 from retrieval.handlers import jobs as whole
 from retrieval.handlers.wire import answer, body
-from retrieval.wire.collections import JobBody, JobProgress, JobStarted, JobStatus, Nothing, Reindex
+from retrieval.wire.collections import JobBody, JobList, JobProgress, JobStarted, JobStatus, Nothing, Reindex
 
 JOBS_KEPT = 100
 # The first of these that a shard's job has is that of all; the last one needs all.
@@ -71,6 +71,16 @@ async def show(request: web.Request) -> web.Response:
     if known is None or not PRINCIPAL.get().sees(known.collection, {}):
         return await whole.show(request)
     return answer(whole.as_called(await joined(nodes_of(request), request.match_info["job"], known)))
+
+
+async def list_jobs(request: web.Request) -> web.Response:
+    """List the jobs of this service, those of collections in shards, and moves of shards, newest first."""
+    app, caller = request.app, PRINCIPAL.get()
+    seen = [(one, known) for one, known in app[SHARD_JOBS].items() if caller.sees(known.collection, {})]
+    found = await gather_or_cancel(joined(nodes_of(request), *one) for one in seen)
+    jobs = [*whole.visible(app), *map(whole.as_called, found)]
+    jobs += [] if caller.collections or caller.tenant else app[MOVES].values()
+    return answer(JobList(sorted(jobs, key=lambda job: job.created_ms, reverse=True)))
 
 
 async def joined(nodes: Nodes, job_id: str, known: ShardJobs) -> JobBody:

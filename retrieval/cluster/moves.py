@@ -115,7 +115,8 @@ async def move_shard(nodes: Nodes, shard: str, to: str, job: JobBody) -> None:
     state = await ask_taker(nodes, taker, "PUT", shard, pack(TakeShard(to)))
     answered = time.monotonic()
     while not state.ended:
-        job.progress = JobProgress(f"{shard} to {to}: {state.stage}, {state.done}", moved, job.progress.total)
+        stage = f"{shard} to {to}: {state.stage}" + (f", {state.done:,}" if state.done else "")
+        job.progress = JobProgress(stage, moved, job.progress.total)
         await asyncio.sleep(ASK_S)
         try:
             state = await ask_taker(nodes, taker, "GET", shard)

@@ -75,6 +75,7 @@ OF_ALL: dict[object, Handler] = {
     whole_collections.set_alias: aliases.set_alias,
     whole_collections.remove_alias: aliases.remove_alias,
     whole_jobs.show: jobs.show,
+    whole_jobs.list_jobs: jobs.list_jobs,
     whole_collections.list_collections: collections.list_collections,
 }
 

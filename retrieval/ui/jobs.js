@@ -62,7 +62,7 @@ function jobItem(job, open) {
   const share = total > 0 ? Math.min(1, done / total) : 0;
   const seconds = ((job.finished_ms ?? Date.now()) - job.created_ms) / 1000;
   return h("article", { class: "job" },
-    h("div", { class: "job-head" }, h("b", {}, job.kind), " ", h("a", { href: `#/collections?c=${encodeURIComponent(job.collection)}` }, job.collection), h("span", { class: `tag ${kind}` }, job.status), h("span", { class: "muted" }, `${time(job.created_ms)} · ${seconds < 100 ? seconds.toFixed(1) : Math.round(seconds)} s`)),
+    h("div", { class: "job-head" }, h("b", {}, job.kind), " ", job.collection ? h("a", { href: `#/collections?c=${encodeURIComponent(job.collection)}` }, job.collection) : "of shards", h("span", { class: `tag ${kind}` }, job.status), h("span", { class: "muted" }, `${time(job.created_ms)} · ${seconds < 100 ? seconds.toFixed(1) : Math.round(seconds)} s`)),
     active && h("div", { class: "progress" },
       svg("svg", { class: "meter", viewBox: "0 0 100 6", preserveAspectRatio: "none", role: "img", "aria-label": `${Math.round(share * 100)} percent` }, svg("rect", { class: "track", width: 100, height: 6 }), svg("rect", { class: "fill", width: 100 * share, height: 6 })),
       h("span", {}, total > 0 ? `${stage}, ${number(done)} of ${number(total)}` : stage)),

@@ -3,6 +3,7 @@
 import { key, setKey } from "./api.js";
 import { failure, field, h, opened } from "./dom.js";
 import { showHealth } from "./health.js";
+import { clusterView } from "./cluster.js";
 import { collectionsView } from "./collections.js";
 import { evaluationView } from "./evaluation.js";
 import { ingestView } from "./ingest.js";
@@ -15,6 +16,7 @@ const VIEWS = {
   jobs: ["Jobs", jobsView],
   evaluation: ["Evaluation", evaluationView],
   ingest: ["Ingest", ingestView],
+  cluster: ["Cluster", clusterView],
 };
 const THEMES = ["auto", "light", "dark"];
 const root = document.getElementById("view");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -15,10 +16,12 @@ from urllib.parse import urlencode
 
 import pytest
 
-from jobs.serving.process import ServerProcess
+from jobs.serving.process import ServerProcess, serving
 from retrieval.handlers.ui import FOLDER
 from tests.support.files import docx, xlsx
 from tests.support.guarded import Caller, guarded_service
+from tests.support.http import Http
+from tests.support.redis_server import free_port
 
 NODE = shutil.which("node")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -310,7 +313,7 @@ def test_why_not_that_document(open_page: Opener) -> None:
     page.get_by_role("button", name="Explain").click()
     page.locator(".explanation h2").wait_for()
     assert "no hit" in page.locator(".explanation").inner_text()
-    page.get_by_text("Evidence").click()
+    page.locator("summary", has_text="Evidence").click()
     page.get_by_role("button", name="Search so").first.click()
     page.get_by_text("Changed search:").wait_for()
     assert "Shipping" in titles(page)
@@ -578,6 +581,37 @@ def test_jobs_are_followed_through_a_restart(open_page: Opener, place: Place) ->
     page.get_by_role("link", name="Jobs").click()
     page.get_by_text("the service is starting").wait_for()
     page.get_by_text("the service is starting").wait_for(state="detached", timeout=15_000)
+
+
+def test_a_node_is_emptied(place: Place, tmp_path: Path, model_folder: Path, open_page: Opener) -> None:
+    """Its shards move to the other node, and the page shows that. A service in no cluster says so."""
+    page = open_page("#/cluster")
+    page.get_by_text("This service is in no cluster").wait_for()
+    ports = {name: free_port() for name in "ab"}
+    named = {name: [f"http://127.0.0.1:{port}"] for name, port in ports.items()}
+    environ = {
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
+        "NEARLINE_CLUSTER_NODES": json.dumps(named),
+        "NEARLINE_SERVER_SEARCH_PROCESSES": "0",
+    }
+    with contextlib.ExitStack() as stack:
+        for name, port in ports.items():
+            server = stack.enter_context(serving(tmp_path / name, environ, port=port))
+        Http(server.url).ok("POST", "/v1/collections", {"name": "docs", "shards": 4, "dimensions": 3})
+        page = place.browser.new_context().new_page()
+        page.set_default_timeout(WAIT_MS)
+        faults: list[str] = []
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto(f"{server.url}/ui#/cluster")
+        page.locator("[data-moves=b]").click()
+        page.get_by_role("button", name="Move", exact=True).click()
+        page.locator(".job", has_text="balance").get_by_text("succeeded").wait_for(timeout=60_000)
+        rows = page.locator("[aria-label='Services of the cluster'] tbody tr")
+        until(page, lambda: rows.locator("td:nth-child(4)").all_inner_texts() == ["4", "0"])
+        assert rows.locator("td:nth-child(3)").all_inner_texts() == ["writes", "writes"]
+        page.get_by_text("4 shards on 2 nodes").wait_for()
+        page.context.close()
+    assert not faults
 
 
 # --- keys, schemes, sizes -------------------------------------------------------------------------------------
