@@ -203,12 +203,14 @@ class Readers:
 
     def _give_back(self, db: apsw.Connection) -> None:
         closing: apsw.Connection | None = db
+        # A cursor with rows left keeps its commit, even after a rollback: the next borrower would read that one.
+        reading = db.txn_state() != apsw.SQLITE_TXN_NONE
         with _change:
-            if not self._closed:
+            if not self._closed and not reading:
                 _idle.append((self, db))
                 closing = _idle.pop(0)[1] if len(_idle) > READERS_KEPT else None
         if closing is not None:
-            closing.close()
+            closing.close(force=True)
 
 
 # Per process, like descriptors. Least recently used first.

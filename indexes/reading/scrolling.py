@@ -7,6 +7,7 @@ the end, in its new version. A passage's metadata never changes, and so neither 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter
 from indexes.log.reader import as_document, json_list
 from indexes.log.schema import CREATED, FORGOTTEN
+from indexes.parts.snapshot import Snapshot
 
 PAGE_BYTES_MAX = 16 << 20  # as JSON; a larger document is still returned, alone
 NUMBER_JSON_BYTES = 20  # a float32 at full precision
@@ -93,16 +95,17 @@ def page(
     called between steps.
     Raises InvalidInput for a filter that nothing can ever match.
     """
-    matching = collection.snapshot.allowed(condition, on_step)
-    with collection.log.transaction() as db:
+    with at_one_commit(collection) as (db, snapshot):
         sql = DOCUMENTS.format(text="text" if text else "''")
+        matching = snapshot.allowed(condition, on_step)
         if matching is None:
             rows = db.execute(f"{sql} WHERE pk > ? ORDER BY pk LIMIT ?", (after, limit + 1))
         else:
             positions = json_list(positions_matching(db, after, matching, limit + 1))
             rows = db.execute(f"{sql} {AT_POSITIONS}", (positions,))
         passage_bytes = NUMBER_JSON_BYTES * collection.settings.dimensions if vectors else 0
-        taken, more = take(rows, limit, passage_bytes, bytes_max)
+        with contextlib.closing(rows):
+            taken, more = take(rows, limit, passage_bytes, bytes_max)
         documents = with_passages(db, taken, vectors)
     return ScrolledPage(documents, documents[-1].position if more else None)
 
@@ -120,18 +123,27 @@ def document(collection: Collection, document_id: str, *, vectors: bool = False)
 def count(collection: Collection, condition: Filter | None = None, on_step: OnStep = do_nothing) -> Counted:
     """Matching documents and passages, at one seq. `on_step` is called between steps. Raises InvalidInput for
     a filter that nothing can ever match."""
+    with at_one_commit(collection) as (db, snapshot):
+        ids = snapshot.allowed(condition, on_step)
+        if ids is None:
+            documents: Any = db.execute("SELECT count(*) FROM documents").get
+            return Counted(documents, snapshot.live, snapshot.seq)
+        return Counted(sum(documents_among(db, ids)), len(ids), snapshot.seq)
+
+
+@contextlib.contextmanager
+def at_one_commit(collection: Collection) -> Iterator[tuple[apsw.Connection, Snapshot]]:
+    """A connection to the log and a snapshot of the same commit: what a filter finds in one is in the other, too."""
     for _ in range(CATCHING_UP_TRIES):
         with collection.log.transaction() as db:
-            seq = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'operations'").get or 0
             snapshot = collection.snapshot
-            if snapshot.seq == seq:
-                ids = snapshot.allowed(condition, on_step)
-                if ids is None:
-                    documents: Any = db.execute("SELECT count(*) FROM documents").get
-                    return Counted(documents, snapshot.live, snapshot.seq)
-                return Counted(sum(documents_among(db, ids)), len(ids), snapshot.seq)
+            if snapshot.seq == (
+                db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'operations'").get or 0
+            ):
+                yield db, snapshot
+                return
         time.sleep(CATCHING_UP_S)  # a commit is on disk and about to be published
-    raise Unavailable("the collection changes too fast to be counted; try again")
+    raise Unavailable("the collection changes too fast to be read; try again")
 
 
 def written_ms(collection: Collection, seqs: Sequence[int]) -> dict[int, int]:

@@ -101,6 +101,44 @@ def test_what_lives_throughout_comes_exactly_once(collection: Collection) -> Non
         delete(collection, range(100, 120))
 
 
+def test_no_reader_ends_early_beside_writes(collection: Collection) -> None:
+    """While all documents are replaced over and over, each of three readers sees every one in each of its rounds."""
+    stop, lacking = threading.Event(), list[set[str]]()
+    everything = set(ids_of(scrolled(collection, 1000)))
+    even = set(ids_of(scrolled(collection, 1000, EVEN)))
+
+    def read(condition: Filter | None) -> None:
+        while not stop.is_set():
+            seen = set(ids_of(scrolled(collection, 7, condition)))
+            lacking.append((everything if condition is None else even) - seen)
+
+    readers = [threading.Thread(target=read, args=(one,)) for one in (None, EVEN, EVEN)]
+    for reader in readers:
+        reader.start()
+    try:
+        for version in range(30, 70):
+            fill(collection, WORLD, [one for one in EXPECTED if one % 4 == version % 4], version=version)
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+    assert len(lacking) > len(readers)
+    assert not set().union(*lacking)
+
+
+def test_a_reader_that_is_lent_reads_the_last_commit(collection: Collection) -> None:
+    """Also one whose last borrower kept a cursor with rows left. A page leaves none, and its reader is lent again."""
+    with collection.log.transaction() as first:
+        rows = first.execute("SELECT id FROM documents")
+        next(rows)
+    fill(collection, WORLD, range(400, 401))
+    with collection.log.transaction() as second:
+        assert second.execute("SELECT count(*) FROM documents WHERE id = 'd400'").get == 1
+    page(collection, 0, 7)
+    with collection.log.transaction() as third:
+        assert third is second
+
+
 def test_text_and_vectors_if_wanted(collection: Collection) -> None:
     """Passages come with place, tokens and the very vector that was written; text may be left out."""
     pieces = tuple(type(WORLD.document(1).passages[0])(at, at + 3, 2, WORLD.vector(at)) for at in (0, 4))
