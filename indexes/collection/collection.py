@@ -16,18 +16,27 @@ import math
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import apsw
+import numpy as np
 
 from indexes.base import failpoints
 from indexes.base.arrivals import Arrivals
 from indexes.base.durable import disk_errors, publish_folder
-from indexes.base.errors import Conflict, Damaged, NearlineError, NotFound, NotReady, StorageError
+from indexes.base.errors import (
+    Conflict,
+    Damaged,
+    InvalidInput,
+    NearlineError,
+    NotFound,
+    NotReady,
+    StorageError,
+)
 from indexes.base.model import (
     Delete,
     Ids,
@@ -41,6 +50,7 @@ from indexes.base.moving import Moving, read_moving, write_moving
 from indexes.collection.info import CollectionInfo, describe
 from indexes.collection.view import CollectionView, end_of, gaps_of
 from indexes.filters.checks import check_upserts, with_language
+from indexes.filters.grammar import Filter
 from indexes.log.applying import Applied
 from indexes.log.log import Log
 from indexes.log.writer import Operations, Writer
@@ -200,26 +210,58 @@ class Collection(CollectionView):
 
         return self._write(choose)
 
-    def change_holding(
-        self, passages: Ids, change: Callable[[Upsert], Upsert], chars_max: int = CHANGED_CHARS_MAX
-    ) -> Future[WriteResult]:
-        """Do as `change` with the documents that hold these passages, in one commit.
+    def delete_among(self, documents: dict[str, int], condition: Filter) -> Future[WriteResult]:
+        """Delete those of these documents that match now, in one commit, and empty the mapping.
 
-        It stops when it has texts of `chars_max` characters, so repeat it until it has written nothing. A replaced
-        document has new passage ids, so no document is changed twice, and none that others have replaced.
+        It has their first passages, by id, from when they matched.
         """
-        ids = passages.tolist()
 
         def choose() -> list[Operation]:
+            matching = self._still_matching(documents, condition)
+            documents.clear()
+            return [Delete(one) for one in matching]
+
+        return self._write(choose)
+
+    def change_among(
+        self,
+        documents: dict[str, int],
+        condition: Filter | None,
+        change: Callable[[Upsert], Upsert],
+        chars_max: int = CHANGED_CHARS_MAX,
+    ) -> Future[WriteResult]:
+        """Do as `change` with those of these documents that match now, in one commit.
+
+        It stops when it has texts of `chars_max` characters, and leaves in the mapping, which is like that of
+        `delete_among`, what is left to do.
+        """
+
+        def choose() -> list[Operation]:
+            matching = self._still_matching(documents, condition)
             chosen, chars = list[Operation](), 0
-            for document_id in self.log.documents_of(ids):
-                if chars < chars_max and (stored := self.log.upsert_of(document_id)) is not None:
+            while documents and chars < chars_max:
+                document_id = next(iter(documents))
+                del documents[document_id]
+                if document_id in matching and (stored := self.log.upsert_of(document_id)) is not None:
                     changes = self._changes(stored, change)
                     chosen += changes
                     chars += len(stored.text) * len(changes)
             return chosen
 
         return self._write(choose)
+
+    def _still_matching(self, documents: Mapping[str, int], condition: Filter | None) -> list[str]:
+        """The ids of those that match now, in order. A document with the same first passage is as it was."""
+        now = self.log.first_passages_of(documents)
+        replaced = {one for one, first in now.items() if first != documents[one]}
+        if condition is None or not replaced:
+            return [one for one in documents if one in now]
+        try:
+            ids = self.snapshot.matching(condition)
+        except InvalidInput:  # no document has the key any more
+            ids = np.empty(0, np.int64)
+        matching = set(ids[np.isin(ids, [now[one] for one in replaced])].tolist())
+        return [one for one in documents if one in now and (one not in replaced or now[one] in matching)]
 
     def _changes(self, stored: Upsert, change: Callable[[Upsert], Upsert]) -> list[Operation]:
         changed = change(stored)

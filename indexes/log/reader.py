@@ -261,6 +261,12 @@ class LogReader:
             )
         )
 
+    def first_passages_of(self, document_ids: Iterable[str]) -> dict[str, int]:
+        """The first passages of the documents among these that exist."""
+        wanted = msgspec.json.encode(list(document_ids)).decode()
+        sql = "SELECT id, first_passage FROM documents WHERE id IN (SELECT value FROM json_each(?))"
+        return dict(self._rows(sql, (wanted,)))
+
     def known(self, document_ids: Iterable[str]) -> set[str]:
         """The ids among these that exist."""
         wanted = msgspec.json.encode(list(document_ids)).decode()

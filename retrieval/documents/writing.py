@@ -23,12 +23,14 @@ from msgspec import UNSET, UnsetType
 
 from indexes.base.errors import InvalidInput, NearlineError, TooLarge
 from indexes.base.languages import check_language
-from indexes.base.model import Floats, Ids, Metadata, NewPassage, Upsert, WriteResult
+from indexes.base.model import Floats, Metadata, NewPassage, Upsert, WriteResult
 from indexes.base.work import OnStep, do_nothing
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter
 from indexes.log.content import DIGEST_BYTES
 from indexes.log.reader import searchable_text
+from indexes.reading import choosing
+from indexes.reading.choosing import ChosenDocuments
 from retrieval.admission.gates import AdmittedRequest
 from retrieval.base.cancellation import run_abandonable
 from retrieval.base.settings import Config, PassagesSection
@@ -115,47 +117,46 @@ async def write_documents(
 
 
 async def delete_matching(collection: Collection, condition: Filter) -> WriteResult:
-    """Delete the documents that match now, except those that are replaced before their turn."""
-    passages = await run_abandonable(partial(collection.snapshot.matching, condition))
-    return await write_in_parts(collection, passages, collection.delete_holding, "deleted")
+    """Delete the documents that match now. Those that are replaced before their turn stay unless they still match."""
+    chosen = await run_abandonable(partial(choosing.matching, collection, condition))
+    write = partial(collection.delete_among, condition=condition)
+    return await write_in_parts(collection, chosen, write, "deleted")
 
 
 async def write_in_parts(
     collection: Collection,
-    passages: Ids,
-    write: Callable[[Ids], Future[WriteResult]],
+    chosen: ChosenDocuments,
+    write: Callable[[dict[str, int]], Future[WriteResult]],
     done: str,
     together: int | None = None,
 ) -> WriteResult:
-    """Write what concerns the documents that hold these passages, and return the sum.
+    """Write what concerns these documents, and return the sum.
 
-    Commits have `together` passages and their documents, by default `commit_ops_max`, so other writes can go in between
-    and memory does not grow with the number of documents. An error midway says how many are already `done`, and so does
-    the note of a cancellation. `write` is repeated until it writes no document.
+    Commits have documents of `together` passages, by default `commit_ops_max`, so other writes can go in between and
+    memory does not grow with their texts. An error midway says how many are already `done`, and so does the note of a
+    cancellation. `write` removes from a part what it has dealt with, and is repeated until the part is empty.
     """
-    most = together or collection.options.commit_ops_max
     total = WriteResult(collection.snapshot.seq, documents=0, passages=0, tokens=0, deleted=0)
-    at = 0
-    while at < len(passages):
-        try:
-            one = await asyncio.wrap_future(write(passages[at : at + most]))
-        except asyncio.CancelledError as cancelled:
-            cancelled.add_note(f"{total.documents + total.deleted} or more documents were already {done}")
-            raise
-        except NearlineError as error:
-            if not (already := total.documents + total.deleted):
+    for part in chosen.parts(together or collection.options.commit_ops_max):
+        while part:
+            try:
+                one = await asyncio.wrap_future(write(part))
+            except asyncio.CancelledError as cancelled:
+                cancelled.add_note(f"{total.documents + total.deleted} or more documents were already {done}")
                 raise
-            told = copy.copy(error)
-            told.message += f"; {already} documents were already {done}, up to seq {total.seq}"
-            raise told from error
-        total = replace(
-            total,
-            seq=one.seq,
-            documents=total.documents + one.documents,
-            passages=total.passages + one.passages,
-            deleted=total.deleted + one.deleted,
-        )
-        at += 0 if one.documents else most
+            except NearlineError as error:
+                if not (already := total.documents + total.deleted):
+                    raise
+                told = copy.copy(error)
+                told.message += f"; {already} documents were already {done}, up to seq {total.seq}"
+                raise told from error
+            total = replace(
+                total,
+                seq=one.seq,
+                documents=total.documents + one.documents,
+                passages=total.passages + one.passages,
+                deleted=total.deleted + one.deleted,
+            )
     return total
 
 

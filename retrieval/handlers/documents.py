@@ -12,7 +12,6 @@ from functools import partial
 from hashlib import blake2b
 
 import msgspec
-import numpy as np
 from aiohttp import web
 from msgspec import UNSET
 
@@ -21,7 +20,7 @@ from indexes.base.model import Delete, Upsert, WriteResult
 from indexes.base.work import OnStep
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter
-from indexes.reading import scrolling
+from indexes.reading import choosing, scrolling
 from indexes.reading.scrolling import ScrolledDocument, ScrolledPage, VectorPassage
 from retrieval.access.auth import PRINCIPAL
 from retrieval.access.privacy import VECTOR_EXPORT, VectorExport, require_vectors
@@ -128,14 +127,12 @@ async def patch_many(request: web.Request) -> web.Response:
     change = naming_document(await change_of(wanted, request.app[CONFIG]))
     chosen = await chosen_by(wanted, request.app[CONFIG])
     if isinstance(chosen, list):
-        found = await asyncio.to_thread(
-            lambda: [one for each in chosen for one in collection.log.passages_of(each)]
-        )
-        passages = np.array(found, np.int64)
+        documents, condition = await asyncio.to_thread(choosing.named, collection, chosen), None
     else:
-        passages = await run_abandonable(partial(collection.snapshot.matching, chosen))
-    write = partial(collection.change_holding, change=change)
-    result = await write_in_parts(collection, passages, write, "changed", CHANGED_TOGETHER)
+        documents = await run_abandonable(partial(choosing.matching, collection, chosen))
+        condition = chosen
+    write = partial(collection.change_among, condition=condition, change=change)
+    result = await write_in_parts(collection, documents, write, "changed", CHANGED_TOGETHER)
     note_patched(request.app, name, collection, result, started)
     return answer(Patched(result.seq, result.documents))
 

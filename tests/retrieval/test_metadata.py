@@ -18,6 +18,7 @@ from indexes.base.errors import InvalidInput, NotReady
 from indexes.base.model import IndexOptions, WriteResult
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import parse_filter
+from indexes.reading.choosing import named
 from nearline import AsyncClient, ServiceError
 from retrieval.base.cancellation import Stopping
 from retrieval.base.settings import Config
@@ -398,12 +399,12 @@ def test_what_is_cut_off_says_how_much_is_done(tmp_path: Path) -> None:
     stopping, stuck = Stopping(), Future[WriteResult]()
 
     async def story(collection: Collection) -> None:
-        passages = collection.snapshot.matching(None)
-        done = collection.change_holding(passages[:1], patcher({"seen": True}, Config()))
+        chosen = named(collection, ["d0", "d1", "d2"])
+        done = collection.change_among({"d0": 1}, None, patcher({"seen": True}, Config()))
         writes = iter([done, stuck])
         asyncio.get_running_loop().call_later(0.3, stopping.end_grace)
         async with stopping.within_grace():
-            await write_in_parts(collection, passages, lambda _: next(writes), "changed")
+            await write_in_parts(collection, chosen, lambda _: next(writes), "changed")
 
     with closing(make_collection(tmp_path / "c")) as collection:
         fill(collection, World(), range(3))

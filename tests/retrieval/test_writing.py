@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from indexes.base.errors import DiskFull, TooLarge
-from indexes.base.model import IndexOptions, Operation, WriteResult
+from indexes.base.errors import DiskFull, NotFound, TooLarge
+from indexes.base.model import Delete, IndexOptions, Metadata, Operation, WriteResult
 from indexes.collection.collection import Collection
-from indexes.filters.grammar import Comparison
+from indexes.filters.grammar import Comparison, Filter
+from indexes.reading.choosing import ChosenDocuments, matching, named
 from retrieval.base.settings import Config
 from retrieval.documents.writing import delete_matching, naming_document, patcher, write_in_parts
 from tests.support.vectors import World, fill, make_collection
@@ -73,10 +78,12 @@ def test_a_deletion_by_filter_that_fails_says_what_is_gone(collection: Collectio
     assert asyncio.run(delete_matching(collection, EVEN)).deleted == 18
 
 
-def patch(collection: Collection, condition: Comparison, chars_max: int) -> WriteResult:
-    change = naming_document(patcher({"groups": ["new"]}, Config()))
-    write = partial(collection.change_holding, change=change, chars_max=chars_max)
-    return asyncio.run(write_in_parts(collection, collection.snapshot.matching(condition), write, "changed"))
+def patch(
+    collection: Collection, condition: Comparison, chars_max: int, metadata: Metadata | None = None
+) -> WriteResult:
+    change = naming_document(patcher(metadata or {"groups": ["new"]}, Config()))
+    write = partial(collection.change_among, condition=condition, change=change, chars_max=chars_max)
+    return asyncio.run(write_in_parts(collection, matching(collection, condition), write, "changed"))
 
 
 def test_a_patch_by_filter_is_many_commits(collection: Collection, commits: Commits) -> None:
@@ -97,13 +104,60 @@ def test_a_patch_that_fails_says_what_is_changed_and_where(collection: Collectio
     commits.fails = 3
     with pytest.raises(DiskFull) as failed:
         patch(collection, EVEN, chars_max=10**6)
-    assert failed.value.message == "no space left; 16 documents were already changed, up to seq 116"
+    assert failed.value.message == "no space left; 32 documents were already changed, up to seq 132"
     commits.fails = 0
     long = naming_document(patcher({"note": "x" * 100_000}, Config()))
-    odd = collection.snapshot.matching(Comparison("eq", "even", False))
     with pytest.raises(TooLarge) as refused:
-        collection.change_holding(odd, long).result()
+        collection.change_among({"d1": 2}, None, long).result()
     assert refused.value.message.startswith("document 'd1': ")
+
+
+def test_documents_replaced_before_their_turn_are_written_if_they_match(collection: Collection) -> None:
+    """By filter and by ids, one that was replaced in between is changed and deleted in its new version, unless that one
+    does not match any more."""
+    change, ids = patcher({"seen": True}, Config()), [f"d{number}" for number in range(6)]
+    found, by_id = matching(collection, EVEN), named(collection, ids)
+    collection.write(
+        [WORLD.document(2, version=1), replace(WORLD.document(4), metadata={"even": False})]
+    ).result()
+    collection.write([Delete("d5")]).result()
+
+    def seen(condition: Filter | None, chosen: ChosenDocuments) -> set[str]:
+        write = partial(collection.change_among, condition=condition, change=change)
+        asyncio.run(write_in_parts(collection, chosen, write, "changed"))
+        return set(collection.log.documents_of(collection.snapshot.matching(Comparison("eq", "seen", True))))
+
+    assert seen(None, by_id) == {"d0", "d1", "d2", "d3", "d4"}
+    assert seen(EVEN, found) == {"d1", "d3", "d4", *(f"d{number}" for number in range(0, 100, 2))}
+    found = matching(collection, EVEN)
+    collection.write([WORLD.document(2, version=2), replace(WORLD.document(6), metadata={})]).result()
+    write = partial(collection.delete_among, condition=EVEN)
+    assert asyncio.run(write_in_parts(collection, found, write, "deleted")).deleted == 48
+    assert collection.log.known(f"d{number}" for number in range(0, 100, 2)) == {"d4", "d6"}
+
+
+def test_writes_by_filter_leave_nothing_out_beside_others(collection: Collection) -> None:
+    """While others change its documents all the time, a patch by filter changes each of them, and a deletion leaves
+    none."""
+    stop = threading.Event()
+
+    def meddle() -> None:
+        for turn in count():
+            if stop.is_set():
+                return
+            with suppress(NotFound):
+                collection.change(f"d{turn % 100}", patcher({"at": turn}, Config())).result()
+
+    meddling = threading.Thread(target=meddle)
+    meddling.start()
+    try:
+        for turn in range(5):
+            assert patch(collection, EVEN, chars_max=10**6, metadata={"turn": turn}).documents == 50
+        assert asyncio.run(delete_matching(collection, EVEN)).deleted == 50
+    finally:
+        stop.set()
+        meddling.join()
+    assert not len(collection.snapshot.matching(EVEN))
 
 
 def test_nothing_that_matches_is_no_error(collection: Collection, commits: Commits) -> None:
