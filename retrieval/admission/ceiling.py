@@ -194,6 +194,7 @@ class AnswerBudget:
         self._lock = threading.Lock()
         self.taken = 0
         self.work = WorkBudget()
+        self.working = asyncio.Lock()  # held for the one search in another process that may do this work
 
     def take(self, size: int, longest: int = 0) -> None:
         """Take `size` bytes; a hit has `longest`. Raises TooLarge, naming what to ask less of, or what `hold` raises;

@@ -4,13 +4,14 @@ here, where the caches, the budgets and the counts of hits are."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 
 import msgspec
 import numpy as np
 from msgspec import structs
 
+from indexes.base.errors import InvalidInput
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from retrieval.access.auth import PRINCIPAL
@@ -24,8 +25,18 @@ from retrieval.search.answer_cache import Answered, State
 from retrieval.search.plan import Plan
 from retrieval.search.stages import Found
 from retrieval.search.stopwatch import Stopwatch
+from retrieval.wire.options import OverBudget
 
 ACTIVE_PER_PROCESS = 4  # as many as share a run of the model
+WORK = [field for field in fields(WorkBudget) if field.name != "searches"]
+UNDIVIDED = {"comparisons", "prefix_terms"}
+WORK_OF: Mapping[OverBudget, tuple[str, ...]] = {
+    "typos": ("comparisons",),
+    "operators": ("phrase_chars",),
+    "collapse": ("copies",),
+    "highlight": ("highlight_words", "highlight_tokens"),
+    "facets": ("facet_counts",),
+}
 
 
 class InProcesses:
@@ -40,7 +51,8 @@ class InProcesses:
     ) -> None:
         self._processes = processes
         self._embedders = embedders
-        self._active = Turns(ACTIVE_PER_PROCESS * max(1, processes.count), lambda: config.admission, crowded)
+        self._at_once = ACTIVE_PER_PROCESS * max(1, processes.count)
+        self._active = Turns(self._at_once, lambda: config.admission, crowded)
 
     async def search(
         self, collection: Collection, plan: Plan, watch: Stopwatch, budget: AnswerBudget
@@ -52,9 +64,9 @@ class InProcesses:
         vector = None
         if embedder is not None and plan.request.cache:
             vector = await embedder.known(str(plan.text))
-        async with self._active.turn(Flow(PRINCIPAL.get().key, PATIENT.get())):
-            ask = ask_of(collection, plan, watch, budget, None if vector is None else vector.tobytes())
-            answer = await self._processes.answer(collection, ask)
+        answer = await self._ask(
+            collection, plan, watch, budget, None if vector is None else vector.tobytes()
+        )
         if answer is None:
             return None
         if embedder is not None and plan.request.cache and answer.vector is not None:
@@ -62,15 +74,79 @@ class InProcesses:
         if answer.seq > collection.snapshot.seq:
             # Or the next search, if the service itself answers it, would go back in time.
             await asyncio.wrap_future(collection.arrivals.at(answer.seq))
-        charge(answer, ask, watch, budget)
         collection.hits.count(answer.hits)
         settled = collection.log.newest_seq == answer.seq
         state = State(answer.generation, answer.seq, answer.content, settled)
         return Answered(state, Found(answer.answer, answer.vanished, answer.grounds, answer.spared), "miss")
 
+    async def _ask(
+        self, collection: Collection, plan: Plan, watch: Stopwatch, budget: AnswerBudget, vector: bytes | None
+    ) -> SearchReply | None:
+        """Ask a process, and charge what it did; None if no process can answer.
+
+        A single search may do all the work of its budget. Several of one request share it: each is asked with a small
+        part, and again, one at a time, with all that is left, if it lacked some.
+        """
+
+        async def ask(parts: int) -> tuple[AskSearch, SearchReply | None]:
+            async with self._active.turn(Flow(PRINCIPAL.get().key, PATIENT.get())):
+                asked = ask_of(collection, plan, watch, budget, lend(budget.work, parts), vector)
+                answer = None
+                try:
+                    answer = await self._processes.answer(collection, asked)
+                finally:
+                    take_back(budget.work, asked.work if answer is None else answer.work)
+                return asked, answer
+
+        await asyncio.sleep(0)  # until all searches of the request have begun
+        lacking: Iterable[OverBudget] = ()
+        if budget.work.searches > 1:
+            try:
+                asked, answer = await ask(self._at_once)
+                lacking = [] if answer is None else answer.answer.over_budget or []
+                if not lacking:
+                    return charge(answer, asked, watch, budget)
+            except InvalidInput:  # more prefixes than it may look up
+                if plan.operators is None:
+                    raise
+        async with budget.working:
+            if lacking and not has_left(budget.work, lacking):
+                return charge(answer, asked, watch, budget)
+            asked, answer = await ask(1)
+            return charge(answer, asked, watch, budget)
+
+
+def lend(budget: WorkBudget, parts: int) -> WorkBudget:
+    """Take a part of the work that is left, or all. What is dear from its first step on is not divided."""
+    lent = {
+        field.name: left if parts == 1 else -1 if field.name in UNDIVIDED else left // parts or -1
+        for field in WORK
+        for left in (getattr(budget, field.name),)
+    }
+    for name, work in lent.items():
+        setattr(budget, name, getattr(budget, name) - work)
+    return WorkBudget(searches=budget.searches, **lent)
+
+
+def take_back(budget: WorkBudget, left: WorkBudget) -> None:
+    for field in WORK:
+        setattr(budget, field.name, getattr(budget, field.name) + getattr(left, field.name))
+
+
+def has_left(budget: WorkBudget, lacking: Iterable[OverBudget]) -> bool:
+    """Whether some of the work is left that a search has lacked for these options."""
+    return any(
+        all(getattr(budget, name) > 0 for name in WORK_OF[option]) for option in lacking if option in WORK_OF
+    )
+
 
 def ask_of(
-    collection: Collection, plan: Plan, watch: Stopwatch, budget: AnswerBudget, vector: bytes | None
+    collection: Collection,
+    plan: Plan,
+    watch: Stopwatch,
+    budget: AnswerBudget,
+    work: WorkBudget,
+    vector: bytes | None,
 ) -> AskSearch:
     caller, synonyms = PRINCIPAL.get(), collection.synonyms.current
     return AskSearch(
@@ -87,18 +163,19 @@ def ask_of(
         deadline=watch.deadline,
         vector=vector,
         sparing=plan.query.sparing,
-        work=replace(budget.work),
+        work=work,
         taken=budget.taken,
         bytes_max=budget.bytes_max,
         param=budget.param,
     )
 
 
-def charge(answer: SearchReply, ask: AskSearch, watch: Stopwatch, budget: AnswerBudget) -> None:
-    """Charge what a search took elsewhere. Raises TooLarge, as `AnswerBudget.take` does."""
-    watch.spans += answer.spans
-    watch.cpu_s += answer.cpu_s
-    for field in fields(WorkBudget):
-        spent = getattr(ask.work, field.name) - getattr(answer.work, field.name)
-        setattr(budget.work, field.name, getattr(budget.work, field.name) - spent)
-    budget.take(answer.taken - ask.taken)
+def charge(
+    answer: SearchReply | None, ask: AskSearch, watch: Stopwatch, budget: AnswerBudget
+) -> SearchReply | None:
+    """Charge what a search took elsewhere, and return its answer. Raises TooLarge, as `AnswerBudget.take` does."""
+    if answer is not None:
+        watch.spans += answer.spans
+        watch.cpu_s += answer.cpu_s
+        budget.take(answer.taken - ask.taken)
+    return answer

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from indexes.base.work import WorkBudget
 from jobs.serving.process import ServerProcess, serving
 from retrieval.embedding.encoder import available_threads
 from retrieval.processes.pool import PROCESSES_MAX, as_many_as_serve
@@ -77,12 +78,12 @@ def wait_until(is_so: Callable[[], bool], seconds: float = UP_S) -> None:
         time.sleep(0.05)
 
 
-def use_processes(http: Http, name: str) -> None:
+def use_processes(http: Http, name: str, **options: object) -> None:
     """Search until a process has answered, as soon as one has the collection open."""
 
     def answered() -> bool:
         before = metric(http, "_answers_total")
-        http.search(name, query="a search for the processes", cache=False)
+        http.search(name, query="a search for the processes", cache=False, **options)
         return metric(http, "_answers_total") > before
 
     wait_until(answered)
@@ -103,6 +104,30 @@ def alone(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Itera
     }
     with serving(tmp_path_factory.mktemp("alone") / "data", environ) as running:
         yield running
+
+
+def test_the_searches_of_a_request_share_its_budgets(service: ServerProcess) -> None:
+    """Those of a batch that are answered side by side compare their words with as many terms as one search may, and no
+    fewer. A search of its own may compare with all of them."""
+    http, rng = Http(service.url), random.Random(3)
+    name = http.new_collection(dimensions=2)
+    terms = list({"w" + "".join(rng.choices("bdgkmp", k=8)) for _ in range(40_000)})
+    texts = [" ".join(terms[at : at + 200]) for at in range(0, len(terms), 200)]
+    written = [{"id": at, "text": text, "vector": [1, at], "language": "en"} for at, text in enumerate(texts)]
+    http.write(name, *written)
+    by_words = {"mode": "lexical", "cache": False}
+    use_processes(http, name, mode="lexical")
+    searches = [
+        {"query": "w" + "".join(rng.choices("aeiou", k=8)), "highlight": True, **by_words} for _ in range(30)
+    ]
+    batch = http.ok("POST", f"/v1/collections/{name}/search/batch", {"searches": searches})["results"]
+    whole = [one for one in batch if "over_budget" not in one["receipt"]]
+    assert len(whole) == WorkBudget().comparisons // len(terms)
+    for search in searches:
+        assert "over_budget" not in http.search(name, **search)["receipt"]
+    marked = [{"query": term, "highlight": True, **by_words} for term in terms[:1000:50]]
+    batch = http.ok("POST", f"/v1/collections/{name}/search/batch", {"searches": marked})["results"]
+    assert all(one["hits"][0]["highlights"] and "over_budget" not in one["receipt"] for one in batch)
 
 
 def test_they_answer_as_the_service_does(service: ServerProcess, alone: ServerProcess) -> None:
