@@ -59,7 +59,8 @@ def arrange(request: SearchRequest, fused: Fused, values: Sequence[Values]) -> F
         fused = replace(fused, boosts=factors if fused.boosts is None else fused.boosts * factors)
     if fused.boosts is not None:
         boosted = round_scores(boost_scores(fused.ranked, fused.boosts))
-        fused = replace(fused, order=fused.ordered_by(boosted), ranked=boosted)
+        fused = replace(fused, ranked=boosted, score_max=boosted.max(initial=fused.score_max))
+        fused = replace(fused, order=fused.ordered_by(boosted))
     positions: list[int] = fused.order.tolist()
     for sort, held in reversed(list(zip(sorts, values[len(boosts) :], strict=False))):
         keys = sort_keys(held, last=sort.order == "desc")

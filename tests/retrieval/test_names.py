@@ -140,6 +140,16 @@ def test_a_name_comes_first_with_every_option(http: Http, name: str, option: str
     assert http.found(name, query="CMP0077 about words", k=3, **OPTIONS[option])[0] == "CMP0077"
 
 
+@pytest.mark.parametrize("weight", [-1, 0.5, 100])
+def test_boosts_leave_a_name_the_highest_score(http: Http, name: str, weight: float) -> None:
+    """However far they raise others: what stands first has the score that `min_score` keeps."""
+    asked = {"query": "CMP0077 about words", "boosts": [{"key": "n", "weight": weight}]}
+    hits = http.search(name, k=5, **asked)["hits"]
+    assert hits[0]["document_id"] == "CMP0077"
+    assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
+    assert http.found(name, k=5, min_score=hits[0]["score"], **asked)[0] == "CMP0077"
+
+
 def test_a_given_order_wins(http: Http, name: str) -> None:
     """Sort puts the candidates in its own order, a named one among them."""
     found = http.found(name, query="CMP0077", k=4, sort=[{"key": "n", "order": "desc"}])
