@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from indexes.base.errors import DeadlineExceeded, InvalidInput, NotFound, TooLarge
+from indexes.base.errors import DeadlineExceeded, InvalidInput, NotFound, TooLarge, Unavailable
 from indexes.base.model import Floats
 from indexes.base.suggestions import similar
 from indexes.base.work import WorkBudget
@@ -366,9 +366,14 @@ class Inquiry:
         search = await self._follow(self.patch)
         work = partial(trail_of, search, self.target, condition_of(search.embedded.request))
         try:
-            return await asyncio.to_thread(run_at_once, work)
+            trail = await asyncio.to_thread(run_at_once, work)
         finally:
             search.watch.left = True
+        if not trail.best and self.target.document.seq <= search.shard.seq:
+            raise Unavailable(
+                "the document was changed, deleted or expired while it was explained; try again"
+            )
+        return trail
 
     async def _follow(self, patch: JSON) -> TracedSearch:
         self.searches += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexes.base.errors import InvalidInput
+from indexes.base.errors import InvalidInput, Unavailable
 from retrieval.access.auth import Principal
 from retrieval.base.merge_patch import apply_patch, merge_patch
 from retrieval.insight import explaining
@@ -100,6 +101,22 @@ def test_a_write_that_is_not_visible_yet(
     assert (got.cause.kind, got.also, got.change) == ("not_visible", [], None)
     assert got.cause.evidence == {"written_seq": after.seq, "seq": before.seq}
     assert got.passages == []
+
+
+def test_a_document_that_changes_meanwhile_is_not_said_to_be_invisible(
+    local: Service, planter: Planter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its passages are gone, though it was written before what the search saw: the caller asks again."""
+    locate = explaining.target_of
+
+    def locate_and_change(*asked: Any) -> Any:
+        target = locate(*asked)
+        local.collection.change("refunds", lambda one: replace(one, metadata={"changed": True})).result()
+        return target
+
+    monkeypatch.setattr(explaining, "target_of", locate_and_change)
+    with pytest.raises(Unavailable, match="while it was explained"):
+        local.explain("refunds", query="When are refunds paid?")
 
 
 def test_an_expired_document_is_told_from_one_that_never_was(local: Service, planter: Planter) -> None:
