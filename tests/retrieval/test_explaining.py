@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexes.base.errors import InvalidInput, Unavailable
+from indexes.base.model import Delete
 from retrieval.access.auth import Principal
 from retrieval.base.merge_patch import apply_patch, merge_patch
 from retrieval.insight import explaining
@@ -111,12 +112,15 @@ def test_a_document_that_changes_meanwhile_is_not_said_to_be_invisible(
 
     def locate_and_change(*asked: Any) -> Any:
         target = locate(*asked)
-        local.collection.change("refunds", lambda one: replace(one, metadata={"changed": True})).result()
+        local.collection.change("moving", lambda one: replace(one, metadata={"changed": True})).result()
         return target
+
+    local.write({"id": "moving", "text": "Trains leave at noon."})
 
     monkeypatch.setattr(explaining, "target_of", locate_and_change)
     with pytest.raises(Unavailable, match="while it was explained"):
-        local.explain("refunds", query="When are refunds paid?")
+        local.explain("moving", query="When do trains leave?")
+    local.collection.write([Delete("moving")]).result()
 
 
 def test_an_expired_document_is_told_from_one_that_never_was(local: Service, planter: Planter) -> None:
