@@ -21,6 +21,7 @@ from retrieval.wire.errors import ErrorBody, error_of
 CONNECT_S = 2.0
 READ_S = 600.0  # between two pieces of an answer; embedding a large request takes minutes
 RETRY_AFTER_S = 2.0
+LEAVE_S = 0.1  # to say that a call is waited for no longer
 REFUSES = (401, 403)
 NUMBER_BYTES = 8  # of what tells the calls of a connection apart
 MSGPACK = "application/msgpack"
@@ -98,54 +99,60 @@ class Caller:
     def __init__(self, link: Link, url: str) -> None:
         self._link, self._url = link, url
         self._opening = asyncio.Lock()
-        self._connection: aiohttp.ClientWebSocketResponse | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._waiting: dict[bytes, asyncio.Future[bytes]] = {}
+        self._open: OpenConnection | None = None
         self._number = 0
 
     async def call(self, content: bytes) -> bytes:
-        connection = await self._open()
+        opened = await self._connected()
         self._number += 1
         number = self._number.to_bytes(NUMBER_BYTES, "big")
-        reply = self._waiting[number] = asyncio.get_running_loop().create_future()
+        reply = opened.waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            await connection.send_bytes(number + content)
+            await opened.connection.send_bytes(number + content)
             answer: bytes = await reply
             return answer
         finally:
-            del self._waiting[number]
+            del opened.waiting[number]
             if not reply.done() or reply.cancelled():
-                with contextlib.suppress(ConnectionError):
-                    await connection.send_bytes(number)
+                with contextlib.suppress(ConnectionError, TimeoutError):
+                    async with asyncio.timeout(LEAVE_S):  # a node that hangs reads nothing
+                        await opened.connection.send_bytes(number)
 
-    async def _open(self) -> aiohttp.ClientWebSocketResponse:
-        if (known := self._connection) is not None and not known.closed:
-            return known
+    async def _connected(self) -> OpenConnection:
         async with self._opening:
-            if self._connection is None or self._connection.closed:
-                self._connection = await self._link.connect(self._url)
-                self._reading = asyncio.create_task(self._read(self._connection))
-            return self._connection
-
-    async def _read(self, connection: aiohttp.ClientWebSocketResponse) -> None:
-        waiting = self._waiting
-        async for message in connection:
-            if message.type is not aiohttp.WSMsgType.BINARY:
-                break
-            reply = waiting.get(message.data[:NUMBER_BYTES])
-            if reply is not None and not reply.done():
-                reply.set_result(message.data[NUMBER_BYTES:])
-        await connection.close()
-        for reply in waiting.values():
-            if not reply.done():
-                reply.set_exception(ConnectionResetError("the connection was closed"))
+            if self._open is None or self._open.connection.closed:
+                self._open = OpenConnection(await self._link.connect(self._url))
+            return self._open
 
     async def close(self) -> None:
-        if self._connection is not None:
-            await self._connection.close()
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        if self._open is not None:
+            await self._open.close()
+
+
+class OpenConnection:
+    """A connection, and what is awaited from it, by number."""
+
+    def __init__(self, connection: aiohttp.ClientWebSocketResponse) -> None:
+        self.connection = connection
+        self.waiting: dict[bytes, asyncio.Future[bytes]] = {}
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for message in self.connection:
+            if message.type is not aiohttp.WSMsgType.BINARY:
+                break
+            reply = self.waiting.get(message.data[:NUMBER_BYTES])
+            if reply is not None and not reply.done():
+                reply.set_result(message.data[NUMBER_BYTES:])
+        for reply in self.waiting.values():
+            if not reply.done():
+                reply.set_exception(ConnectionResetError("the connection was closed"))
+        await self.connection.close()
+
+    async def close(self) -> None:
+        await self.connection.close()
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
 
 
 def unanswered(error: Exception) -> Unavailable:
