@@ -31,7 +31,7 @@ COMMANDS = {
     "top": "Show what a running service is doing now.",
     "backup": "Copy collections to a folder, also while they are served.",
     "restore": "Put collections of a backup into a data directory.",
-    "cluster": "Show the nodes of a cluster and their shards.",
+    "cluster": "Show the nodes of a cluster, or run one with Ray.",
     "promote": "Let a replica's directory write to the store.",
     "accept": "Serve what is left of a collection that lost writes.",
     "verify": "Check that a data directory or a backup is whole.",

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 import yaml
 
 from jobs.cli import COMMANDS, cli
+from jobs.cluster.machine import Machine
 from jobs.serving.service import CLOSING_S, require_private
 from retrieval.access.auth import Keys
 from retrieval.base.config import ignored_variables, load_config
@@ -233,6 +235,48 @@ def test_replicas_are_like_the_writer() -> None:
     whole = yaml.safe_load((REPLICAS / "kustomization.yaml").read_text())
     named = {*whole["resources"], *(one["path"] for one in whole["patches"]), "kustomization.yaml"}
     assert named == {"../kubernetes", *(path.name for path in REPLICAS.iterdir())}
+
+
+def test_machines_of_a_cluster_are_pods_of_kuberay() -> None:
+    """No schema of RayCluster is on a package index, so its pods are checked as those of a Deployment. Commands and
+    variables are real, ports and the version of Ray agree, and the other pods are like the first one."""
+    (cluster,) = yaml.safe_load_all((ROOT / "configs/kubernetes-ray/raycluster.yaml").read_text())
+    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    assert cluster["metadata"]["annotations"] == {"ray.io/overwrite-container-cmd": "true"}
+    (group,) = cluster["spec"]["workerGroupSpecs"]
+    assert group.keys() == {
+        "groupName",
+        "replicas",
+        "minReplicas",
+        "maxReplicas",
+        "rayStartParams",
+        "template",
+    }
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][
+        "cluster"
+    ]
+    assert f"ray=={cluster['spec']['rayVersion']}" in extra
+    contexts = []
+    for template in (cluster["spec"]["headGroupSpec"]["template"], group["template"]):
+        labels = template["metadata"]["labels"]
+        spec = {"selector": {"matchLabels": labels}, "template": template}
+        deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}, "spec": spec}
+        for version in VERSIONS:
+            kubernetes_validate.validate(deployment, version, strict=True)
+        (one,) = template["spec"]["containers"]
+        context = parsed([*one["command"][1:], *one["args"]])
+        assert context.params["foreground"] is True
+        contexts.append(context.params)
+        given = {entry["name"]: "x" for entry in one["env"]}
+        assert not ignored_variables(given)
+        assert one["securityContext"] == service()["containers"][0]["securityContext"]
+    first, other = contexts
+    assert first["address"] is None
+    assert (
+        other["address"]
+        == f"{cluster['metadata']['name']}-head-svc:{Machine('', '', '', head=True).ray_port}"
+    )
+    assert first["folder"] == other["folder"]
 
 
 def test_the_kustomization_is_whole(tmp_path: Path) -> None:

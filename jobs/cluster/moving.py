@@ -1,0 +1,68 @@
+"""Moving shards between nodes, by the API of a service: the only part of a cluster's machinery that asks one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from indexes.base.errors import Conflict, Unavailable
+from indexes.directory.marker import SHARD_MARK
+from nearline import AsyncClient
+from retrieval.clients.errors import ServiceError
+
+LOOK_S = 0.5
+KNOWN_S = 60.0
+UNDER_WAY = ("queued", "running")
+
+
+async def fill(client: AsyncClient, node: str) -> None:
+    """Give a node its share of all shards, once the service that is asked knows it. Raises Conflict, Unavailable."""
+    late = time.monotonic() + KNOWN_S
+    while not any(one["node"] == node and one["writes"] for one in await services(client)):
+        if time.monotonic() > late:
+            raise Unavailable(f"a service does not know node {node} yet: repeat this to balance shards")
+        await asyncio.sleep(LOOK_S)
+    await balance(client)
+
+
+async def balance(client: AsyncClient, without: Sequence[str] = ()) -> None:
+    """Give each node as many shards as any other, and those `without` none. Raises Conflict if that fails."""
+    started: dict[str, Any] = await client.request("POST", "/v1/cluster/balance", {"without": list(without)})
+    job: dict[str, Any] = {"status": "queued"}
+    while job["status"] in UNDER_WAY:
+        await asyncio.sleep(LOOK_S)
+        job = await client.request("GET", f"/v1/jobs/{started['job']}")
+    if job["status"] != "succeeded":
+        raise Conflict(f"shards could not be moved: {job.get('error') or job['status']}")
+
+
+async def empty(client: AsyncClient, node: str, at_node: AsyncClient) -> None:
+    """Move every shard away from a node. Raises Conflict if it has what cannot move, or does not say what it has."""
+    try:
+        held = await at_node.request("GET", "/v1/collections")
+    except ServiceError as error:
+        raise Conflict(f"node {node} must say what it has before it goes: {error.message}") from None
+    if held["quarantined"]:
+        names = sorted(one["name"] for one in held["quarantined"])
+        raise Conflict(f"node {node} is asked to go while something is out of service: {', '.join(names)}")
+    own = [
+        one["name"] for one in held["collections"] if not one.get("shards") and SHARD_MARK not in one["name"]
+    ]
+    if own:
+        raise Conflict(
+            f"node {node} has what no other node can take over: {', '.join(sorted(own))}; ingest it again into a "
+            "collection in shards, or delete it"
+        )
+    while await shards_of(client, node):
+        await balance(client, [node])
+
+
+async def shards_of(client: AsyncClient, node: str) -> list[str]:
+    return sorted({name for one in await services(client) if one["node"] == node for name in one["shards"]})
+
+
+async def services(client: AsyncClient) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await client.request("GET", "/v1/cluster"))["services"]
+    return found
