@@ -7,7 +7,7 @@ import re
 import signal
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from jobs.cluster.moving import empty, fill
 from jobs.cluster.plan import Orders
 from jobs.commands.connection import ask
 from jobs.commands.options import JSON, PATH, URL, NumberRange
-from jobs.commands.output import console, print_json, say
+from jobs.commands.output import console, print_json, print_result, say
+from jobs.commands.rebuilds import wait_for_job
 from nearline import AsyncClient
 
 FOLDER = click.option("--data", "folder", type=PATH, required=True, help="The folder of this machine.")
@@ -234,6 +235,35 @@ def add_node(folder: Path, machine: Machine, node: str, place: str | None) -> No
     where = call(machine, "add", node, place)
     orders = wait(folder, lambda orders: is_ready(orders, node), f"the service of node {node} is not ready")
     say(f"node {node} is on machine {where}, at {orders.nodes[node][0]}")
+
+
+@command.command(name="balance", epilog="Example: nearline cluster balance --without b")
+@click.option("--without", multiple=True, help="A node that shall have no shards; may be repeated.")
+@URL
+@JSON
+def balance_shards(without: tuple[str, ...], url: str, as_json: bool) -> None:
+    """Move shards until each node has as many as any other. They are read and written all the time."""
+    move_shards(url, "balance", {"without": without}, as_json=as_json)
+
+
+@command.command(epilog="Example: nearline cluster move docs~2of6 c")
+@click.argument("shard")
+@click.argument("node")
+@URL
+@JSON
+def move(shard: str, node: str, url: str, as_json: bool) -> None:
+    """Move a shard to a node."""
+    move_shards(url, "moves", {"shard": shard, "to": node}, as_json=as_json)
+
+
+def move_shards(url: str, path: str, wanted: Mapping[str, Any], *, as_json: bool) -> None:
+    async def work(client: AsyncClient) -> Mapping[str, Any]:
+        started: dict[str, Any] = await client.request("POST", f"/v1/cluster/{path}", wanted)
+        return await wait_for_job(client, started["job"], hidden=as_json)
+
+    job = ask(url, work)
+    lines = [f"{one['shard']}: from {one['from']} to {one['to']}" for one in job["result"]["moved"]]
+    print_result(job, "\n".join(lines) or "no shard had to move", as_json=as_json)
 
 
 @command.command(epilog="Example: nearline cluster drain b --data /srv/nearline")

@@ -1,26 +1,23 @@
 """Which node shall have which shard: as many on each node as on any other, and few moves when nodes come and go.
 
-Of the nodes with room, a shard takes the one that it prefers (rendezvous hashing).
+Each shard prefers some nodes to others (rendezvous hashing), and moves only where there would be more than elsewhere.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from retrieval.cluster.names import ShardName, weigh
 
 
 def place(name: str, shards: int, nodes: Sequence[str]) -> list[str]:
     """Choose a node for each shard of a new collection."""
-    room = Counter(dict.fromkeys(nodes, -(-shards // len(nodes))))
-    placed = []
-    for number in range(shards):
-        shard = ShardName(name, number, shards)
-        best = max((one for one in nodes if room[one]), key=lambda node: weigh(shard, node))
-        room[best] -= 1
-        placed.append(best)
-    return placed
+    names = [ShardName(name, number, shards) for number in range(shards)]
+    placed = {str(one): max(nodes, key=partial(weigh, one)) for one in names}
+    placed |= balance(placed, nodes)
+    return [placed[str(one)] for one in names]
 
 
 def balance(held: Mapping[str, str], nodes: Sequence[str]) -> list[tuple[str, str]]:

@@ -85,6 +85,7 @@ def test_shards_are_divided_evenly_and_stay() -> None:
     assert {*Counter(after).values()} == {24}
     moved = sum(old != new for old, new in zip(before, after, strict=True))
     assert moved <= 40  # 24 at least
+    assert sorted(Counter(place("docs", 4, ["a", "b", "c"])).values()) == [1, 1, 2]
 
 
 @given(
