@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from indexes.base.errors import DeadlineExceeded, NearlineError, NotFound, NotReady, Unavailable
+from indexes.base.errors import Conflict, DeadlineExceeded, NearlineError, NotFound, NotReady, Unavailable
 from retrieval.base.cancellation import gather_or_cancel
 from retrieval.base.request_id import REQUEST_ID
 from retrieval.cluster.calls import ANSWERS, Addressed, CallReply, Calls
@@ -26,6 +26,7 @@ AT_ONCE = 8  # requests to all shards: a node admits a bounded number
 SILENT_S = 10.0  # after which a node that does not answer looks has no more time for anything else
 MOVING_S = 15.0  # for a shard that is being moved to take writes at its new node
 MOVING_LOOK_S = 0.05
+AGREE_S = 2.0  # for looks at two nodes to be of the same time
 
 
 async def ask(
@@ -154,7 +155,7 @@ async def follow(
     body: object = None,
 ) -> dict[str, Any]:
     """Send a request to the service that is chosen for a shard, again if the shard has moved."""
-    until = time.monotonic() + MOVING_S
+    begun = time.monotonic()
     while True:
         node = None
         try:
@@ -162,7 +163,9 @@ async def follow(
             return await send(nodes, node, method, path, body)
         except NearlineError as error:
             await nodes.look_again()
-            if time.monotonic() > until or not may_be_moving(nodes, shard, node, error):
+            # Two writers: it has moved, or they are to be told apart by their operator.
+            limit_s = AGREE_S if isinstance(error, Conflict) and node is None else MOVING_S
+            if time.monotonic() > begun + limit_s or not may_be_moving(nodes, shard, node, error):
                 raise
         await asyncio.sleep(MOVING_LOOK_S)
 
@@ -170,6 +173,8 @@ async def follow(
 def may_be_moving(nodes: Nodes, shard: str, node: Node | None, error: NearlineError) -> bool:
     """Whether a request was refused, and nothing was done, because its shard is moving or has moved."""
     if isinstance(error, NotReady):
+        return True
+    if isinstance(error, Conflict) and node is None:  # two services take writes
         return True
     if type(error) is Unavailable and node is None:  # no service takes writes
         return nodes.is_moving(shard)

@@ -94,6 +94,7 @@ async def run(nodes: Nodes, job: JobBody, moves: Sequence[Move]) -> None:
     done: list[dict[str, str]] = []
     try:
         for shard, to in moves:
+            await nodes.look()
             giver = nodes.writer_of(shard).name
             await move_shard(nodes, shard, to, job)
             done.append({"shard": shard, "from": giver, "to": to})

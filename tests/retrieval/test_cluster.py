@@ -16,6 +16,7 @@ from msgspec.structs import force_setattr
 
 from indexes.base.errors import Conflict, InvalidInput, NotFound, TooLarge, Unavailable
 from indexes.base.model import Settings
+from indexes.base.moving import Moving
 from indexes.directory.marker import NAME
 from indexes.filters.grammar import parse_filter
 from indexes.parts.query import Query
@@ -25,10 +26,12 @@ from retrieval.cluster.calls import (
     AnyCall,
     CallRefused,
     NodeShards,
+    Replies,
     SearchShard,
     ShardSearched,
     ShardState,
 )
+from retrieval.cluster.link import Link
 from retrieval.cluster.names import ShardName, read_token, shard_of_document, token_of
 from retrieval.cluster.nodes import HITS_KEPT, Nodes
 from retrieval.cluster.placing import balance, place
@@ -136,22 +139,47 @@ def test_nodes_are_named_again() -> None:
     ]
 
 
-def test_two_writers_of_one_shard_are_refused(tmp_path: Path) -> None:
-    nodes = nodes_of("a", "b")
-    state = ShardState(
-        seq=1,
+def state_at(seq: int, moving: Moving | None = None) -> ShardState:
+    return ShardState(
+        seq=seq,
         documents=1,
         generation=0,
         settings=Settings(dimensions=8, fingerprint="f", model=""),
         spoken={},
         ranking=None,
         synonyms=None,
+        moving=moving,
     )
-    held = NodeShards(shards={"docs~0of2": state}, writes=True)
+
+
+def test_two_writers_of_one_shard_are_refused() -> None:
+    nodes = nodes_of("a", "b")
     for one in nodes.members:
-        one.shards = held
+        one.shards = NodeShards(shards={"docs~0of2": state_at(1)}, writes=True)
     with pytest.raises(Conflict, match="http://a and http://b both write to shard docs~0of2"):
         nodes.writer_of("docs~0of2")
+
+
+@pytest.mark.parametrize("moving", [Moving("copy", "a"), Moving("given", "b", 5)])
+def test_what_was_acknowledged_is_not_forgotten_while_a_shard_moves(
+    moving: Moving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy is behind, and so is what was given away. Only the node that takes the writes may have lost some."""
+    nodes, shard = nodes_of("a", "b"), "docs~0of2"
+    nodes.acknowledge(shard, 9)
+    held = {"http://a": state_at(5, moving), "http://b": state_at(9)}
+
+    async def call(link: Link, url: str, calls: object, within_s: float) -> Replies:
+        return Replies(state=NodeShards(shards={shard: held[url]}, writes=True))
+
+    monkeypatch.setattr(Link, "call", call)
+    asyncio.run(nodes.look())
+    assert nodes.acknowledged(shard) == 9
+    assert nodes.writer_of(shard).name == "b"
+    assert [one.name for one in nodes.having(shard)] == (["b"] if moving.role == "copy" else ["a", "b"])
+    held["http://b"] = state_at(7)  # restored from an earlier state
+    asyncio.run(nodes.look())
+    assert nodes.acknowledged(shard) == 7
 
 
 # --- searches in steps ----------------------------------------------------------------------------------------
