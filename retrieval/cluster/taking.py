@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
-from indexes.base.errors import NearlineError, Unavailable
+from indexes.base.errors import Conflict, NearlineError, Unavailable
 from indexes.store.copying import LEVEL_DOCUMENTS, catch_up, place_copy
 from indexes.store.following import Follower
 from indexes.store.rows import LogChange, Rows
@@ -102,11 +102,14 @@ async def run(app: web.Application, nodes: Nodes, shard: str, node: str, state: 
 async def take(app: web.Application, nodes: Nodes, shard: str, node: str, state: Take) -> None:
     """Take a shard. If that fails before this node writes it, its copy is removed, and the other node keeps it.
 
-    Raises Conflict if the shard is written faster than it can be copied, Unavailable if the other node is away.
+    Raises Conflict if the shard is written faster than it can be copied, or was here a moment ago; Unavailable if the
+    other node is away.
     """
     catalog = app[CATALOG]
     await remove_copy(app, shard)
-    if shard in catalog.collections:
+    if (held := catalog.collections.get(shard)) is not None:
+        if held.moving is not None:
+            raise Conflict(f"it was given to {held.moving.node}, and is not deleted here yet")
         return
     await nodes.look()
     giver = nodes.writer_of(shard)
