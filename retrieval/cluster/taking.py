@@ -143,11 +143,11 @@ async def remove_copy(app: web.Application, shard: str) -> None:
 
 
 async def remove_copies(app: web.Application) -> None:
-    """Remove what was being taken when the service ended: the other node keeps it."""
-    PRINCIPAL.set(NODE)
+    """Remove what was being taken when the service ended, before anything uses it: the other node keeps it."""
     if not isinstance(app[STORE], Follower):
-        for shard in app[CATALOG].collections:
-            await remove_copy(app, shard)
+        for shard, held in app[CATALOG].collections.items():
+            if held.moving is not None and held.moving.role == "copy":
+                await asyncio.to_thread(app[CATALOG].delete, shard)
 
 
 @dataclass(slots=True)

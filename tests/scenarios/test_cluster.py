@@ -15,11 +15,15 @@ from typing import Any
 
 import pytest
 
-from jobs.serving.process import ServerProcess
+from indexes.base.model import IndexOptions
+from indexes.base.moving import Moving, write_moving
+from indexes.directory.catalog import Catalog
+from jobs.serving.process import ServerProcess, serving
 from retrieval.cluster.names import shard_of_document
 from tests.support.commands import nearline
 from tests.support.http import Http, Reply
 from tests.support.redis_server import free_port
+from tests.support.vectors import settings
 
 pytestmark = pytest.mark.model
 UP_S = 30.0
@@ -505,3 +509,30 @@ def test_what_was_lost_is_not_waited_for(cluster: Cluster) -> None:
             raise AssertionError(found)
         if text == "first":
             at_b.ok("DELETE", "/v1/collections/again")
+
+
+def test_what_was_being_moved_when_a_service_was_killed(tmp_path: Path, model_folder: Path) -> None:
+    """A copy is removed at the start, and nothing is forgotten of what was given away: it takes no writes."""
+    port = free_port()
+    environ = {
+        "NEARLINE_CLUSTER_NODES": json.dumps(
+            {"a": [f"http://127.0.0.1:{port}"], "b": ["http://127.0.0.1:9"]}
+        ),
+        "NEARLINE_SERVER_SEARCH_PROCESSES": "0",
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent.resolve()),
+    }
+    names = ["docs~0of3", "docs~1of3", "docs~2of3"]
+    data = tmp_path / "data"
+    catalog = Catalog(data, IndexOptions())
+    for name in names:
+        catalog.create(name, settings())
+    catalog.close()
+    write_moving(data / names[0], Moving("copy", "b"))
+    write_moving(data / names[1], Moving("given", "b", 0))
+    with serving(data, environ, port=port) as server:
+        http = Http(server.url)
+        seen = http.ok("GET", "/v1/cluster")["services"][0]
+        while not seen["up"]:
+            seen = http.ok("GET", "/v1/cluster")["services"][0]
+        assert (list(seen["shards"]), seen["moving"]) == (names[1:], names[1:2])
+        assert not (data / names[0]).exists()
