@@ -442,5 +442,5 @@ class Endpoints(Core):
 
 
 def failure_of(job: records.JobBody) -> ServiceError:
-    message = f"{job['kind']} of {job['collection']} {job['status']}: {job['error']}"
+    message = f"{job['kind']} of {job['collection'] or 'shards'} {job['status']}: {job['error']}"
     return ServiceError(message, status=500, kind=job["status"])

@@ -44,7 +44,7 @@ async def ask(
     answers: dict[int, Any] = {}
     tried: dict[int, set[str]] = defaultdict(set)
     errors: dict[int, Unavailable] = {}
-    has_looked = bool(without)
+    has_looked, until = bool(without), time.monotonic() + MOVING_S
     while len(answers) < len(calls):
         by_node: dict[str, tuple[Node, list[int]]] = {}
         lost = []
@@ -58,9 +58,15 @@ async def ask(
             # Those that have been chosen in this round share a request, which costs one more call little.
             node = min(left, key=lambda one: (one.url not in by_node, one.under_way))
             by_node.setdefault(node.url, (node, []))[1].append(at)
-        if lost and not has_looked:
+        moving = (
+            [] if without else [at for at in lost if is_on_its_way(nodes, calls[at].to.name, errors.get(at))]
+        )
+        if lost and (not has_looked or (moving and time.monotonic() < until)):
+            await asyncio.sleep(MOVING_LOOK_S if has_looked else 0.0)
             has_looked = True
             await nodes.look_again()
+            for at in moving:  # its new node answers soon
+                tried[at].clear()
             continue
         for at in lost:
             why = f"no node answers for shard {calls[at].to.name} now"
@@ -77,6 +83,11 @@ async def ask(
                 else:
                     answers[at] = reply
     return [answers[at] for at in range(len(calls))]
+
+
+def is_on_its_way(nodes: Nodes, shard: str, error: Unavailable | None) -> bool:
+    """Whether a shard that no service answered for moves, or has moved since the last look."""
+    return bool(nodes.having(shard)) and (isinstance(error, NotReady) or nodes.is_moving(shard))
 
 
 async def ask_again_if_late(

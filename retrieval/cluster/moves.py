@@ -111,7 +111,7 @@ async def run(nodes: Nodes, job: JobBody, moves: Sequence[Move]) -> None:
 
 async def move_shard(nodes: Nodes, shard: str, to: str, job: JobBody) -> None:
     """Have a node take a shard, and wait until the old one has none of it. Raises Unavailable if that fails."""
-    giver, taker = nodes.writer_of(shard), nodes.writers()[to]
+    giver, taker = nodes.writer_of(shard), nodes.writer_at(to)
     moved = job.progress.done
     state = await ask_taker(nodes, taker, "PUT", shard, pack(TakeShard(to)))
     answered = time.monotonic()

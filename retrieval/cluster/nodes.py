@@ -297,6 +297,10 @@ class Nodes:
         up = {one.name for one in self.members if one.shards is not None}
         return sorted(self.settings.nodes.keys() - up)
 
+    def is_up(self, node: str) -> bool:
+        """Whether a service of a node answers."""
+        return any(one.shards is not None for one in self.members if one.name == node)
+
     def having(self, shard: str) -> list[Node]:
         """Return the services that answer for a shard, those with the least to do first."""
         return sorted(self._find().holders.get(shard, ()), key=lambda one: one.under_way)
@@ -329,6 +333,13 @@ class Nodes:
         if not held:
             raise Unavailable(f"no node answers for shard {shard} now", retry_after_s=RETRY_AFTER_S)
         return next((one for one in held if one.takes_writes_of(shard)), held[0])
+
+    def writer_at(self, node: str) -> Node:
+        """Return the service of a node that takes writes. Raises Unavailable if none does."""
+        found = next((one for one in self.members if one.name == node and one.writes), None)
+        if found is None:
+            raise Unavailable(f"node {node} takes no writes now", retry_after_s=RETRY_AFTER_S)
+        return found
 
     def writers(self) -> dict[str, Node]:
         """Return the service of each node that takes writes. Raises Unavailable while a node has none."""

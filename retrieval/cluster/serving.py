@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 from aiohttp import WSMsgType, web
 
-from indexes.base.errors import NearlineError, Unavailable
+from indexes.base.errors import NearlineError, NotReady, Unavailable
+from indexes.base.moving import Moving
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from indexes.parts.query import Candidates
@@ -46,6 +47,7 @@ from retrieval.cluster.calls import (
 from retrieval.cluster.link import NUMBER_BYTES
 from retrieval.cluster.names import ShardName
 from retrieval.cluster.taking import TAKES
+from retrieval.cluster.targets import NODES
 from retrieval.handlers.documents import encode_page
 from retrieval.handlers.state import CATALOG, CONFIG, GATES, PIPELINE, STORE
 from retrieval.search.pipeline import wait_for_seq
@@ -178,7 +180,9 @@ async def open_shard(
     """Return a shard in a state that holds the operation asked for, or why there is none."""
     try:
         if (collection := app[CATALOG].collections.get(asked.shard)) is None:
-            return Unavailable(f"shard {asked.shard} is not here")
+            return NotReady(f"shard {asked.shard} is not here")
+        if (moving := collection.moving) is not None and is_taken(app, moving):
+            return NotReady(f"shard {asked.shard} is given to node {moving.node}")
         await wait_for_seq(collection, asked.seq, until)
         snapshot = collection.snapshot
         if snapshot.seq < asked.seq:
@@ -186,6 +190,13 @@ async def open_shard(
         return LocalShard(collection, snapshot, watch, WorkBudget())
     except NearlineError as error:
         return error
+
+
+def is_taken(app: web.Application, moving: Moving) -> bool:
+    """Whether the node that a shard was given to may have newer writes than there are here. While it does not answer,
+    searches of what is here go on."""
+    nodes = app[NODES]
+    return moving.role == "given" and nodes is not None and nodes.is_up(moving.node)
 
 
 def reply_of(shard: LocalShard | NearlineError, call: AnyCall, export: VectorExport) -> CallReply:
