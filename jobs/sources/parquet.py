@@ -23,7 +23,8 @@ ARROW_FILE = b"ARROW1"  # what a file begins with that is no stream
 
 
 def read_parquet(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """Yield the documents of the file, its rows numbered from 1. Bytes are dropped; dates become ISO 8601."""
+    """Yield the documents of the file, its rows numbered from 1. Bytes and durations are dropped; dates become ISO
+    8601, down to microseconds; maps become objects."""
     from pyarrow.parquet import ParquetFile
 
     if file.found.path.suffix.lower() == ".gz":
@@ -71,7 +72,7 @@ def _documents(
         number = 0
         for batch in batches:
             columns = [
-                list(_vectors(column) if name == own else map(_value, column.to_pylist()))
+                list(_vectors(column) if name == own else _values(file, name, column))
                 for name, column in zip(batch.schema.names, batch.columns, strict=True)
             ]
             for cells in zip(*columns, strict=True):
@@ -126,6 +127,43 @@ def _is_number(kind: Any) -> bool:
     from pyarrow import types
 
     return bool(types.is_floating(kind) or types.is_integer(kind))
+
+
+def _values(file: SourceFile, name: str, column: Any) -> Iterator[object | None]:
+    """Yield the JSON values of a column."""
+    import pyarrow as pa
+
+    try:
+        # Python's dates have no nanoseconds, and Arrow refuses to drop them unless told to.
+        kind = _without_nanoseconds(column.type)
+        cells = (column if kind == column.type else column.cast(kind, safe=False)).to_pylist(
+            maps_as_pydicts="lossy"
+        )
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        raise file.error(f"column '{name}' holds {column.type} that cannot be read: {error}") from error
+    yield from map(_value, cells)
+
+
+def _without_nanoseconds(kind: Any) -> Any:
+    """Return `kind` with microseconds in place of nanoseconds, also within lists, maps and objects."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz) if kind.unit == "ns" else kind
+    if types.is_time64(kind):
+        return pa.time64("us")
+    if types.is_duration(kind):
+        return pa.duration("us") if kind.unit == "ns" else kind
+    if types.is_map(kind):
+        return pa.map_(_without_nanoseconds(kind.key_type), _without_nanoseconds(kind.item_type))
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_without_nanoseconds(field.type)) for field in kind])
+    if types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_nanoseconds(kind.value_type)))
+    if types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_without_nanoseconds(kind.value_type)))
+    return kind
 
 
 def _value(cell: object) -> object | None:

@@ -500,6 +500,12 @@ def test_tables_with_types(tmp_path: Path, write: Callable[[pa.Table, Path], Non
             "tags": [["x", "y"], []],
             "blob": [b"1", b"2"],
             "score": [1.5, float("nan")],
+            "seen": pa.array([1_000_001_999, None], pa.timestamp("ns")),
+            "steps": pa.array([[{"at": 1_999}], None], pa.list_(pa.struct([("at", pa.time64("ns"))]))),
+            "labels": pa.array(
+                [[("team", ["a"]), ("none", None)], []], pa.map_(pa.string(), pa.list_(pa.string()))
+            ),
+            "took": pa.array([1, 2], pa.duration("ns")),
         }
     )
     write(table, tmp_path)
@@ -511,10 +517,24 @@ def test_tables_with_types(tmp_path: Path, write: Callable[[pa.Table, Path], Non
         "price": 1.5,
         "tags": ["x", "y"],
         "score": 1.5,
+        "seen": "1970-01-01T00:00:01.000001",
+        "steps": [{"at": "00:00:00.000001"}],
+        "labels": {"team": ["a"]},
     }
-    assert two.metadata == {"price": 2.0, "tags": []}
+    assert two.metadata == {"price": 2.0, "tags": [], "labels": {}}
     _, report = read(tmp_path, options=SourceOptions(text_fields=("body",)))
     assert "no column 'body'; the columns are id, text, when" in report.failed[0].reason
+
+
+def test_a_column_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """A date beyond the year 9999 and a time zone that does not exist fail the file, by the name of their column."""
+    for name, kind, value in (
+        ("late", pa.timestamp("s"), 2**62),
+        ("where", pa.timestamp("us", "No/Where"), 1),
+    ):
+        write_arrow(pa.table({"id": ["a"], "text": ["One."], name: pa.array([value], kind)}), tmp_path)
+        _, report = read(tmp_path)
+        assert f"column '{name}' holds {kind} that cannot be read: " in report.failed[0].reason
 
 
 def test_json_files(tmp_path: Path) -> None:
