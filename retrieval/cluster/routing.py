@@ -97,6 +97,8 @@ async def handler_for_shards(request: web.Request) -> Handler | None:
                 f"{name!r} is a shard: what changes is its collection, {shard.collection!r}",
                 param="collection",
             )
+        if shard is not None:
+            serving.require_newest(request.app, catalog.collections.get(full))
         return None
     found = await nodes.find(full)
     if found is None:

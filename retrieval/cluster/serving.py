@@ -13,7 +13,6 @@ import numpy as np
 from aiohttp import WSMsgType, web
 
 from indexes.base.errors import NearlineError, NotReady, Unavailable
-from indexes.base.moving import Moving
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from indexes.parts.query import Candidates
@@ -181,8 +180,7 @@ async def open_shard(
     try:
         if (collection := app[CATALOG].collections.get(asked.shard)) is None:
             return NotReady(f"shard {asked.shard} is not here")
-        if (moving := collection.moving) is not None and is_taken(app, moving):
-            return NotReady(f"shard {asked.shard} is given to node {moving.node}")
+        require_newest(app, collection)
         await wait_for_seq(collection, asked.seq, until)
         snapshot = collection.snapshot
         if snapshot.seq < asked.seq:
@@ -192,11 +190,12 @@ async def open_shard(
         return error
 
 
-def is_taken(app: web.Application, moving: Moving) -> bool:
-    """Whether the node that a shard was given to may have newer writes than there are here. While it does not answer,
-    searches of what is here go on."""
-    nodes = app[NODES]
-    return moving.role == "given" and nodes is not None and nodes.is_up(moving.node)
+def require_newest(app: web.Application, shard: Collection | None) -> None:
+    """Raise NotReady if the node that a shard was given to may have newer writes than there are here. While it does not
+    answer, what is here goes on being read."""
+    moving, nodes = None if shard is None else shard.moving, app[NODES]
+    if moving is not None and moving.role == "given" and nodes is not None and nodes.is_up(moving.node):
+        raise NotReady(f"the shard is given to node {moving.node}")
 
 
 def reply_of(shard: LocalShard | NearlineError, call: AnyCall, export: VectorExport) -> CallReply:
