@@ -317,15 +317,16 @@ class LogReader:
         Each call reads only what was written since the previous one.
         """
         (after, seq), known = self._firsts
-        found = [known]
+        found = []
         for rows in self._scan(FIRST_PASSAGES, after, 1 << 62):
             found.append(np.fromiter((row[1] for row in rows), np.int64, len(rows)))
             after = rows[-1][0]
         changed = np.array(self._rows(CHANGED_SINCE, (seq,)), np.int64).reshape(-1, 3)
         if len(changed):
             seq = int(changed[-1, 0])
-        self._firsts = (after, seq), np.unique(np.concatenate([*found, changed[:, 1:].ravel()]))
-        return self._firsts[1]
+        known = with_new(known, np.unique(np.concatenate([*found, changed[:, 1:].ravel()])))
+        self._firsts = (after, seq), known
+        return known
 
     def passage_ids(self, upto: int) -> Ids:
         """Ids of all live passages up to this one, ascending. Reads only documents, each with consecutive passages."""
@@ -484,3 +485,12 @@ def decode_metadata(text: str) -> Metadata:
 
 def json_list(ids: Iterable[int]) -> str:
     return msgspec.json.encode([int(one) for one in ids]).decode()
+
+
+def with_new(known: Ids, found: Ids) -> Ids:
+    """Both together, each ascending. Few are found, and millions may be known, so these are not sorted again."""
+    places = np.searchsorted(known, found)
+    if len(known):
+        is_new = known.take(places, mode="clip") != found
+        found, places = found[is_new], places[is_new]
+    return np.insert(known, places, found) if len(found) else known

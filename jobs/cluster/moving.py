@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,6 @@ from retrieval.clients.errors import ServiceError
 
 LOOK_S = 0.5
 KNOWN_S = 60.0
-UNDER_WAY = ("queued", "running")
 
 
 async def fill(client: AsyncClient, node: str) -> None:
@@ -30,12 +30,10 @@ async def fill(client: AsyncClient, node: str) -> None:
 async def balance(client: AsyncClient, without: Sequence[str] = ()) -> None:
     """Give each node as many shards as any other, and those `without` none. Raises Conflict if that fails."""
     started: dict[str, Any] = await client.request("POST", "/v1/cluster/balance", {"without": list(without)})
-    job: dict[str, Any] = {"status": "queued"}
-    while job["status"] in UNDER_WAY:
-        await asyncio.sleep(LOOK_S)
-        job = await client.request("GET", f"/v1/jobs/{started['job']}")
-    if job["status"] != "succeeded":
-        raise Conflict(f"shards could not be moved: {job.get('error') or job['status']}")
+    try:
+        await client.finished(started["job"], timeout_s=math.inf)
+    except ServiceError as error:
+        raise Conflict(error.message) from None
 
 
 async def empty(client: AsyncClient, node: str, at_node: AsyncClient) -> None:

@@ -17,12 +17,12 @@ from retrieval.cluster.asking import send
 from retrieval.cluster.collections import tell_all
 from retrieval.cluster.moves import MOVES
 from retrieval.cluster.nodes import Nodes
+from retrieval.cluster.running import remember
 from retrieval.cluster.targets import nodes_of, sharded_of
 from retrieval.handlers import jobs as whole
 from retrieval.handlers.wire import answer, body
 from retrieval.wire.collections import JobBody, JobList, JobProgress, JobStarted, JobStatus, Nothing, Reindex
 
-JOBS_KEPT = 100
 # The first of these that a shard's job has is that of all; the last one needs all.
 ORDER: tuple[JobStatus, ...] = ("running", "queued", "failed", "refused", "succeeded")
 assert set(ORDER) == set(get_args(JobStatus))
@@ -56,10 +56,7 @@ async def start(request: web.Request, kind: str, options: dict[str, int]) -> web
     started = await tell_all(request, "POST", kind, options)
     jobs = [(sharded.shard(number), str(one["job"])) for number, one in enumerate(started)]
     job_id = uuid.uuid4().hex
-    known = request.app[SHARD_JOBS]
-    known[job_id] = ShardJobs(sharded.name, jobs)
-    while len(known) > JOBS_KEPT:
-        known.pop(next(iter(known)))
+    remember(request.app[SHARD_JOBS], job_id, ShardJobs(sharded.name, jobs))
     return answer(JobStarted(job_id), status=202, headers={"Location": f"/v1/jobs/{job_id}"})
 
 

@@ -18,7 +18,7 @@ from retrieval.cluster.link import RETRY_AFTER_S
 from retrieval.cluster.names import ShardName
 from retrieval.cluster.nodes import Node, Nodes
 from retrieval.cluster.placing import balance as balance_shards
-from retrieval.cluster.running import keep_running
+from retrieval.cluster.running import keep_running, remember
 from retrieval.cluster.taking import TakeShard, TakeState
 from retrieval.cluster.targets import nodes_of
 from retrieval.handlers.wire import answer, body
@@ -27,7 +27,6 @@ from retrieval.wire.collections import BalanceShards, JobBody, JobProgress, JobS
 
 logger = logging.getLogger(__name__)
 
-JOBS_KEPT = 100
 ASK_S = 0.2  # between two looks at how far a move is
 LEAVES_S = 60.0  # for the old node to delete what it has given
 ANSWERS_S = 10.0  # for a node to say how far a move is
@@ -81,10 +80,7 @@ def begin(request: web.Request, kind: Literal["move", "balance"], moves: Sequenc
     if busy := next((one for one in app[MOVES].values() if one.finished_ms is None), None):
         raise Conflict(f"a {busy.kind} of shards is under way: job {busy.id}", job=busy.id)
     job = JobBody(uuid.uuid4().hex, kind, "", "running", JobProgress("waiting", 0, len(moves)), now_ms())
-    known = app[MOVES]
-    known[job.id] = job
-    while len(known) > JOBS_KEPT:
-        known.pop(next(iter(known)))
+    remember(app[MOVES], job.id, job)
     keep_running(app, run(nodes, job, moves))
     return answer(JobStarted(job.id), status=202, headers={"Location": f"/v1/jobs/{job.id}"})
 

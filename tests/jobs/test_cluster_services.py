@@ -137,7 +137,7 @@ def test_only_what_other_machines_reach_needs_a_key(tmp_path: Path) -> None:
 
 
 def test_a_service_is_no_child_and_found_again(tmp_path: Path) -> None:
-    """By another agent, through the lock of its data directory; what has its id later is another process."""
+    """Another agent finds a service by the lock of its data directory; a process that gets its id later is not it."""
     services, data = services_in(tmp_path / "m"), fill(tmp_path / "m", replica=False)
     services._configure("x", WRITER, NODES)
     code = "import time; print('up', flush=True); time.sleep(60)"

@@ -113,8 +113,8 @@ def test_a_patch_that_fails_says_what_is_changed_and_where(collection: Collectio
 
 
 def test_documents_replaced_before_their_turn_are_written_if_they_match(collection: Collection) -> None:
-    """By filter and by ids, one that was replaced in between is changed and deleted in its new version, unless that one
-    does not match any more."""
+    """A document that was replaced in between is changed and deleted in its new version, whether a filter or its id
+    chose it, unless the new version does not match any more."""
     change, ids = patcher({"seen": True}, Config()), [f"d{number}" for number in range(6)]
     found, by_id = matching(collection, EVEN), named(collection, ids)
     collection.write(

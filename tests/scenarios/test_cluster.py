@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import random
@@ -9,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -454,13 +457,15 @@ def test_a_replica_answers_while_its_writer_hangs(cluster: Cluster, sizes: dict[
     late = time.monotonic() + UP_S  # until the replica has it
     while time.monotonic() < late:
         seen = {
-            one["url"]: one["shards"]
+            one["url"]: [one["shards"], one["moving"]]
             for one in at_b.ok("GET", "/v1/cluster")["services"]
             if one["node"] == "a"
         }
         if len({json.dumps(one) for one in seen.values()}) == 1:
             break
         time.sleep(0.1)
+    else:
+        raise AssertionError(seen)
     hung = cluster.services["a"]
     os.kill(hung.pid, signal.SIGSTOP)
     try:
@@ -536,3 +541,47 @@ def test_what_was_being_moved_when_a_service_was_killed(tmp_path: Path, model_fo
             seen = http.ok("GET", "/v1/cluster")["services"][0]
         assert (list(seen["shards"]), seen["moving"]) == (names[1:], names[1:2])
         assert not (data / names[0]).exists()
+
+
+def test_a_search_misses_no_write_while_shards_move(tmp_path: Path, model_folder: Path) -> None:
+    """It is asked at one service as soon as the write is acknowledged by the other one, without `min_seq`."""
+    ports = {name: free_port() for name in "ab"}
+    environ = {
+        "NEARLINE_CLUSTER_NODES": json.dumps({name: [f"http://127.0.0.1:{ports[name]}"] for name in ports}),
+        "NEARLINE_SERVER_SEARCH_PROCESSES": "0",
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent.resolve()),
+    }
+    with contextlib.ExitStack() as stack:
+        asked = [
+            Http(stack.enter_context(serving(tmp_path / name, environ, port=port)).url)
+            for name, port in ports.items()
+        ]
+        asked[1].ok("POST", "/v1/collections", {"name": "docs", "shards": 2, "dimensions": 3})
+        ended, written, missed = threading.Event(), list[int](), list[object]()
+
+        def write(offset: int) -> None:
+            for number in itertools.count(offset, 2):
+                if ended.is_set():
+                    return
+                at, other = asked[number // 2 % 2], asked[1 - number // 2 % 2]
+                document = {"id": f"d{number % 40}", "text": f"word{number} again", "vector": [1, 0, 0]}
+                at.write("docs", document)
+                wanted = {"query": f"word{number}", "mode": "lexical", "k": 1, "cache": False}
+                found = other.search("docs", **wanted)["hits"]
+                missed.extend([] if found and found[0]["text"] == document["text"] else [(number, found)])
+                written.append(number)
+
+        with ThreadPoolExecutor(2) as pool:
+            writers = [pool.submit(write, offset) for offset in range(2)]
+            try:
+                for step in range(8):
+                    wanted = {"shard": f"docs~{step % 2}of2", "to": "ab"[step // 2 % 2]}
+                    started = asked[0].call("POST", "/v1/cluster/moves", wanted)
+                    if started.status == 202:
+                        assert asked[0].wait_for(started.body["job"])["status"] == "succeeded"
+            finally:
+                ended.set()
+            for one in writers:
+                one.result()
+    assert not missed
+    assert len(written) > 8
