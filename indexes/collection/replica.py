@@ -166,7 +166,11 @@ class Replica(CollectionView):
             return
         loading, self._loading = self._loading, None
         try:
-            self._restart(loading.result())
+            loaded = loading.result()
+            if self.log.remembers(loaded.position):
+                self._restart(loaded)
+            else:  # a rebuild ended while it was loaded
+                self.look()
         except Exception as error:  # noqa: BLE001 - what was loaded before keeps serving
             logger.warning("%s keeps its older indexes: %s", self.name, error)
 

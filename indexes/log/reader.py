@@ -405,14 +405,19 @@ class LogReader:
         with self.transaction() as db:
             rows: Any = db.execute(POSITION).fetchall()
             position = position_of(rows)
-            oldest = db.execute("SELECT min(seq) FROM operations").get
-            if since.seq < (position.seq if oldest is None else int(str(oldest)) - 1):
+            if since.seq < forgotten_upto(db, position):
                 return None
             dead: Any = db.execute(DEAD_SINCE, (since.seq,)).fetchall()
             sums = bytes(db.execute("SELECT sums FROM content").get)
             entries: Any = db.execute(ENTRIES, (since.last_passage, position.last_passage)).fetchall()
         removed = [range(first, first + count) for first, count in dead]
         return Changes(position, ContentHash(sums).short, list(map(as_entry, entries)), removed)
+
+    def remembers(self, since: LogPosition) -> bool:
+        """Whether `changes` can still say what was written since."""
+        with self.transaction() as db:
+            rows: Any = db.execute(POSITION).fetchall()
+            return since.seq >= forgotten_upto(db, position_of(rows))
 
     def _scan(self, sql: str, after: int, upto: int) -> Iterator[list[Any]]:
         """Each block is a separate transaction, so a long scan never blocks checkpoints."""
@@ -442,6 +447,12 @@ def searchable_text(title: str, text: str) -> str:
 def position_of(rows: Iterable[tuple[str, int]]) -> LogPosition:
     found = dict(rows)
     return LogPosition(int(found.get("operations", 0)), int(found.get("passages", 0)))
+
+
+def forgotten_upto(db: apsw.Connection, position: LogPosition) -> int:
+    """The last operation that a log no longer has, if its last one of all is at this position."""
+    oldest = db.execute("SELECT min(seq) FROM operations").get
+    return position.seq if oldest is None else int(str(oldest)) - 1
 
 
 def as_entry(row: Any) -> PassageEntry:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import random
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,6 +138,36 @@ def test_a_forgotten_history_is_noticed(collection: Collection) -> None:
         collection.forget_generations()
         with pytest.raises(Damaged, match="forgotten"):
             replica.catch_up()
+
+
+def test_a_rebuild_ends_while_indexes_are_loaded(
+    collection: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the log has forgotten since loading began cannot be read after it: indexes are loaded again then."""
+    fill(collection, WORLD, range(40))
+    with follow(collection) as replica:
+        load, begun, may_end = replica._load_segments, threading.Event(), threading.Event()
+
+        def load_slowly(*arguments: Any) -> Any:
+            begun.set()
+            assert may_end.wait(LOADED_S)
+            return load(*arguments)
+
+        monkeypatch.setattr(replica, "_load_segments", load_slowly)
+        fill(collection, WORLD, range(40, 80))
+        collection.settle()
+        replica.look()
+        replica.catch_up()
+        assert begun.wait(LOADED_S)
+        delete(collection, range(10))
+        replica.catch_up()
+        rebuild(collection)
+        collection.forget_generations()
+        may_end.set()
+        assert replica._loading is not None
+        concurrent.futures.wait([replica._loading])
+        load_generation(replica)
+        assert_alike(replica, collection)
 
 
 def test_it_writes_nothing(collection: Collection) -> None:
