@@ -66,7 +66,7 @@ from retrieval.search.plan import EmbeddedQuery, Plan, make_plan
 from retrieval.search.rounds import rounds_of
 from retrieval.search.shard import LocalShard, run_at_once
 from retrieval.search.similar import read_examples
-from retrieval.search.stages import Found, count_facets_of, run_stages
+from retrieval.search.stages import SEARCHES_MAX, Found, count_facets_of, run_stages
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.wire.search import SearchRequest
 
@@ -432,12 +432,13 @@ class SearchWorker:
         budget.taken, budget.work = ask.taken, ask.work
         share, embedded = BudgetShare(budget), embedded_query(search)
         search.found.hits.take()
-        shard = LocalShard(replica, replica.snapshot, watch, budget.work)
-        answer = self._search(shard, embedded, watch, share)
-        newer = answer.vanished and self._catch_up_with(search.found) and replica.snapshot.seq > shard.seq
-        if newer:  # the new versions of what vanished are there
+        for _ in range(SEARCHES_MAX):  # as the pipeline does
             shard = LocalShard(replica, replica.snapshot, watch, budget.work)
             answer = self._search(shard, embedded, watch, share)
+            if not (
+                answer.vanished and self._catch_up_with(search.found) and replica.snapshot.seq > shard.seq
+            ):
+                break
         return SearchReply(
             id=ask.id,
             answer=answer.answer,

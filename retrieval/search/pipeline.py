@@ -58,14 +58,13 @@ from retrieval.search.rounds import Rounds, rounds_of
 from retrieval.search.scanning import JointScan, Place, Scanner
 from retrieval.search.shard import LocalShard, Partition, Searchable, Shard, run_at_once
 from retrieval.search.similar import read_examples
-from retrieval.search.stages import CachedAnswer, Found, count_facets_of, run_stages
+from retrieval.search.stages import SEARCHES_MAX, CachedAnswer, Found, count_facets_of, run_stages
 from retrieval.search.steps import Away, run_in_steps
 from retrieval.search.stopwatch import Stopwatch, in_time
 from retrieval.search.survival import is_light, renew_grounds
 from retrieval.wire.options import Collapse
 from retrieval.wire.search import SearchAnswer, SearchCollectionsAnswer, SearchRequest, seq_in
 
-SEARCHES_MAX = 3  # of shards whose passages are replaced while they are searched
 MIN_SEQ_WAIT_S = 5.0
 # More would not raise throughput, and would make each pass of the event loop longer for every caller.
 ACTIVE_PER_THREAD = 4
@@ -249,21 +248,23 @@ class Pipeline:
         documents = None if plan.query.condition else sum(one.documents for one in collections)
         share = BudgetShare(budget)
 
-        async def search_now() -> tuple[list[LocalShard], JointShard, Found]:
-            shards = [LocalShard(one, one.snapshot, watch, work) for one in collections]
-            joint = JointShard(shards)
-            rounds = Rounds(share, documents, on_step=watch.on_step, collections=names)
-            return shards, joint, await self._search_deeper(joint, embedded, watch, rounds)
-
         self.under_way += 1
         work.searches += 1
         try:
             async with self._in_time(plan, watch), self._turn(plan):
                 first = collections[0]
                 embedded = await self._embed_text(first, lambda: first.snapshot.spoken, plan, watch, {})
-                shards, joint, found = await search_now()
-                if found.vanished and any(one.seq < one.collection.snapshot.seq for one in shards):
-                    shards, joint, found = await search_now()  # as in `_search_latest`
+                for _ in range(SEARCHES_MAX):  # as in `_search_latest`
+                    shards = [LocalShard(one, one.snapshot, watch, work) for one in collections]
+                    joint = JointShard(shards)
+                    rounds = Rounds(share, documents, on_step=watch.on_step, collections=names)
+                    found = await self._search_deeper(joint, embedded, watch, rounds)
+                    states = zip(collections, shards, strict=True)
+                    if not (
+                        found.vanished
+                        and any([await reaches_newer(one, shard.snapshot, watch) for one, shard in states])
+                    ):
+                        break
         finally:
             self.under_way -= 1
             watch.left = True
@@ -383,7 +384,9 @@ class Pipeline:
             async with self._turn(plan):
                 shard = LocalShard(collection, snapshot, watch, budget.work)
                 embedded = await self._embed(shard, plan, watch)
-                shard, found = await self._search_latest(shard, embedded, watch, place, BudgetShare(budget))
+                shard, found = await self._search_latest(
+                    collection, shard, embedded, watch, place, BudgetShare(budget)
+                )
             return Answered(state_of(collection, shard.snapshot), found, "miss")
 
         asked = Asked(
@@ -400,20 +403,21 @@ class Pipeline:
 
     async def _search_latest(
         self,
+        collection: Collection,
         shard: LocalShard,
         embedded: EmbeddedQuery,
         watch: Stopwatch,
         place: Place | None,
         share: BudgetShare,
     ) -> tuple[LocalShard, Found]:
-        """Return the answer, and the state it was computed on."""
-        found = await self._search(shard, embedded, watch, place, share)
-        newest = shard.collection.snapshot
-        if not found.vanished or newest.seq <= shard.seq:
-            return shard, found
-        # Hits were replaced or deleted during the search; their new versions are in the newer snapshot.
-        newer = LocalShard(shard.collection, newest, watch, shard.work)
-        return newer, await self._search(newer, embedded, watch, place, share)
+        """Return the answer, and the state it was computed on: a newer one if hits were replaced during the search."""
+        for _ in range(SEARCHES_MAX):
+            searched = shard
+            found = await self._search(searched, embedded, watch, place, share)
+            if not (found.vanished and await reaches_newer(collection, searched.snapshot, watch)):
+                break
+            shard = LocalShard(collection, collection.snapshot, watch, searched.work)
+        return searched, found
 
     async def _judge(
         self, collection: Collection, snapshot: Snapshot, plan: Plan, work: WorkBudget, grounds: bytes
@@ -597,6 +601,14 @@ async def wait_for_seq(collection: Collection, min_seq: int, until: float = math
         with suppress(TimeoutError):
             async with asyncio.timeout_at(min(until, asyncio.get_running_loop().time() + MIN_SEQ_WAIT_S)):
                 await asyncio.wrap_future(collection.arrivals.at(min_seq))
+
+
+async def reaches_newer(collection: Collection, snapshot: Snapshot, watch: Stopwatch) -> bool:
+    """Return whether a newer state than a snapshot can be searched, after a wait if one is being committed. Hits that
+    are gone from the log were replaced or deleted during the search: their new versions are in that state."""
+    if collection.moved_since(snapshot):
+        await wait_for_seq(collection, snapshot.seq + 1, watch.deadline or math.inf)
+    return collection.snapshot.seq > snapshot.seq
 
 
 def state_of(collection: CollectionView, snapshot: Snapshot) -> State:

@@ -50,6 +50,9 @@ class CachedAnswer(msgspec.Struct):
         return self.reranked is None or self.reranked.passages == self.reranked.of
 
 
+SEARCHES_MAX = 5  # for an answer whose hits are replaced while they are searched for
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """An answer; whether candidates were missing from the log; the grounds on which it may outlive writes, empty if it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,8 @@ import pytest
 from indexes.base.errors import TooLarge
 from indexes.base.model import Delete, Floats, NewPassage, Upsert
 from indexes.collection.collection import Collection
+from indexes.log.applying import Applied
+from indexes.parts.snapshot import Snapshot
 from retrieval.admission.ceiling import AnswerBudget, BudgetShare
 from retrieval.base.settings import Config, RerankSection
 from retrieval.cache import MemoryStore, ResultCache
@@ -27,7 +29,8 @@ from retrieval.embedding.results import Observer
 from retrieval.search.pipeline import Pipeline
 from retrieval.search.plan import EmbeddedQuery, make_plan
 from retrieval.search.reranking import PairsRead, Reranker
-from retrieval.search.shard import Ask, LocalShard, Searched
+from retrieval.search.shard import Ask, Fetched, LocalShard, Searched, What
+from retrieval.search.stages import SEARCHES_MAX
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.wire.search import Fusion, SearchAnswer, SearchRequest
 from tests.support.vectors import DIMENSIONS, make_collection, rebuild
@@ -149,6 +152,40 @@ def test_passages_deleted_meanwhile_are_made_up_for(pipeline: Pipeline, tmp_path
     assert found.vanished
     assert found.answer.hits == search(pipeline, collection, mode="dense", k=10).hits
     collection.close()
+
+
+@pytest.mark.parametrize("shown_after_s", [0.0, 0.3])
+def test_what_is_replaced_during_a_search_is_found(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown_after_s: float
+) -> None:
+    """It is replaced again and again before it is read, and what was committed may take a while to be searchable."""
+    fetch, show, searched = LocalShard.fetch, Collection._show, set[int]()
+    nearest = list(documents())[1]
+
+    def replace_after(snapshot: Snapshot) -> None:
+        written = made.write([nearest])
+        if not shown_after_s:
+            written.result()
+        while made.log.position().seq == snapshot.seq:
+            time.sleep(0.001)
+
+    async def fetch_late(self: LocalShard, ids: Sequence[int], what: What) -> Fetched:
+        if self.seq not in searched and len(searched) < SEARCHES_MAX - 1:
+            searched.add(self.seq)
+            replace_after(self.snapshot)
+        return await fetch(self, ids, what)
+
+    def show_late(self: Collection, applied: list[Applied]) -> None:
+        time.sleep(shown_after_s)
+        show(self, applied)
+
+    with closing(make_collection(tmp_path / "c")) as made:
+        made.write(list(documents())[1:]).result()
+        monkeypatch.setattr(LocalShard, "fetch", fetch_late)
+        monkeypatch.setattr(Collection, "_show", show_late)
+        hits = search(pipeline, made, mode="dense", k=OTHERS).hits
+    assert {hit.document_id for hit in hits} == {f"d{number}" for number in range(OTHERS)}
+    assert len(searched) == SEARCHES_MAX - 1
 
 
 @pytest.fixture
