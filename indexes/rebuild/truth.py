@@ -43,9 +43,15 @@ def true_neighbors(
     allowed: Bits | None = None,
     progress: Progress = lambda *_: None,
 ) -> Truth:
-    """The K nearest allowed rows across both tiers, by exact search over the stored vectors."""
-    selector = within(range(generation.size)) if allowed is None else among(allowed)
-    first_cold = generation.manifest.hot
+    """The K nearest allowed rows across both tiers, by exact search over the stored vectors. Passages that were deleted
+    during the build are no neighbors: they have zeros for vectors, and no search finds them."""
+    first_cold = generation.manifest.hot  # no such passage is among the cold rows
+    present = np.ones(generation.size, bool)
+    present[:first_cold] = generation.vectors.halves[:first_cold].any(axis=1)
+    if allowed is not None:
+        selector = among(allowed)
+    else:
+        selector = within(range(generation.size)) if present.all() else among(pack_flags(present))
     truth = Truth(queries, [], [])
     for at, query in enumerate(queries):
         progress("truth", at, len(queries))

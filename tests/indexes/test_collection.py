@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from indexes.base import failpoints
 from indexes.base.errors import Conflict, DiskFull, InvalidInput, NotFound
 from indexes.base.model import Delete, IndexOptions, NewPassage, Upsert
 from indexes.collection.collection import Collection
@@ -512,6 +513,24 @@ def test_passages_deleted_during_a_build_do_not_hide_others(tmp_path: Path) -> N
         assert found_ids(collection, WORLD.vector(one, 0, 0))[0] == f"d{one}"
     assert collection.snapshot.live == 100
     collection.close()
+
+
+@pytest.mark.parametrize("deleted", [7, 11, 12])
+def test_most_passages_are_deleted_during_a_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: int
+) -> None:
+    """What no search can find is no neighbor that it missed: the build is not refused."""
+
+    def reach(name: str) -> None:
+        if name == "build.placed":
+            delete(collection, range(deleted))
+
+    monkeypatch.setattr(failpoints, "reach", reach)
+    with closing(make_collection(tmp_path / "c")) as collection:
+        fill(collection, WORLD, range(12))
+        assert rebuild(collection).manifest.recall.get("hot", 1.0) == 1.0
+        found = found_ids(collection, WORLD.vector(11, 0, 0))
+        assert sorted(found) == sorted(f"d{number}" for number in range(deleted, 12))
 
 
 def test_delete_by_filter_spares_what_no_longer_matches(tmp_path: Path) -> None:
