@@ -40,9 +40,8 @@ class JointShard(Partition):
 
     async def search(self, ask: Ask) -> Searched:
         """Find candidates in all shards, and rank them together. Raises InvalidInput for a key that none knows."""
-        if ask.query.text is not None:
-            if self._counts is None:
-                self._counts = await self._count_terms(ask.query)
+        await self.count_terms(ask.query)
+        if self._counts is not None:
             ask = replace(ask, query=replace(ask.query, statistics=self._counts))
         unknown: dict[str, list[InvalidInput]] = {}
         asks = [
@@ -67,13 +66,15 @@ class JointShard(Partition):
             grounds=None,
         )
 
-    async def _count_terms(self, query: Query) -> TermCounts:
-        """Count what the scores rest on. A word that one shard lacks is looked up as a typing error only if all lack
-        it, because that takes long."""
+    async def count_terms(self, query: Query) -> None:
+        """Count what the scores of a query rest on, if it has words and they were not counted before. A word that one
+        shard lacks is looked up as a typing error only if all lack it, because that takes long."""
+        if query.text is None or self._counts is not None:
+            return
         counts = await self.statistics(replace(query, typos=False))
         if query.typos and (counts.missing or query.visible is not None):
             counts = await self.statistics(query)
-        return counts
+        self._counts = counts
 
     def _known_by_shard(self, known: Ranking | None) -> list[Ranking]:
         """Divide a ranking of all shards."""

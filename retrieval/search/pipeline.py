@@ -37,6 +37,7 @@ from indexes.parts.snapshot import Snapshot
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import AnswerBudget, BudgetShare
 from retrieval.admission.turns import PATIENT, Flow, Turns
+from retrieval.base.cancellation import gather_or_cancel
 from retrieval.base.settings import Config
 from retrieval.cache import ResultCache, ResultKey
 from retrieval.embedding.embedders import Described, Embedders
@@ -300,7 +301,11 @@ class Pipeline:
         try:
             async with self._in_time(plan, watch), self._turn(plan, self._away):
                 ask, joint = partial(sharded.ask, deadline=watch.deadline), JointShard(sharded.parts)
-                embedded = await self._embed_text(sharded, sharded.spoken, plan, watch, {})
+                # While the text is embedded here, its words are counted there.
+                embedding = self._embed_text(sharded, sharded.spoken, plan, watch, {})
+                counting = self._run(partial(joint.count_terms, plan.query), watch, ask)
+                embedded, _ = await gather_or_cancel([embedding, counting])
+                assert embedded is not None
                 if plan.request.like or plan.request.unlike:
                     read = partial(read_examples, joint, plan.request, settings.dimensions)
                     embedded = embedded.with_examples(await self._run(read, watch, ask))
@@ -310,12 +315,13 @@ class Pipeline:
                     return found
 
                 exact = scan if plan.request.exact else None
-                for _ in range(SEARCHES_MAX):
-                    joint, rounds = JointShard(sharded.parts), Rounds(share, documents, on_step=watch.on_step)
+                for left in reversed(range(SEARCHES_MAX)):
+                    rounds = Rounds(share, documents, on_step=watch.on_step)
                     found = await self._search_deeper(joint, embedded, watch, rounds, exact, ask)
-                    if not found.vanished:
+                    if not (found.vanished and left):
                         break
                     sharded.keep_up()  # and as in `_search_latest`
+                    joint = JointShard(sharded.parts)
                 if plan.facets:
                     count = partial(count_facets_of, embedded, joint, budget.work, found.answer)
                     await self._run(count, watch, ask)
