@@ -26,7 +26,7 @@ AT_ONCE = 8  # requests to all shards: a node admits a bounded number
 SILENT_S = 10.0  # after which a node that does not answer looks has no more time for anything else
 MOVING_S = 15.0  # for a shard that is being moved to take writes at its new node
 MOVING_LOOK_S = 0.05
-AGREE_S = 2.0  # for looks at two nodes to be of the same time
+AGREE_S = 2.0  # for looks at several nodes to be of the same time
 
 
 async def ask(
@@ -44,7 +44,7 @@ async def ask(
     answers: dict[int, Any] = {}
     tried: dict[int, set[str]] = defaultdict(set)
     errors: dict[int, Unavailable] = {}
-    has_looked, until = bool(without), time.monotonic() + MOVING_S
+    has_looked, begun = bool(without), time.monotonic()
     while len(answers) < len(calls):
         by_node: dict[str, tuple[Node, list[int]]] = {}
         lost = []
@@ -58,10 +58,11 @@ async def ask(
             # Those that have been chosen in this round share a request, which costs one more call little.
             node = min(left, key=lambda one: (one.url not in by_node, one.under_way))
             by_node.setdefault(node.url, (node, []))[1].append(at)
-        moving = (
-            [] if without else [at for at in lost if is_on_its_way(nodes, calls[at].to.name, errors.get(at))]
-        )
-        if lost and (not has_looked or (moving and time.monotonic() < until)):
+        waited_s = time.monotonic() - begun
+        moving = [] if without else [
+            at for at in lost if waited_s < patience_of_search(nodes, calls[at].to.name, errors.get(at))
+        ]  # fmt: skip
+        if lost and (moving or not has_looked):
             await asyncio.sleep(MOVING_LOOK_S if has_looked else 0.0)
             has_looked = True
             await nodes.look_again()
@@ -85,9 +86,11 @@ async def ask(
     return [answers[at] for at in range(len(calls))]
 
 
-def is_on_its_way(nodes: Nodes, shard: str, error: Unavailable | None) -> bool:
-    """Whether a shard that no service answered for moves, or has moved since the last look."""
-    return bool(nodes.having(shard)) and (isinstance(error, NotReady) or nodes.is_moving(shard))
+def patience_of_search(nodes: Nodes, shard: str, error: Unavailable | None) -> float:
+    """Return how long to look for a service that answers for a shard, in seconds, if the error is the last one's."""
+    if isinstance(error, NotReady) or nodes.is_moving(shard):
+        return MOVING_S if nodes.having(shard) else 0.0
+    return AGREE_S if error is None and not nodes.away() else 0.0
 
 
 async def ask_again_if_late(
@@ -174,23 +177,22 @@ async def follow(
             return await send(nodes, node, method, path, body)
         except NearlineError as error:
             await nodes.look_again()
-            # Two writers: it has moved, or they are to be told apart by their operator.
-            limit_s = AGREE_S if isinstance(error, Conflict) and node is None else MOVING_S
-            if time.monotonic() > begun + limit_s or not may_be_moving(nodes, shard, node, error):
+            if time.monotonic() - begun > patience_of(nodes, shard, node, error):
                 raise
         await asyncio.sleep(MOVING_LOOK_S)
 
 
-def may_be_moving(nodes: Nodes, shard: str, node: Node | None, error: NearlineError) -> bool:
-    """Whether a request was refused, and nothing was done, because its shard is moving or has moved."""
+def patience_of(nodes: Nodes, shard: str, node: Node | None, error: NearlineError) -> float:
+    """Return how long to send a request again, in seconds: only if it was refused and nothing was done, because its
+    shard is moving or has moved. `node` is the one that refused it, None if there was none or two to choose from."""
     if isinstance(error, NotReady):
-        return True
-    if isinstance(error, Conflict) and node is None:  # two services take writes
-        return True
-    if type(error) is Unavailable and node is None:  # no service takes writes
-        return nodes.is_moving(shard)
+        return MOVING_S
+    if node is None and isinstance(error, Unavailable | Conflict):
+        if nodes.is_moving(shard):
+            return MOVING_S
+        return AGREE_S if isinstance(error, Conflict) or not nodes.away() else 0.0
     has_moved = node is not None and not node.takes_writes_of(shard) and bool(nodes.having(shard))
-    return isinstance(error, NotFound) and error.param == "collection" and has_moved
+    return MOVING_S if isinstance(error, NotFound) and error.param == "collection" and has_moved else 0.0
 
 
 async def few_at_a_time(sends: Iterable[Callable[[], Awaitable[dict[str, Any]]]]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,10 +22,13 @@ from indexes.directory.marker import NAME
 from indexes.filters.grammar import parse_filter
 from indexes.parts.query import Query
 from retrieval.base.settings import ClusterSection
+from retrieval.cluster import asking
 from retrieval.cluster.calls import (
     ANSWERS,
     AnyCall,
+    AwaitSeq,
     CallRefused,
+    CallReply,
     NodeShards,
     Replies,
     SearchShard,
@@ -33,7 +37,7 @@ from retrieval.cluster.calls import (
 )
 from retrieval.cluster.link import Link
 from retrieval.cluster.names import ShardName, read_token, shard_of_document, token_of
-from retrieval.cluster.nodes import HITS_KEPT, Nodes
+from retrieval.cluster.nodes import HITS_KEPT, Node, Nodes
 from retrieval.cluster.placing import balance, place
 from retrieval.cluster.remote import RemoteShard
 from retrieval.cluster.serving import likely_hits
@@ -180,6 +184,40 @@ def test_what_was_acknowledged_is_not_forgotten_while_a_shard_moves(
     held["http://b"] = state_at(7)  # restored from an earlier state
     asyncio.run(nodes.look())
     assert nodes.acknowledged(shard) == 7
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_looks_at_two_nodes_may_be_of_different_times(is_away: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look saw a copy that was not taken yet, the other, later, that the shard was deleted where it was. Only if a
+    node is away, nothing better can be expected."""
+    nodes, shard, looks = nodes_of("a", "b"), "docs~0of2", itertools.count()
+    copy, taken = state_at(9, Moving("copy", "a")), state_at(9)
+    nodes.members[1].shards = NodeShards(shards={shard: copy}, writes=True)
+
+    async def look_again(self: Nodes) -> None:
+        b = NodeShards(shards={shard: copy if next(looks) < 2 else taken}, writes=True)
+        nodes.members[1].shards = None if is_away else b
+        nodes._found = None
+
+    async def send(nodes: Nodes, node: Node, *asked: object) -> dict[str, Any]:
+        return {"node": node.name}
+
+    async def call(link: Link, url: str, calls: object, within_s: float) -> Replies:
+        return Replies(calls=[CallReply(9, pack(None))])
+
+    monkeypatch.setattr(Nodes, "look_again", look_again)
+    monkeypatch.setattr(asking, "send", send)
+    monkeypatch.setattr(Link, "call", call)
+    if is_away:
+        with pytest.raises(Unavailable, match="no node takes writes of shard"):
+            asyncio.run(asking.change(nodes, shard, "POST", ""))
+        assert next(looks) == 1
+        return
+    assert asyncio.run(asking.change(nodes, shard, "POST", "")) == {"node": "b"}
+    looks = itertools.count()
+    nodes.members[1].shards = NodeShards(shards={shard: copy}, writes=True)
+    nodes._found = None
+    assert asyncio.run(asking.ask(nodes, [Away(RemoteShard(shard), AwaitSeq())])) == [None]
 
 
 # --- searches in steps ----------------------------------------------------------------------------------------
