@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import operator
 import os
 import random
 import signal
@@ -450,22 +451,18 @@ def test_keys_and_groups_hold(cluster: Cluster) -> None:
     assert http.call("GET", "/v1/shards").status == 400  # no WebSocket
 
 
+def services_of(http: KeyHttp, node: str) -> list[dict[str, Any]]:
+    return [one for one in http.ok("GET", "/v1/cluster")["services"] if one["node"] == node]
+
+
 def test_a_replica_answers_while_its_writer_hangs(cluster: Cluster, sizes: dict[int, str]) -> None:
     """Searches go on; writes wait for the writer, and what was acknowledged before is found."""
     at_b, name = cluster.at_b, sizes[4]
     written = at_b.write(name, {"id": "zugzwang", "text": "A move that one would rather not make: zugzwang."})
-    late = time.monotonic() + UP_S  # until the replica has it
-    while time.monotonic() < late:
-        seen = {
-            one["url"]: [one["shards"], one["moving"]]
-            for one in at_b.ok("GET", "/v1/cluster")["services"]
-            if one["node"] == "a"
-        }
-        if len({json.dumps(one) for one in seen.values()}) == 1:
-            break
-        time.sleep(0.1)
-    else:
-        raise AssertionError(seen)
+    number, seq = written["seq"].split(".")
+    copy = KeyHttp(cluster.services["copy"].url, cluster.keys["a"])
+    cluster.wait_for(lambda: copy.ok("GET", f"/v1/collections/{name}~{number}of4")["seq"] >= int(seq))
+    cluster.wait_for(lambda: operator.eq(*([one["shards"], one["moving"]] for one in services_of(at_b, "a"))))
     hung = cluster.services["a"]
     os.kill(hung.pid, signal.SIGSTOP)
     try:
