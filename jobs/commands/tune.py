@@ -80,21 +80,35 @@ def command(
 
     with stages(hidden=as_json) as on_progress:
         report = asyncio.run(run_tuning(on_progress))
+    present(report, picture, as_json=as_json)
+
+
+def present(report: dict[str, Any], picture: Path | None, *, as_json: bool) -> None:
+    """Print a report, and draw it. Raises what went wrong in spite of a result."""
+    tuned = report["result"]
     if as_json:
         print_json(report)
     else:
-        show(report["result"])
+        for shard, one in tuned.get("shards", {"": tuned}).items():
+            show(one, f"{shard} what more time buys".strip())
     if picture is not None:
-        plot(report["result"], picture)
+        plot(tuned, picture)
     if report["error"]:
         raise click.ClickException(report["error"])
 
 
-def show(tuned: dict[str, Any]) -> None:
+def show(tuned: dict[str, Any], title: str) -> None:
     search = tuned["search"]
     chosen = {"ef": tuned["ef"], **{name: search[name] for name in ("probes", "reach", "rescored")}}
     table = Table(
-        "ef", "lists", "reach", "rescored", "recall@10", "microseconds", "codes", title="what more time buys"
+        "ef",
+        "lists",
+        "reach",
+        "rescored",
+        "recall@10",
+        "microseconds",
+        "codes",
+        title=title,
     )
     for point in tuned["curve"]:
         # 0 stands for a tier that does not exist.
@@ -141,6 +155,8 @@ def plot(tuned: dict[str, Any], path: Path) -> None:
     """Recall over microseconds as SVG: the curve, the settings chosen, and those in use before."""
     from matplotlib.figure import Figure  # the extra `report`
 
+    if "shards" in tuned:
+        raise click.ClickException("--plot: each shard has a curve of its own; --json prints all")
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     us, recall = ([point[name] for point in tuned["curve"]] for name in ("us", "recall"))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from indexes.base.errors import Conflict, InvalidInput, Unavailable
+from indexes.base.errors import Conflict, InvalidInput, NotFound, Unavailable
 from indexes.directory.catalog import check_name
 from indexes.directory.marker import SHARD_MARK
 from retrieval.access.auth import NODE, PRINCIPAL
@@ -22,6 +22,7 @@ from retrieval.cluster.nodes import Nodes, Sharded
 from retrieval.cluster.placing import place
 from retrieval.cluster.targets import nodes_of, sharded_of
 from retrieval.handlers import collections as whole
+from retrieval.handlers.evaluation import no_evaluation
 from retrieval.handlers.state import BODY, CATALOG, CONFIG
 from retrieval.handlers.wire import answer, answer_from, body
 from retrieval.wire.collections import (
@@ -32,6 +33,7 @@ from retrieval.wire.collections import (
     SetSynonyms,
     ShardBody,
 )
+from retrieval.wire.evaluation import KeepEvaluation
 
 SUMS = (
     "hot_capacity",
@@ -153,6 +155,23 @@ async def show_synonyms(request: web.Request) -> web.Response:
 async def remove_synonyms(request: web.Request) -> web.Response:
     await tell_all(request, "DELETE", "synonyms")
     return web.Response(status=204)
+
+
+async def keep_evaluation(request: web.Request) -> web.Response:
+    """Keep a report at the first shard."""
+    await body(request, KeepEvaluation)
+    first = sharded_of(request).shard(0)
+    sent = msgspec.Raw(request.get(BODY) or await request.read())
+    return answer(await change(nodes_of(request), first, "PUT", f"{path_of(first)}/evaluation", sent))
+
+
+async def show_evaluation(request: web.Request) -> web.Response:
+    PRINCIPAL.get().require_whole()
+    first = sharded_of(request).shard(0)
+    try:
+        return answer(await read(nodes_of(request), first, f"{path_of(first)}/evaluation"))
+    except NotFound:
+        raise no_evaluation(request.match_info["collection"]) from None
 
 
 async def tell_all(

@@ -5,23 +5,35 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 import msgspec
 from aiohttp import web
 
-from indexes.base.errors import Unavailable
+from indexes.base.errors import Conflict, Unavailable
 from retrieval.access.auth import PRINCIPAL
 from retrieval.base.cancellation import gather_or_cancel
-from retrieval.cluster.asking import send
+from retrieval.cluster.asking import few_at_a_time, read, send
 from retrieval.cluster.collections import tell_all
+from retrieval.cluster.documents import path_of
 from retrieval.cluster.moves import MOVES
 from retrieval.cluster.nodes import Nodes
 from retrieval.cluster.running import remember
 from retrieval.cluster.targets import nodes_of, sharded_of
 from retrieval.handlers import jobs as whole
 from retrieval.handlers.wire import answer, body
-from retrieval.wire.collections import JobBody, JobList, JobProgress, JobStarted, JobStatus, Nothing, Reindex
+from retrieval.wire.collections import (
+    JobBody,
+    JobList,
+    JobProgress,
+    JobStarted,
+    JobStatus,
+    Nothing,
+    Reindex,
+    RolledBack,
+    Tune,
+)
 
 # The first of these that a shard's job has is that of all; the last one needs all.
 ORDER: tuple[JobStatus, ...] = ("running", "queued", "failed", "refused", "succeeded")
@@ -46,12 +58,30 @@ async def reindex(request: web.Request) -> web.Response:
     return await start(request, "reindex", capacity)
 
 
+async def tune(request: web.Request) -> web.Response:
+    await body(request, Tune)
+    return await start(request, "tune", None)
+
+
+async def rollback(request: web.Request) -> web.Response:
+    """Roll back all shards, if each has an earlier generation."""
+    await body(request, Nothing)
+    nodes, sharded = nodes_of(request), sharded_of(request)
+    names = [sharded.shard(number) for number in range(sharded.of)]
+    found = await few_at_a_time(partial(read, nodes, one, path_of(one)) for one in names)
+    for name, one in zip(names, found, strict=True):
+        if len(one["generations"]) < 2:
+            raise Conflict(f"shard {name} has no earlier generation to roll back to")
+    rolled = await tell_all(request, "POST", "rollback", {})
+    return answer(RolledBack(max(one["generation"] for one in rolled)))
+
+
 async def erase(request: web.Request) -> web.Response:
     await body(request, Nothing)
     return await start(request, "erase", {})
 
 
-async def start(request: web.Request, kind: str, options: dict[str, int]) -> web.Response:
+async def start(request: web.Request, kind: str, options: dict[str, int] | None) -> web.Response:
     sharded = sharded_of(request)
     started = await tell_all(request, "POST", kind, options)
     jobs = [(sharded.shard(number), str(one["job"])) for number, one in enumerate(started)]
@@ -109,9 +139,16 @@ async def joined(nodes: Nodes, job_id: str, known: ShardJobs) -> JobBody:
         progress=JobProgress(under_way.progress.stage, round(PERCENT * sum(done) / len(done)), PERCENT),
         created_ms=min(job.created_ms for job in found),
         finished_ms=max(finished) if len(finished) == len(found) else None,
-        result=add_results([job.result for job in found]) if status == "succeeded" else {},
+        result=join_results(known, found) if status == "succeeded" else {},
         error="; ".join(errors) or None,
     )
+
+
+def join_results(known: ShardJobs, found: Sequence[JobBody]) -> dict[str, Any]:
+    results = [job.result for job in found]
+    if found[0].kind == "tune":  # each shard has settings of its own
+        return {"shards": {name: one for (name, _), one in zip(known.jobs, results, strict=True)}}
+    return add_results(results)
 
 
 def add_results(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

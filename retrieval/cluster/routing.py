@@ -27,8 +27,10 @@ from retrieval.cluster.nodes import Nodes
 from retrieval.cluster.running import RUNNING, end_all, keep_running
 from retrieval.cluster.targets import NODES
 from retrieval.handlers import answers as whole_answers
+from retrieval.handlers import assess as whole_assess
 from retrieval.handlers import collections as whole_collections
 from retrieval.handlers import documents as whole_documents
+from retrieval.handlers import evaluation as whole_evaluation
 from retrieval.handlers import jobs as whole_jobs
 from retrieval.handlers import search as whole_searching
 from retrieval.handlers.state import CATALOG, CONFIG, METRICS, RELOADED, SCOPES
@@ -42,6 +44,7 @@ OF_SHARDS: dict[object, Handler] = {
     whole_searching.search_batch: searching.search_batch,
     whole_searching.context: searching.context,
     whole_answers.answer: searching.answer_question,
+    whole_assess.assess: searching.assess,
     whole_documents.write: documents.write,
     whole_documents.show: documents.show,
     whole_documents.patch: documents.patch,
@@ -52,7 +55,9 @@ OF_SHARDS: dict[object, Handler] = {
     whole_documents.scroll: documents.scroll,
     whole_documents.count: documents.count,
     whole_jobs.reindex: jobs.reindex,
+    whole_jobs.tune: jobs.tune,
     whole_jobs.erase: jobs.erase,
+    whole_jobs.rollback: jobs.rollback,
     whole_collections.show: collections.show,
     whole_collections.delete: collections.delete,
     whole_collections.set_ranking: collections.set_ranking,
@@ -60,6 +65,8 @@ OF_SHARDS: dict[object, Handler] = {
     whole_collections.set_synonyms: collections.set_synonyms,
     whole_collections.show_synonyms: collections.show_synonyms,
     whole_collections.remove_synonyms: collections.remove_synonyms,
+    whole_evaluation.keep: collections.keep_evaluation,
+    whole_evaluation.show: collections.show_evaluation,
 }
 WRITING = {
     whole_documents.write,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from indexes.base.errors import InvalidInput, NotFound
-from indexes.filters.grammar import Exists
+from indexes.filters.grammar import Exists, Filter
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import AnswerBudget
 from retrieval.base.cancellation import gather_or_cancel
@@ -17,11 +17,13 @@ from retrieval.cluster.targets import target_of
 from retrieval.context.building import check_context
 from retrieval.handlers import search as whole
 from retrieval.handlers.answers import answer_from, cited_in
+from retrieval.handlers.assess import assess_with
 from retrieval.handlers.state import CONFIG, ENTRY, METRICS, PIPELINE
 from retrieval.handlers.wire import answer, body, json_answer
 from retrieval.observe.request_log import note_queries
 from retrieval.observe.tracing import RECEIPT
 from retrieval.wire.answer import AnswerRequest
+from retrieval.wire.assess import AssessRequest
 from retrieval.wire.search import Citation, ContextAnswer, ContextRequest, SearchAnswer, SearchRequest
 
 
@@ -86,6 +88,16 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
                 raise
 
     return await whole.pack_context(request, wanted, target_of(request), begin, find)
+
+
+async def assess(request: web.Request) -> web.Response:
+    wanted = await body(request, AssessRequest)
+
+    async def count(condition: Filter | None) -> int:
+        found = await target_of(request, wanted.min_seq).counts(condition)
+        return sum(one.documents for one in found.values())
+
+    return await assess_with(request, wanted, finder(request, "neighbors")[0], count)
 
 
 async def answer_question(request: web.Request) -> web.StreamResponse:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from indexes.base.errors import InvalidInput, TooLarge
-from indexes.collection.collection import Collection
+from indexes.filters.grammar import Filter
 from indexes.reading import scrolling
 from retrieval.base.config import Config
-from retrieval.handlers.search import await_writes, budget_of, headers_of
+from retrieval.handlers.search import Find, await_writes, budget_of, headers_of
 from retrieval.handlers.state import CONFIG, PIPELINE
 from retrieval.handlers.wire import answer, body, collection_of, note_search
 from retrieval.insight import assessing
@@ -22,16 +23,36 @@ from retrieval.observe.request_log import note_queries
 from retrieval.search.plan import filter_of
 from retrieval.wire.assess import AssessRequest
 from retrieval.wire.decoding import decode_part
+from retrieval.wire.search import SearchAnswer, SearchRequest
 
 # The prefix of errors about a filter that we built, not the caller.
 OWN_PLACE = re.compile(r"^filter[\w.\[\]]*: ")
 ACTION_BYTES_MAX = 1 << 18  # decoded on the event loop; only a small part is read
 
 
+Count = Callable[[Filter | None], Awaitable[int]]  # the documents that match
+
+
 async def assess(request: web.Request) -> web.Response:
     wanted = await body(request, AssessRequest)
     name, collection = collection_of(request)
-    app, config = request.app, request.app[CONFIG]
+    app, budget = request.app, budget_of(request, "neighbors")
+
+    async def find(search: SearchRequest) -> SearchAnswer:
+        await await_writes(request, collection, [search])
+        found = await app[PIPELINE].search(name, collection, search, budget=budget)
+        note_search(app, collection, search, found)
+        return found
+
+    async def count(condition: Filter | None) -> int:
+        return (await asyncio.to_thread(scrolling.count, collection, condition)).documents
+
+    return await assess_with(request, wanted, find, count)
+
+
+async def assess_with(request: web.Request, wanted: AssessRequest, find: Find, count: Count) -> web.Response:
+    """Assess by the events that `find` finds, and by how many `count` counts."""
+    config = request.app[CONFIG]
     text = action_of(wanted)
     read = text[: config.limits.query_chars_max].strip()
     judge = Judge.of(wanted.outcome, config.assess)
@@ -40,13 +61,9 @@ async def assess(request: web.Request) -> web.Response:
     neighbors, most = wanted.neighbors or config.assess.neighbors, config.limits.k_max
     if neighbors > most:
         raise InvalidInput(f"neighbors must be from 1 to {most}, found {neighbors}", param="neighbors")
-    search = search_request(wanted, read, neighbors)
     note_queries(request, [read])
-    budget = budget_of(request, "neighbors")
-    await await_writes(request, collection, [search])
-    found = await app[PIPELINE].search(name, collection, search, budget=budget)
-    note_search(app, collection, search, found)
-    base_rate = await asyncio.to_thread(base_rate_of, collection, wanted, judge, config)
+    found = await find(search_request(wanted, read, neighbors))
+    base_rate = await base_rate_of(count, wanted, judge, config)
     assessment = await asyncio.to_thread(assessing.assess, found, wanted, judge, base_rate, config.assess)
     assessment.read_chars, assessment.cut = len(read), len(text) > len(read)
     return answer(assessment, headers=headers_of(found.timings_ms))
@@ -65,19 +82,21 @@ def action_of(wanted: AssessRequest) -> str:
     return text
 
 
-def base_rate_of(collection: Collection, wanted: AssessRequest, judge: Judge, config: Config) -> float | None:
+async def base_rate_of(
+    count_matching: Count, wanted: AssessRequest, judge: Judge, config: Config
+) -> float | None:
     """Return the share of bad outcomes among matching events that have an outcome, or None if none has one. Raises
     InvalidInput naming `outcome` if no outcome has the kind of any bad one."""
-    own = decode_part(wanted.filter, object, "filter")
+    own = await asyncio.to_thread(decode_part, wanted.filter, object, "filter")
 
-    def count(outcome: dict[str, Any]) -> int:
+    async def count(outcome: dict[str, Any]) -> int:
         filters = [outcome] if own is None else [own, outcome]
         raw = msgspec.Raw(msgspec.json.encode({"type": "and", "filters": filters}))
-        return scrolling.count(collection, filter_of(raw, config)).documents
+        return await count_matching(await asyncio.to_thread(filter_of, raw, config))
 
     known, bad = judge.filters()
     try:
-        total = count(known)
+        total = await count(known)
     except InvalidInput as error:  # not about the request's filter: the search accepted it
         if wanted.outcome is None:
             return None  # the key comes from the settings, and this collection does not have it
@@ -87,13 +106,13 @@ def base_rate_of(collection: Collection, wanted: AssessRequest, judge: Judge, co
     possible, fault = [], InvalidInput("outcome: nothing counts as bad", param="outcome")
     for one in bad:
         try:
-            count(one)
+            await count(one)
             possible.append(one)
         except InvalidInput as error:
             fault = about_outcome(error)
     if not possible:
         raise fault
-    return count({"type": "or", "filters": possible}) / total
+    return await count({"type": "or", "filters": possible}) / total
 
 
 def about_outcome(error: InvalidInput) -> InvalidInput:

@@ -58,10 +58,14 @@ async def show(request: web.Request) -> web.Response:
     name, collection = collection_of(request)
     content = await asyncio.to_thread(read, collection)
     if content is None:
-        raise NotFound(
-            f"no evaluation of {name!r} was sent; send one with `nearline evaluate -c {name} --publish`"
-        )
+        raise no_evaluation(name)
     return json_answer(content)
+
+
+def no_evaluation(name: str) -> NotFound:
+    return NotFound(
+        f"no evaluation of {name!r} was sent; send one with `nearline evaluate -c {name} --publish`"
+    )
 
 
 def read(collection: Collection) -> bytes | None:

@@ -273,6 +273,28 @@ def test_shards_answer_as_one_piece_while_they_move(cluster: Cluster, sizes: dic
     assert compared >= len(SEARCHES)
 
 
+def test_an_action_is_assessed_as_in_one_piece(cluster: Cluster, sizes: dict[int, str]) -> None:
+    """By the same events, and by how many of all ended badly."""
+    wanted = {
+        "action": "Somebody repairs the lighthouse.",
+        "outcome": {"key": "kind", "bad": ["a"]},
+        "neighbors": 20,
+    }
+    whole, divided = (
+        cluster.at_b.ok("POST", f"/v1/collections/{sizes[shards]}/assess", wanted)
+        if shards > 1
+        else cluster.http.ok("POST", f"/v1/collections/{sizes[shards]}/assess", wanted)
+        for shards in (1, 4)
+    )
+    assert divided["base_rate"] == whole["base_rate"]
+    assert divided["risk_score"] == pytest.approx(whole["risk_score"], abs=1e-3)
+    assert whole["risk_score"] > 0
+    reply = cluster.http.call(
+        "POST", f"/v1/collections/{sizes[4]}/assess", wanted | {"outcome": {"key": "nowhere", "bad": ["a"]}}
+    )
+    assert (reply.status, reply.body["error"]["param"]) == (422, "outcome")
+
+
 def test_documents_are_written_read_changed_and_deleted(cluster: Cluster) -> None:
     http, other = cluster.http, cluster.at_b
     http.ok("POST", "/v1/collections", {"name": "books", "shards": 5})
@@ -313,8 +335,23 @@ def test_documents_are_written_read_changed_and_deleted(cluster: Cluster) -> Non
     job = http.reindex("books")
     assert (job["status"], job["collection"]) == ("succeeded", "books")
     assert http.ok("GET", "/v1/collections/books")["generation"] > 0
+    assert (
+        "no earlier generation"
+        in other.call("POST", "/v1/collections/books/rollback").body["error"]["message"]
+    )
+    assert http.reindex("books")["status"] == "succeeded"
+    rolled = other.ok("POST", "/v1/collections/books/rollback")["generation"]
+    assert rolled == http.ok("GET", "/v1/collections/books")["generation"] < 4
+    asked = cluster.folder / "asked.jsonl"
+    asked.write_text("\n".join(json.dumps({"id": one["id"], "text": one["text"]}) for one in sentences(40)))
+    options = ("--recall-target", "0.95", "--queries", asked, "--url", other.url)
+    tuned = nearline("tune", "-c", "books", *options, NEARLINE_KEY=other.key)
+    assert tuned.stdout.count("in use now") == 5, tuned
+    assert other.call("GET", "/v1/collections/books/evaluation").status == 404
+    http.ok("PUT", "/v1/collections/books/evaluation", {"report": {"recall": 1.0}})
+    assert other.ok("GET", "/v1/collections/books/evaluation")["report"] == {"recall": 1.0}
     http.ok("PUT", "/v1/collections/books/synonyms", {"synonyms": [["zymurgy", "kettle"]]})
-    assert "kettle" in other.search("books", query="zymurgy", mode="lexical")["hits"][0]["text"]
+    cluster.wait_for(lambda: "kettle" in other.texts("books", query="zymurgy", mode="lexical"))
     http.ok("DELETE", "/v1/collections/books")
     assert other.call("GET", "/v1/collections/books").status == 404
 
@@ -340,7 +377,7 @@ def test_errors_are_those_of_the_whole_request(cluster: Cluster, sizes: dict[int
         http.call("POST", f"/v1/collections/{sizes[1]}/search", {"query": "x", "min_seq": "0.1"}).status
         == 422
     )
-    not_yet = http.call("POST", f"/v1/collections/{name}/tune", {})
+    not_yet = http.call("POST", f"/v1/collections/{name}/feedback", {})
     assert (not_yet.status, not_yet.body["error"]["param"]) == (409, "collection")
     # What belongs to a shard is not for a writer to say.
     shard = next(
