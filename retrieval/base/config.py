@@ -172,6 +172,8 @@ def _convert(value: object, section: str, key: str, *, source: str, from_text: b
 
 def _describe_expected(section: str, key: str, error: msgspec.DecodeError) -> str:
     declared = _KEYS[section][key]
+    if key == "nodes":
+        return 'nodes and the addresses of their services: { "a" = ["http://10.0.0.1:8080"] }, as JSON in a variable'
     if get_origin(declared) is dict:
         return 'names and what they stand for: { "a" = "b" } in the file, {"a": "b"} in a variable'
     if key == "cors_origins":

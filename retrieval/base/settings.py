@@ -22,6 +22,9 @@ Duration = Annotated[float, Meta(gt=0, le=31_536_000)]  # in the key's unit; the
 Weight = Annotated[float, Meta(ge=0, le=1_000_000)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Name = Annotated[str, Meta(min_length=1)]
+ServiceUrl = Annotated[
+    str, Meta(pattern=r"^https?://[^/?#\s]+/?$", description="an address such as http://10.0.0.1:8080")
+]
 # As browsers send it; anything else would never match.
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/*\sA-Z]+)$")]
 # The name alone, in lower case: the port is not compared.
@@ -185,7 +188,7 @@ class AssessSection(Section, frozen=True, kw_only=True):
 class LlmSection(Section, frozen=True, kw_only=True):
     base_url: Annotated[
         str,
-        Meta(pattern=r"^$|^https?://[^?#]+$", description="an address that begins with http, or nothing"),
+        Meta(pattern=r"^$|^https?://[^?#\s]+$", description="an address that begins with http, or nothing"),
     ] = ""
     model: str = ""
     api_key: str = ""
@@ -227,14 +230,14 @@ class StoreSection(Section, frozen=True, kw_only=True):
     replica: bool = False
     poll_ms: Duration = 200.0
     writer: Annotated[
-        str, Meta(pattern=r"^$|^https?://[^/]", description="http:// or https://, or nothing")
+        str, Meta(pattern=r"^$|^https?://[^/\s]\S*$", description="http:// or https://, or nothing")
     ] = ""
     writer_api_key: str = ""
     forward_writes: bool = False
 
 
 class ClusterSection(Section, frozen=True, kw_only=True):
-    nodes: dict[str, list[str]] = field(default_factory=dict)
+    nodes: dict[str, list[ServiceUrl]] = field(default_factory=dict)
     secret: str = ""
     timeout_s: Duration = 10.0
     late_ms: Duration = 500.0

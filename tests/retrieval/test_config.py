@@ -116,6 +116,12 @@ def test_variables_are_read_by_the_type_of_their_key(
             "context.min_similarity",
             ['a cosine from -1 to 1, or "model"', "found 'low'"],
         ),
+        (
+            '[cluster]\nnodes = { a = ["localhost:8080"] }\n',
+            "cluster.nodes",
+            ["the addresses of their services", "found {'a': ['localhost:8080']}"],
+        ),
+        ('[llm]\nbase_url = "http://a b"\n', "llm.base_url", ["begins with http", "found 'http://a b'"]),
         ('[models]\nfolder = ""\n', "models.folder", ["length >= 1", "found ''"]),
         ("[server]\nport = \n", "config", ["not valid TOML", "line 2"]),
     ],
