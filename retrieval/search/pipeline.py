@@ -60,7 +60,7 @@ from retrieval.search.scanning import JointScan, Place, Scanner
 from retrieval.search.shard import LocalShard, Partition, Searchable, Shard, run_at_once
 from retrieval.search.similar import read_examples
 from retrieval.search.stages import SEARCHES_MAX, CachedAnswer, Found, count_facets_of, run_stages
-from retrieval.search.steps import Away, run_in_steps
+from retrieval.search.steps import Away, run_here, run_in_steps
 from retrieval.search.stopwatch import Stopwatch, in_time
 from retrieval.search.survival import is_light, renew_grounds
 from retrieval.wire.options import Collapse
@@ -303,7 +303,7 @@ class Pipeline:
                 ask, joint = partial(sharded.ask, deadline=watch.deadline), JointShard(sharded.parts)
                 # While the text is embedded here, its words are counted there.
                 embedding = self._embed_text(sharded, sharded.spoken, plan, watch, {})
-                counting = self._run(partial(joint.count_terms, plan.query), watch, ask)
+                counting = run_in_steps(partial(joint.count_terms, plan.query), run_here, ask)
                 embedded, _ = await gather_or_cancel([embedding, counting])
                 assert embedded is not None
                 if plan.request.like or plan.request.unlike:

@@ -85,6 +85,11 @@ async def run_in_steps(
         coroutine.close()
 
 
+async def run_here(step: Callable[[], T]) -> T:
+    """Run a step on the event loop: for work that only asks, and adds up what is answered. A thread costs more."""
+    return step()
+
+
 def _advance(coroutine: Coroutine[Any, Any, Any], replies: Sequence[Any] | None) -> tuple[bool, Any]:
     """Run one step. Return whether it was the last one, and the result, or the calls that it waits for."""
     try:
