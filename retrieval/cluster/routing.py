@@ -78,6 +78,7 @@ WRITING = {
     whole_collections.rename,
 }
 OF_ALL: dict[object, Handler] = {
+    whole_searching.search_collections: searching.search_collections,
     whole_collections.create: collections.create,
     whole_collections.set_alias: aliases.set_alias,
     whole_collections.remove_alias: aliases.remove_alias,

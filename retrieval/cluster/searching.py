@@ -8,18 +8,19 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from indexes.base.errors import InvalidInput, NotFound
+from indexes.collection.collection import Collection
 from indexes.filters.grammar import Exists, Filter
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import AnswerBudget
 from retrieval.base.cancellation import gather_or_cancel
 from retrieval.cluster import documents
-from retrieval.cluster.targets import target_of
+from retrieval.cluster.targets import ShardedTarget, named_sharded, nodes_of, target_of
 from retrieval.context.building import check_context
 from retrieval.handlers import search as whole
 from retrieval.handlers.answers import answer_from, cited_in
 from retrieval.handlers.assess import assess_with
-from retrieval.handlers.state import CONFIG, ENTRY, METRICS, PIPELINE
-from retrieval.handlers.wire import answer, body, json_answer
+from retrieval.handlers.state import CATALOG, CONFIG, ENTRY, METRICS, PIPELINE
+from retrieval.handlers.wire import answer, body, json_answer, named_collection
 from retrieval.observe.request_log import note_queries
 from retrieval.observe.tracing import RECEIPT
 from retrieval.wire.answer import AnswerRequest
@@ -39,10 +40,7 @@ def finder(request: web.Request, param: str | None = "k") -> tuple[whole.Find, A
             deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
             with request[ENTRY].waiting():
                 await target.reach(deadline, deadline_ms)
-        target.expect(wanted.k or app[CONFIG].search.k)
         found = await app[PIPELINE].search_shards(name, target, wanted, budget)
-        for part in target.parts:
-            target.nodes.note_hits(part.name, part.returned)
         app[METRICS].search([found.receipt], found.timings_ms)
         return found
 
@@ -67,6 +65,20 @@ async def search_batch(request: web.Request) -> web.Response:
             return await find(wanted)
 
     return await whole.answer_batch(request, searches, budget, find_one)
+
+
+async def search_collections(request: web.Request) -> web.Response:
+    """Search several collections, of which some may be in shards."""
+
+    async def find(name: str) -> Collection | ShardedTarget:
+        full, catalog = PRINCIPAL.get().full(name), request.app[CATALOG]
+        if full in catalog.collections or full in catalog.aliases or full in catalog.quarantined:
+            return named_collection(request, name)
+        nodes = nodes_of(request)
+        await nodes.find(full)
+        return ShardedTarget(nodes, named_sharded(request, name), {})
+
+    return await whole.search_named(request, find)
 
 
 async def context(request: web.Request) -> web.Response:

@@ -54,6 +54,16 @@ class ShardedTarget:
         for part in self.parts:
             part.likely = min(-(-hits // self.sharded.of) + MORE, LIKELY_MAX)
 
+    def count_hits(self) -> None:
+        """Keep what was returned, to be counted with a later call."""
+        for part in self.parts:
+            self.nodes.note_hits(part.name, part.returned)
+            part.returned = []
+
+    @property
+    def name(self) -> str:
+        return self.sharded.name
+
     @property
     def settings(self) -> Settings:
         return self.sharded.settings
@@ -124,9 +134,13 @@ def nodes_of(request: web.Request) -> Nodes:
 def sharded_of(request: web.Request) -> Sharded:
     """Return the collection in the path. Raises NotFound, also for one that the caller may not see, and ModelMismatch
     if its shards have vectors of different models."""
-    caller = PRINCIPAL.get()
-    name = caller.full(request.match_info["collection"])
-    nodes = nodes_of(request)
+    return named_sharded(request, request.match_info["collection"])
+
+
+def named_sharded(request: web.Request, called: str) -> Sharded:
+    """Return the collection of this name or alias. Raises as `sharded_of` does."""
+    caller, nodes = PRINCIPAL.get(), nodes_of(request)
+    name = caller.full(called)
     found = nodes.collection(name) if caller.may_use(name, nodes.aliases()) else None
     if found is None:
         raise NotFound(f"no collection {name!r}", param="collection")

@@ -36,7 +36,7 @@ from retrieval.handlers.wire import (
 )
 from retrieval.observe.request_log import note_queries
 from retrieval.observe.tracing import RECEIPT
-from retrieval.search.pipeline import wait_for_seq
+from retrieval.search.pipeline import Divided, wait_for_seq
 from retrieval.wire.decoding import decode_part
 from retrieval.wire.errors import body_of
 from retrieval.wire.search import (
@@ -73,13 +73,24 @@ async def search(request: web.Request) -> web.Response:
 
 async def search_collections(request: web.Request) -> web.Response:
     """Search several collections with one ranking over all."""
+
+    async def find(name: str) -> Collection:
+        return named_collection(request, name)
+
+    return await search_named(request, find)
+
+
+async def search_named(
+    request: web.Request, find: Callable[[str], Awaitable[Collection | Divided]]
+) -> web.Response:
+    """Search the collections that the body names, and that `find` finds."""
     wanted = await body(request, SearchCollections)
     note_queries(request, [wanted.query])
     if wanted.min_seq is not None:
         raise InvalidInput(
             "min_seq is an operation of one collection, and several are searched", param="min_seq"
         )
-    collections = collections_of(request, wanted.collections)
+    collections = await collections_of(wanted.collections, find)
     await charge(request.app, len(collections))
     budget = budget_of(request)
     options = {name: getattr(wanted, name) for name in PageOptions.__struct_fields__}
@@ -90,24 +101,26 @@ async def search_collections(request: web.Request) -> web.Response:
     return json_answer(await encode_answer(found, budget), headers_of(found.timings_ms))
 
 
-def collections_of(request: web.Request, names: Sequence[str]) -> list[Collection]:
+async def collections_of(
+    names: Sequence[str], find: Callable[[str], Awaitable[Collection | Divided]]
+) -> list[Collection | Divided]:
     """Return the collections that a body names. Raises InvalidInput for none, too many, or one that is named twice, and
     NotFound, each naming its place."""
     if not 1 <= len(names) <= COLLECTIONS_MAX:
         raise InvalidInput(
             f"a search is of 1 to {COLLECTIONS_MAX} collections, found {len(names)}", param="collections"
         )
-    found: list[Collection] = []
+    found: dict[str, Collection | Divided] = {}
     for at, name in enumerate(names):
         place = f"collections[{at}]"
         try:
-            collection = named_collection(request, name)
+            collection = await find(name)
         except NotFound as error:
             raise NotFound(f"no collection {name!r}", param=place) from error
-        if collection in found:
+        if collection.name in found:
             raise InvalidInput(f"{name!r} is a collection that is already named", param=place)
-        found.append(collection)
-    return found
+        found[collection.name] = collection
+    return list(found.values())
 
 
 async def search_batch(request: web.Request) -> web.Response:

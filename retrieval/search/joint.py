@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from indexes.base.errors import InvalidInput
-from indexes.base.model import TIERS, Floats, Ranking, Scalar, StoredPassage
+from indexes.base.model import TIERS, Floats, Ranking, Scalar, StoredPassage, Tier
 from indexes.filters.grammar import Compound, Exists, Filter, Unchecked
 from indexes.parts.query import NOT_FOUND, Candidates, Query, Ranks, TermCounts
 from indexes.reading.facets import LISTED_MAX, FacetCounts, FacetQuery
@@ -110,12 +110,12 @@ class JointShard(Partition):
                 nothing: list[list[Scalar]] = [[] for _ in range(len(found.candidates))]
                 return replace(found, values=[held.get(one.where, nothing) for one in ask.values])
 
-    def answers_by_shard(self, answer: CachedAnswer) -> list[CachedAnswer]:
-        """Return for each shard an answer as the joint one, but for which of its tiers were searched."""
-        return [
-            replace(answer, tiers=list(one.candidates.searched), cold_skipped=one.candidates.cold_skipped)
-            for one in self.found
-        ]
+    def answers_by_collection(self, answer: CachedAnswer, sizes: Sequence[int]) -> list[CachedAnswer]:
+        """Return an answer for each collection as the joint one, but for which of its tiers were searched. The first
+        shards, as many as the first of `sizes` says, are of the first collection, and so on."""
+        shards = iter(self.found)
+        found = [coverage([next(shards).candidates for _ in range(size)]) for size in sizes]
+        return [replace(answer, tiers=list(tiers), cold_skipped=skipped) for tiers, skipped in found]
 
     async def fetch(self, ids: Sequence[int], what: What) -> Fetched:
         wanted = np.array(ids, np.int64)
@@ -239,8 +239,7 @@ def join(found: Sequence[Candidates], depths: Sequence[int]) -> tuple[Candidates
     )
     # Dense results first, each kind by rank: NOT_FOUND as an unsigned number is the largest.
     kept = kept[np.lexsort((lexical_ranks[kept].view(np.uint32), dense_ranks[kept].view(np.uint32)))]
-    searched = {tier for one in found for tier in one.searched}
-    skipped = dict.fromkeys(one.cold_skipped for one in found if one.cold_skipped)
+    searched, skipped = coverage(found)
     return Candidates(
         ids=ids[kept],
         dense=dense[kept],
@@ -250,9 +249,16 @@ def join(found: Sequence[Candidates], depths: Sequence[int]) -> tuple[Candidates
         tiers=column(lambda one: one.tiers)[kept],
         lexical_bound=max(one.lexical_bound for one in found),
         names=None if names is None else names[kept],
-        searched=tuple(tier for tier in TIERS if tier in searched),
-        cold_skipped="; ".join(skipped) or None,
+        searched=searched,
+        cold_skipped=skipped,
     ), kept
+
+
+def coverage(found: Sequence[Candidates]) -> tuple[tuple[Tier, ...], str | None]:
+    """Return the tiers in which some of the candidates were searched for, and why cold ones were not."""
+    searched = {tier for one in found for tier in one.searched}
+    skipped = dict.fromkeys(one.cold_skipped for one in found if one.cold_skipped)
+    return tuple(tier for tier in TIERS if tier in searched), "; ".join(skipped) or None
 
 
 def rank(scores: Floats, ranks: Ranks, ids: NDArray[np.int64], depths: Sequence[int]) -> Ranks:

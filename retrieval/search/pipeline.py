@@ -64,7 +64,7 @@ from retrieval.search.steps import Away, run_here, run_in_steps
 from retrieval.search.stopwatch import Stopwatch, in_time
 from retrieval.search.survival import is_light, renew_grounds
 from retrieval.wire.options import Collapse
-from retrieval.wire.search import SearchAnswer, SearchCollectionsAnswer, SearchRequest, seq_in
+from retrieval.wire.search import Receipt, SearchAnswer, SearchCollectionsAnswer, SearchRequest, seq_in
 
 MIN_SEQ_WAIT_S = 5.0
 # More would not raise throughput, and would make each pass of the event loop longer for every caller.
@@ -95,6 +95,8 @@ class Divided(Protocol):
     answer knows of, for `min_seq`."""
 
     @property
+    def name(self) -> str: ...
+    @property
     def settings(self) -> Settings: ...
     @property
     def ranking(self) -> RankingSettings | None: ...
@@ -111,6 +113,14 @@ class Divided(Protocol):
 
     def spoken(self) -> Mapping[str, int]:
         """How many passages are in each language."""
+        ...
+
+    def expect(self, hits: int) -> None:
+        """Have searches bring along the passages that are likely to be among so many hits."""
+        ...
+
+    def count_hits(self) -> None:
+        """Have the passages that were returned counted as hits where they are."""
         ...
 
     def keep_up(self) -> None:
@@ -233,7 +243,7 @@ class Pipeline:
     async def search_together(
         self,
         names: Sequence[str],
-        collections: Sequence[Collection],
+        collections: Sequence[Collection | Divided],
         request: SearchRequest,
         budget: AnswerBudget,
     ) -> SearchCollectionsAnswer:
@@ -242,41 +252,41 @@ class Pipeline:
 
         Raises as `search` does, and InvalidInput for vectors that do not compare.
         """
-        watch, work = Stopwatch(), budget.work
+        watch, work, first = Stopwatch(), budget.work, collections[0]
         embeds = any(one.settings.embeds for one in collections)
-        plan = make_plan(request, collections[0].settings.dimensions, self._config, embeds=embeds)
+        plan = make_plan(request, first.settings.dimensions, self._config, embeds=embeds)
         require_one_model(collections, plan)
         documents = None if plan.query.condition else sum(one.documents for one in collections)
-        share = BudgetShare(budget)
-
+        share, divided = BudgetShare(budget), [one for one in collections if not isinstance(one, Collection)]
+        for one in divided:
+            one.expect(plan.last)
         self.under_way += 1
         work.searches += 1
         try:
-            async with self._in_time(plan, watch), self._turn(plan):
-                first = collections[0]
-                embedded = await self._embed_text(first, lambda: first.snapshot.spoken, plan, watch, {})
-                for _ in range(SEARCHES_MAX):  # as in `_search_latest`
-                    shards = [LocalShard(one, one.snapshot, watch, work) for one in collections]
-                    joint = JointShard(shards)
-                    rounds = Rounds(share, documents, on_step=watch.on_step, collections=names)
-                    found = await self._search_deeper(joint, embedded, watch, rounds)
-                    states = zip(collections, shards, strict=True)
-                    if not (
-                        found.vanished
-                        and any([await reaches_newer(one, shard.snapshot, watch) for one, shard in states])
-                    ):
+            async with self._in_time(plan, watch), self._turn(plan, self._away if divided else None):
+                # All of them ask the same nodes.
+                ask = partial(divided[0].ask, deadline=watch.deadline) if divided else None
+                embedded = await self._embed_text(first, partial(spoken_in, first), plan, watch, {})
+                for left in reversed(range(SEARCHES_MAX)):  # as in `_search_latest`
+                    parts = [parts_of(one, watch, work) for one in collections]
+                    joint = JointShard([one for some in parts for one in some])
+                    called = [name for name, some in zip(names, parts, strict=True) for _ in some]
+                    rounds = Rounds(share, documents, on_step=watch.on_step, collections=called)
+                    found = await self._search_deeper(joint, embedded, watch, rounds, ask=ask)
+                    if not (found.vanished and left):
+                        break
+                    states = zip(collections, parts, strict=True)
+                    if not any([await reach_newer_state(one, some, watch) for one, some in states]):
                         break
         finally:
             self.under_way -= 1
             watch.left = True
+        for one in divided:
+            one.count_hits()
+        answers = joint.answers_by_collection(found.answer, [len(some) for some in parts])
         receipts = [
-            receipt_of(
-                name,
-                shard.collection,
-                plan,
-                Answered(state_of(shard.collection, shard.snapshot), Found(answer), "bypass"),
-            )
-            for name, shard, answer in zip(names, shards, joint.answers_by_shard(found.answer), strict=True)
+            joint_receipt(name, one, some, plan, Found(answer))
+            for name, one, some, answer in zip(names, collections, parts, answers, strict=True)
         ]
         return SearchCollectionsAnswer(found.answer.hits, receipts, watch.stop())
 
@@ -296,6 +306,7 @@ class Pipeline:
         )
         plan = replace(plan, query=replace(plan.query, spoken=sharded.spoken()))
         documents, share = None if plan.query.condition else sharded.documents, BudgetShare(budget)
+        sharded.expect(plan.last)
         self.under_way += 1
         budget.work.searches += 1
         try:
@@ -328,8 +339,8 @@ class Pipeline:
         finally:
             self.under_way -= 1
             watch.left = True
-        answered = Answered(State(sharded.generation, 0, b"", settled=True), found, "bypass")
-        receipt = replace(receipt_in(name, settings, plan, answered), seq=sharded.seen)
+        sharded.count_hits()
+        receipt = joint_receipt(name, sharded, sharded.parts, plan, found)
         return SearchAnswer(found.answer.hits, receipt, watch.stop(), found.answer.facets)
 
     def _plan(self, collection: Collection, request: SearchRequest, *, strained: bool = False) -> Plan:
@@ -570,7 +581,35 @@ class Pipeline:
         return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
 
 
-def require_one_model(collections: Sequence[Collection], plan: Plan) -> None:
+def parts_of(collection: Collection | Divided, watch: Stopwatch, work: WorkBudget) -> Sequence[Partition]:
+    if isinstance(collection, Collection):
+        return [LocalShard(collection, collection.snapshot, watch, work)]
+    return collection.parts
+
+
+def parts_snapshot(parts: Sequence[Partition]) -> Snapshot:
+    """Return the state of a collection in one piece that is searched with others."""
+    [shard] = parts
+    assert isinstance(shard, LocalShard)
+    return shard.snapshot
+
+
+def spoken_in(collection: Collection | Divided) -> Mapping[str, int]:
+    return collection.snapshot.spoken if isinstance(collection, Collection) else collection.spoken()
+
+
+def joint_receipt(
+    name: str, collection: Collection | Divided, parts: Sequence[Partition], plan: Plan, found: Found
+) -> Receipt:
+    """Return the receipt of a collection that is in shards, or was searched with others, in the state of `parts`."""
+    if isinstance(collection, Collection):
+        state = state_of(collection, parts_snapshot(parts))
+        return receipt_of(name, collection, plan, Answered(state, found, "bypass"))
+    answered = Answered(State(collection.generation, 0, b"", settled=True), found, "bypass")
+    return replace(receipt_in(name, collection.settings, plan, answered), seq=collection.seen)
+
+
+def require_one_model(collections: Sequence[Collection | Divided], plan: Plan) -> None:
     """Raise InvalidInput if the vectors of the collections do not compare, unless only words are searched, and hits are
     not compared with each other."""
     first, *others = (one.settings for one in collections)
@@ -615,6 +654,15 @@ async def reaches_newer(collection: Collection, snapshot: Snapshot, watch: Stopw
     if collection.moved_since(snapshot):
         await wait_for_seq(collection, snapshot.seq + 1, watch.deadline or math.inf)
     return collection.snapshot.seq > snapshot.seq
+
+
+async def reach_newer_state(
+    collection: Collection | Divided, parts: Sequence[Partition], watch: Stopwatch
+) -> bool:
+    if isinstance(collection, Collection):
+        return await reaches_newer(collection, parts_snapshot(parts), watch)
+    collection.keep_up()
+    return True
 
 
 def state_of(collection: CollectionView, snapshot: Snapshot) -> State:

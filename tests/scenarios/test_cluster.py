@@ -273,6 +273,30 @@ def test_shards_answer_as_one_piece_while_they_move(cluster: Cluster, sizes: dic
     assert compared >= len(SEARCHES)
 
 
+def test_several_collections_are_searched_together(cluster: Cluster) -> None:
+    """One in a piece, and one in shards, with the ranking of two in a piece."""
+    http, made = cluster.http, sentences(80)
+    for name, shards in (("left", 1), ("right", 1), ("right-4", 4)):
+        http.ok("POST", "/v1/collections", {"name": name, "shards": shards})
+        http.write(name, *made[:40] if name == "left" else made[40:])
+    for options in ({}, {"mode": "lexical"}, {"mode": "dense"}, {"k": 30, "group_by_document": True}):
+        search = {"query": "who repairs the lighthouse?", **options}
+        whole, divided = (
+            http.ok("POST", "/v1/search", {**search, "collections": ["left", other]})
+            for other in ("right", "right-4")
+        )
+        scores = [[hit["score"] for hit in one["hits"]] for one in (whole, divided)]
+        assert scores[1] == pytest.approx(scores[0], abs=2e-5)
+        assert {hit["collection"] for hit in divided["hits"]} == {"left", "right-4"}
+        assert [one["collection"] for one in divided["receipts"]] == ["left", "right-4"]
+        assert divided["receipts"][0]["seq"] == whole["receipts"][0]["seq"]
+    assert len(divided["receipts"][1]["seq"].split("-")) == 4
+    twice = http.call("POST", "/v1/search", {"query": "x", "collections": ["right-4", "left", "right-4"]})
+    assert (twice.status, twice.body["error"]["param"]) == (422, "collections[2]")
+    absent = http.call("POST", "/v1/search", {"query": "x", "collections": ["right-4", "nowhere"]})
+    assert (absent.status, absent.body["error"]["param"]) == (404, "collections[1]")
+
+
 def test_an_action_is_assessed_as_in_one_piece(cluster: Cluster, sizes: dict[int, str]) -> None:
     """By the same events, and by how many of all ended badly."""
     wanted = {
