@@ -78,6 +78,8 @@ async def ask(
         )
         for (node, _, places), replies in zip(asked, replied, strict=True):
             for at, reply in zip(places, replies, strict=True):
+                if isinstance(reply, AskAgain):
+                    continue
                 if isinstance(reply, Unavailable) and not isinstance(reply, DeadlineExceeded):
                     tried[at].add(node.url)
                     errors[at] = reply
@@ -139,14 +141,26 @@ async def ask_node(nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadlin
     finally:
         node.under_way -= 1
     node.answered += 1
-    return [answer_of(call, reply) for call, reply in zip(calls, replies, strict=True)]
+    return [answer_of(nodes, call, reply) for call, reply in zip(calls, replies, strict=True)]
 
 
-def answer_of(call: Away[Any], reply: CallReply) -> Any:
+def answer_of(nodes: Nodes, call: Away[Any], reply: CallReply) -> Any:
+    shard = call.to
     if reply.refusal is not None:
-        return reply.refusal.error
-    call.to.seq = max(call.to.seq, reply.seq)
+        if not shard.wanted <= reply.seq < shard.least:
+            return reply.refusal.error
+        nodes.lose(shard.name, reply.seq)
+        shard.least = reply.seq
+        return AskAgain()
+    shard.seq = max(shard.seq, reply.seq)
     return unpack(reply.answer or b"", ANSWERS[type(call.call)])
+
+
+class AskAgain(Unavailable):
+    """A call asked for operations that its shard has lost, and does so no longer."""
+
+    def __init__(self) -> None:
+        super().__init__("the last operations were lost")
 
 
 async def change(nodes: Nodes, shard: str, method: str, path: str, body: object = None) -> dict[str, Any]:

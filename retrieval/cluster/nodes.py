@@ -206,10 +206,7 @@ class Nodes:
         for name, state in held.shards.items() if held.writes else ():
             seq, at = self._acknowledged.get(name, (0, 0.0))
             if state.seq < seq and at < looked_at and state.moving is None:
-                logger.warning(
-                    "shard %s is at seq %d, and a write was acknowledged with %d", name, state.seq, seq
-                )
-                self._acknowledged[name] = state.seq, looked_at
+                self.lose(name, state.seq, looked_at)
 
     async def find(self, name: str) -> Sharded | None:
         """Return the collection of this full name. All nodes are asked first if it is not known, not whole, or empty,
@@ -359,6 +356,12 @@ class Nodes:
     def acknowledged(self, shard: str) -> int:
         """Return the last operation that every answer must know of."""
         return self._acknowledged.get(shard, (0, 0.0))[0]
+
+    def lose(self, shard: str, upto: int, at: float | None = None) -> None:
+        """Wait no more for operations of a shard after this one, which it has lost."""
+        seq = self.acknowledged(shard)
+        logger.warning("shard %s is at seq %d, and a write was acknowledged with %d", shard, upto, seq)
+        self._acknowledged[shard] = upto, time.monotonic() if at is None else at
 
     def forget(self, shard: str) -> None:
         """Forget what was acknowledged of a shard that was deleted."""

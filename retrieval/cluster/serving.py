@@ -181,6 +181,12 @@ async def open_shard(
         if (collection := app[CATALOG].collections.get(asked.shard)) is None:
             return NotReady(f"shard {asked.shard} is not here")
         require_newest(app, collection)
+        if (
+            not isinstance(asked.call, AwaitSeq)
+            and asked.seq > collection.log.newest_seq
+            and writes(app, collection)
+        ):
+            return WritesLost(collection.log.newest_seq, asked)
         await wait_for_seq(collection, asked.seq, until)
         snapshot = collection.snapshot
         if snapshot.seq < asked.seq:
@@ -188,6 +194,20 @@ async def open_shard(
         return LocalShard(collection, snapshot, watch, WorkBudget())
     except NearlineError as error:
         return error
+
+
+def writes(app: web.Application, shard: Collection) -> bool:
+    """Whether this service takes the writes of a shard, so that no operation comes from elsewhere."""
+    return shard.moving is None and not isinstance(app[STORE], Follower)
+
+
+class WritesLost(Unavailable):
+    """The shard is at `seq`, where it is written, before an operation that was acknowledged: it was deleted and created
+    again, or restored."""
+
+    def __init__(self, seq: int, asked: Addressed) -> None:
+        super().__init__(f"shard {asked.shard} is at seq {seq}, before {asked.seq}, which was lost")
+        self.seq = seq
 
 
 def require_newest(app: web.Application, shard: Collection | None) -> None:
@@ -204,7 +224,7 @@ def reply_of(shard: LocalShard | NearlineError, call: AnyCall, export: VectorExp
             raise shard
         return CallReply(shard.seq, do(shard, call, export))
     except NearlineError as error:
-        return CallReply(0, None, CallRefused.of(error))
+        return CallReply(error.seq if isinstance(error, WritesLost) else 0, None, CallRefused.of(error))
 
 
 def do(shard: LocalShard, call: AnyCall, export: VectorExport) -> bytes:

@@ -41,7 +41,9 @@ class ShardedTarget:
         known = self.nodes.acknowledged
         names = map(self.sharded.shard, range(self.sharded.of))
         self.parts = [
-            RemoteShard(name, max(self.least.get(at, 0), known(name))) for at, name in enumerate(names)
+            RemoteShard(name, max(wanted, known(name)), wanted=wanted)
+            for at, name in enumerate(names)
+            for wanted in [self.least.get(at, 0)]
         ]
 
     def keep_up(self) -> None:

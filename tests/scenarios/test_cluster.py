@@ -522,7 +522,8 @@ def test_a_replica_answers_while_its_writer_hangs(cluster: Cluster, sizes: dict[
     written = at_b.write(name, {"id": "zugzwang", "text": "A move that one would rather not make: zugzwang."})
     number, seq = written["seq"].split(".")
     copy = KeyHttp(cluster.services["copy"].url, cluster.keys["a"])
-    cluster.wait_for(lambda: copy.ok("GET", f"/v1/collections/{name}~{number}of4")["seq"] >= int(seq))
+    path = f"/v1/collections/{name}~{number}of4"
+    cluster.wait_for(lambda: copy.call("GET", path).body.get("seq", 0) >= int(seq))
     cluster.wait_for(lambda: operator.eq(*([one["shards"], one["moving"]] for one in services_of(at_b, "a"))))
     hung = cluster.services["a"]
     os.kill(hung.pid, signal.SIGSTOP)
@@ -565,6 +566,7 @@ def test_what_was_lost_is_not_waited_for(cluster: Cluster) -> None:
         late = time.monotonic() + UP_S
         while time.monotonic() < late:
             found = http.call("POST", "/v1/collections/again/search", {"query": text, "cache": False})
+            assert found.status != 503, found
             if found.status == 200 and [hit["text"].split()[0] for hit in found.body["hits"]] == [text]:
                 break
             time.sleep(0.1)
