@@ -32,6 +32,7 @@ from indexes.base.model import (
     now_ms,
 )
 from indexes.log.content import ContentHash
+from indexes.log.schema import ORIGIN
 from indexes.log.sqlite import Readers, close_idle_readers
 
 logger = logging.getLogger(__name__)
@@ -133,6 +134,7 @@ class LogReader:
         meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
         require_format(meta, path)
         self.uid = meta["uid"]
+        self.origin = meta.get(ORIGIN, self.uid)  # the uid of the log that this is a copy of
         # Of documents up to a position and of operations up to a seq, and the ids.
         self._firsts: tuple[tuple[int, int], Ids] = (0, 0), np.empty(0, np.int64)
         self.settings = msgspec.json.decode(meta["settings"], type=Settings)

@@ -12,8 +12,9 @@ content      the content hash: a single row, because it changes with every commi
 from __future__ import annotations
 
 META = "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
-# Keys of `meta`: when the log was made, and when the last operation was committed that is no longer in `operations`.
-CREATED, FORGOTTEN = "created_ms", "forgotten_ms"
+# Keys of `meta`: when the log was made; when the last operation was committed that is no longer in `operations`; of a
+# copy, the uid of the first original.
+CREATED, FORGOTTEN, ORIGIN = "created_ms", "forgotten_ms", "origin"
 DOCUMENTS = """CREATE TABLE documents(
     pk INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, seq INTEGER NOT NULL,
     first_passage INTEGER NOT NULL, passages INTEGER NOT NULL,

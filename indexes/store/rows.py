@@ -21,7 +21,7 @@ from indexes.log.content import ContentHash
 from indexes.log.log import create_empty, make_mark
 from indexes.log.owed import OWED, Owed
 from indexes.log.reader import LogReader
-from indexes.log.schema import FORGOTTEN
+from indexes.log.schema import FORGOTTEN, ORIGIN
 from indexes.log.sqlite import checkpoint, sqlite_errors
 from indexes.store.slots import LogExtent
 
@@ -217,7 +217,7 @@ class RestoredLog:
             last = state.reached.operations
             if content.stored != state.sums:
                 raise Damaged(f"what the store holds does not make the documents of operation {last}")
-            meta = state.meta if uid is None else {**state.meta, "uid": uid}
+            meta = state.meta if uid is None else {ORIGIN: state.meta["uid"], **state.meta, "uid": uid}
             if self._forgotten_ms:
                 meta = {**meta, FORGOTTEN: str(self._forgotten_ms)}
             with db:

@@ -62,6 +62,12 @@ class AwaitSeq(Call, frozen=True):
     """Answered once the state holds the operation asked for."""
 
 
+class ReadSeqs(Call, frozen=True):
+    """Which operations wrote these documents; missing ones are left out."""
+
+    documents: Sequence[str]
+
+
 class CountMatching(Call, frozen=True):
     condition: Filter | None
 
@@ -108,6 +114,7 @@ AnyCall = (
     | ReadExamples
     | ScanShard
     | AwaitSeq
+    | ReadSeqs
     | CountMatching
     | ReadPage
 )
@@ -119,6 +126,7 @@ ANSWERS: dict[type[Call], Any] = {
     ReadExamples: list[Example | None],
     ScanShard: list[Ranking],
     AwaitSeq: None,
+    ReadSeqs: dict[str, int],
     CountMatching: DocumentsCounted,
     ReadPage: DocumentsPage,
 }
@@ -175,7 +183,7 @@ class CallReply(msgspec.Struct, array_like=True, frozen=True):
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     """A shard as its node has it. `spoken`: how many of its passages are in each language. `moving`: it takes no writes
     there, because it comes from another node or goes there. `aliases` are those of the collection, in its first shard,
-    with the times at which they were given."""
+    with the times at which they were given. `origin` is another one if the shard was created again."""
 
     seq: int
     documents: int
@@ -186,6 +194,7 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     synonyms: SynonymSettings | None
     moving: Moving | None = None
     aliases: dict[str, int] = {}
+    origin: str = ""
 
     @property
     def is_copy(self) -> bool:

@@ -37,11 +37,13 @@ HITS_KEPT = 1000  # of a shard, until its node is told
 
 @dataclass(slots=True)
 class Node:
-    """One service of a node. `shards` is what it last said that it has; None while it does not answer."""
+    """One service of a node. `shards` is what it last said that it has, asked at `looked_at`; None while it does not
+    answer."""
 
     name: str
     url: str
     shards: NodeShards | None = None
+    looked_at: float = float("-inf")
     under_way: int = 0
     answered: int = 0
     failed: int = 0
@@ -129,6 +131,9 @@ class Nodes:
     members: list[Node] = field(default_factory=list, init=False)
     link: Link = field(init=False)
     hits: dict[str, list[int]] = field(default_factory=dict, init=False)  # to be counted, by shard
+    news: asyncio.Event = field(
+        default_factory=asyncio.Event, init=False
+    )  # set once more is known, and replaced
     # The last operation of each shard that a write through this service was acknowledged with, and when.
     _acknowledged: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
     _found: Findings | None = field(default=None, init=False)
@@ -195,7 +200,8 @@ class Nodes:
             node.shards, why = None, error.message
         if node.shards is not None:
             self._forget_lost(node.shards, begun)
-        self._found = None
+        self._found, node.looked_at = None, begun
+        self._tell()
         if why != node.why:
             node.why = why
             logger.warning("node %s at %s %s", node.name, node.url, why or "answers")
@@ -352,6 +358,11 @@ class Nodes:
         """Note that a write was acknowledged: from now on every answer through this service knows of it."""
         self._acknowledged[shard] = max(seq, self.acknowledged(shard)), time.monotonic()
         self._written = True
+        self._tell()
+
+    def _tell(self) -> None:
+        self.news.set()
+        self.news = asyncio.Event()
 
     def acknowledged(self, shard: str) -> int:
         """Return the last operation that every answer must know of."""

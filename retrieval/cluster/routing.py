@@ -21,6 +21,7 @@ from retrieval.cluster import (
     serving,
     state,
     taking,
+    watching,
 )
 from retrieval.cluster.names import ShardName
 from retrieval.cluster.nodes import Nodes
@@ -33,6 +34,7 @@ from retrieval.handlers import documents as whole_documents
 from retrieval.handlers import evaluation as whole_evaluation
 from retrieval.handlers import jobs as whole_jobs
 from retrieval.handlers import search as whole_searching
+from retrieval.handlers import watch as whole_watching
 from retrieval.handlers.state import CATALOG, CONFIG, METRICS, RELOADED, SCOPES
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ OF_SHARDS: dict[object, Handler] = {
     whole_searching.search: searching.search,
     whole_searching.search_batch: searching.search_batch,
     whole_searching.context: searching.context,
+    whole_watching.watch: watching.watch,
     whole_answers.answer: searching.answer_question,
     whole_assess.assess: searching.assess,
     whole_documents.write: documents.write,

@@ -37,6 +37,7 @@ from retrieval.cluster.calls import (
     NodeShards,
     ReadExamples,
     ReadPage,
+    ReadSeqs,
     Replies,
     ScanShard,
     SearchShard,
@@ -85,6 +86,7 @@ def state_of(collection: Collection) -> ShardState:
         synonyms=collection.synonyms.current,
         moving=collection.moving,
         aliases=called.names if (called := collection.aliases.current) else {},
+        origin=collection.log.origin,
     )
 
 
@@ -247,6 +249,8 @@ def do(shard: LocalShard, call: AnyCall, export: VectorExport) -> bytes:
             return pack(ShardSearched(searched, collection.passages(first)))
         case AwaitSeq():
             return pack(None)
+        case ReadSeqs():
+            return pack(collection.log.seqs_of(call.documents))
         case CountTerms():
             return pack(run_at_once(partial(shard.statistics, call.query)))
         case Fetch():

@@ -291,10 +291,16 @@ class Pipeline:
         return SearchCollectionsAnswer(found.answer.hits, receipts, watch.stop())
 
     async def search_shards(
-        self, name: str, sharded: Divided, request: SearchRequest, budget: AnswerBudget
+        self,
+        name: str,
+        sharded: Divided,
+        request: SearchRequest,
+        budget: AnswerBudget,
+        *,
+        counted: bool = True,
     ) -> SearchAnswer:
         """Answer a search of a collection whose shards may be on other machines, which the client calls `name`. No
-        cache is read or filled. Raises as `search` does."""
+        cache is read or filled. `counted` and what it raises are as of `search`."""
         watch, settings = Stopwatch(), sharded.settings
         plan = make_plan(
             request,
@@ -305,6 +311,8 @@ class Pipeline:
             embeds=settings.embeds,
         )
         plan = replace(plan, query=replace(plan.query, spoken=sharded.spoken()))
+        if not counted:
+            plan = replace(plan, counted=False, query=replace(plan.query, counted=False))
         documents, share = None if plan.query.condition else sharded.documents, BudgetShare(budget)
         sharded.expect(plan.last)
         self.under_way += 1

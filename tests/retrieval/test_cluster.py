@@ -41,6 +41,7 @@ from retrieval.cluster.nodes import HITS_KEPT, Node, Nodes
 from retrieval.cluster.placing import balance, place
 from retrieval.cluster.remote import RemoteShard
 from retrieval.cluster.serving import likely_hits
+from retrieval.cluster.watching import lost_since
 from retrieval.search.joint import raise_if_of_all
 from retrieval.search.shard import Ask, Fetched, LocalShard, What
 from retrieval.search.steps import Away, all_of, run_in_steps
@@ -218,6 +219,17 @@ def test_looks_at_two_nodes_may_be_of_different_times(is_away: bool, monkeypatch
     nodes.members[1].shards = NodeShards(shards={shard: copy}, writes=True)
     nodes._found = None
     assert asyncio.run(asking.ask(nodes, [Away(RemoteShard(shard), AwaitSeq())])) == [None]
+
+
+def test_a_shard_that_lost_what_a_stream_knows_is_noticed() -> None:
+    """By a look at its writer after the search alone: an earlier one may not have seen what the search saw."""
+    nodes, shard = nodes_of("a", "b"), "docs~0of1"
+    for one, state in zip(nodes.members, (state_at(7), state_at(5, Moving("given", "a", 5))), strict=True):
+        one.shards, one.looked_at = NodeShards(shards={shard: state}, writes=True), 10.0
+    sharded = nodes.collections()["docs"]
+    assert lost_since(nodes, sharded, {0: 8}, asked_at=11.0) is None
+    assert lost_since(nodes, sharded, {0: 7}, asked_at=9.0) is None
+    assert lost_since(nodes, sharded, {0: 8}, asked_at=9.0) == shard
 
 
 # --- searches in steps ----------------------------------------------------------------------------------------

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
 import time
-import urllib.parse
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,7 @@ import pytest
 
 from retrieval.admission.pace import Pace
 from tests.support.guarded import Caller, Guarded, guarded_service
+from tests.support.watching import watching
 
 WATCHES_MAX = 4
 FILLING = [
@@ -44,52 +41,6 @@ def alerts(admin: Caller) -> str:
     name = admin.new_collection()
     admin.write(name, *FILLING)
     return name
-
-
-class Events:
-    """One open stream."""
-
-    def __init__(self, answer: http.client.HTTPResponse) -> None:
-        self.answer = answer
-        self.id = ""  # of the last event
-
-    def next(self) -> tuple[str, Any, int | None]:
-        """Name, data and id of the next event; ("end", None, None) after the last one."""
-        fields: dict[str, str] = {}
-        while line := self.answer.readline().decode():
-            name, _, value = line.rstrip("\n").partition(": ")
-            if name:
-                fields[name] = value
-            elif "event" in fields:
-                self.id = fields.get("id", "")
-                seq = int(self.id.partition("-")[0]) if self.id else None
-                return fields["event"], json.loads(fields["data"]), seq
-        return "end", None, None
-
-    def entered(self) -> dict[str, int]:
-        """The next hits: their documents with their ranks."""
-        name, data, number = self.next()
-        assert name == "hits", data
-        assert data["seq"] == number
-        return {one["hit"]["document_id"]: one["rank"] for one in data["hits"]}
-
-
-@contextmanager
-def watching(
-    caller: Caller, collection: str, search: dict[str, Any], after: int | str | None = None
-) -> Iterator[Events]:
-    connection = http.client.HTTPConnection(urllib.parse.urlsplit(caller.url).netloc, timeout=20)
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {caller.token}"}
-    if after is not None:
-        headers["Last-Event-ID"] = str(after)
-    connection.request("POST", f"/v1/collections/{collection}/watch", json.dumps(search), headers)
-    answer = connection.getresponse()
-    assert answer.status == 200, answer.read()
-    assert answer.headers["Content-Type"] == "text/event-stream"
-    try:
-        yield Events(answer)
-    finally:
-        connection.close()
 
 
 def test_what_enters_the_first_hits_is_pushed(admin: Caller, alerts: str) -> None:

@@ -23,11 +23,12 @@ from indexes.base.model import IndexOptions
 from indexes.base.moving import Moving, write_moving
 from indexes.directory.catalog import Catalog
 from jobs.serving.process import ServerProcess, serving
-from retrieval.cluster.names import shard_of_document
+from retrieval.cluster.names import read_token, shard_of_document
 from tests.support.commands import nearline
 from tests.support.http import Http, Reply
 from tests.support.redis_server import free_port
 from tests.support.vectors import settings
+from tests.support.watching import watching
 
 pytestmark = pytest.mark.model
 UP_S = 30.0
@@ -47,13 +48,13 @@ WHEN = ["before sunrise", "in the winter", "without a word", "every Sunday", "af
 class KeyHttp(Http):
     """Calls with an access key."""
 
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, token: str) -> None:
         super().__init__(url)
-        self.key = key
+        self.token = token
 
     def call(self, method: str, path: str, body: object = None, **options: Any) -> Reply:
         headers: Mapping[str, str] = {
-            "Authorization": f"Bearer {self.key}",
+            "Authorization": f"Bearer {self.token}",
             **(options.pop("headers", None) or {}),
         }
         return super().call(method, path, body, headers=headers, **options)
@@ -95,6 +96,21 @@ class Cluster:
         while not is_so():
             assert time.monotonic() < late
             time.sleep(0.05)
+
+    def wait_for_copy(self, name: str, shards: int, seq: str) -> None:
+        """Wait until all services are known to have what a write was acknowledged with, and nothing moves."""
+        written = {f"{name}~{at}of{shards}": seq for at, seq in read_token(seq, shards).items()}
+
+        def has_all() -> bool:
+            services = self.at_b.ok("GET", "/v1/cluster")["services"]
+            held = [(one["shards"], one["moving"]) for one in services]
+            return held[0] == held[1] and all(
+                not moving and have.get(shard, seq) >= seq
+                for have, moving in held
+                for shard, seq in written.items()
+            )
+
+        self.wait_for(has_all)
 
     def until(self, **up: bool) -> None:
         """Wait until `a` knows which services are up."""
@@ -512,19 +528,111 @@ def test_keys_and_groups_hold(cluster: Cluster) -> None:
     assert http.call("GET", "/v1/shards").status == 400  # no WebSocket
 
 
-def services_of(http: KeyHttp, node: str) -> list[dict[str, Any]]:
-    return [one for one in http.ok("GET", "/v1/cluster")["services"] if one["node"] == node]
+ALARM = {"query": "the payment service is down", "k": 20, "min_score": 0.5}
+
+
+def test_a_standing_query_tells_of_writes_at_every_shard(cluster: Cluster) -> None:
+    """The same hits with the same ranks as in one piece, through any service, before and after shards move."""
+    http, at_b = cluster.http, cluster.at_b
+    for name, shards in (("piece-alarms", 1), ("alarms", 4)):
+        http.ok("POST", "/v1/collections", {"name": name, "shards": shards})
+        http.write(name, *sentences(40))
+    with (
+        watching(http, "piece-alarms", ALARM) as whole,
+        watching(http, "alarms", ALARM) as here,
+        watching(at_b, "alarms", ALARM) as there,
+    ):
+        streams = whole, here, there
+        assert {one.next()[0] for one in streams} == {"watching"}
+        seen, written_to = here.id, set[int]()
+        for number in range(12):
+            text = f"The payment service is down, {SUBJECTS[number % 5]} says {WHEN[number // 5]}."
+            document = {"id": f"w{number}", "text": text}
+            written_to.add(shard_of_document(document["id"], 4))
+            if number in (4, 8):  # to the other node, and back
+                move_all(http, "alarms", 4, to="ab"[number // 8])
+            for asked, name in ((http, "piece-alarms"), ((http, at_b)[number % 2], "alarms")):
+                asked.write(name, document)
+            entered = [one.entered() for one in streams]
+            assert entered[0] == entered[1] == entered[2]
+            assert list(entered[0]) == [document["id"]]
+        assert written_to == {0, 1, 2, 3}
+        last = there.id
+    with watching(at_b, "alarms", ALARM, after=seen) as again:
+        assert len(again.entered()) == 12
+    with watching(http, "alarms", ALARM, after=last) as again:
+        assert again.next()[0] == "watching"
+        at_b.write("alarms", *({"id": f"w{n}", "text": f"Payment service down, {n}."} for n in (20, 21)))
+        found = again.entered()
+        assert set(found) | (set() if len(found) == 2 else set(again.entered())) == {"w20", "w21"}
+    token, _, of = last.rpartition("-")
+    wrong = [
+        (f"{token}-{of[::-1]}x", 409, "another collection"),
+        (token.replace(".", ".9", 1), 409, "recreated or restored"),
+        ("41", 422, "none that this collection"),
+    ]
+    for known, status, why in wrong:
+        path = "/v1/collections/alarms/watch"
+        refused = http.call("POST", path, ALARM, headers={"Last-Event-ID": known})
+        assert (refused.status, refused.body["error"]["param"]) == (status, "Last-Event-ID")
+        assert why in refused.body["error"]["message"]
+    with watching(at_b, "alarms", ALARM, after=token) as open_one:
+        assert set(open_one.entered()) == {"w20", "w21"}
+        http.ok("DELETE", "/v1/collections/alarms")
+        http.ok("POST", "/v1/collections", {"name": "alarms", "shards": 4})
+        name, data, _ = open_one.next()
+        assert (name, data["error"]["type"] in ("conflict", "not_found")) == ("error", True), data
+    assert http.call("POST", path, ALARM, headers={"Last-Event-ID": last}).status == 409
+    http.ok("DELETE", "/v1/collections/alarms")
+    http.ok("DELETE", "/v1/collections/piece-alarms")
+
+
+def move_all(http: KeyHttp, name: str, shards: int, to: str) -> None:
+    for number in range(shards):
+        reply = http.call("POST", "/v1/cluster/moves", {"shard": f"{name}~{number}of{shards}", "to": to})
+        assert reply.status == 409 or http.wait_for(reply.body["job"])["status"] == "succeeded", reply
+
+
+def test_a_standing_query_goes_on_while_a_writer_hangs(cluster: Cluster) -> None:
+    """Its replica has the other shards; without one, the stream ends with an error."""
+    http, at_b = cluster.http, cluster.at_b
+    http.ok("POST", "/v1/collections", {"name": "bells", "shards": 2})
+    for number, node in enumerate("ab"):
+        move = {"shard": f"bells~{number}of2", "to": node}
+        reply = http.call("POST", "/v1/cluster/moves", move)
+        assert reply.status == 409 or http.wait_for(reply.body["job"])["status"] == "succeeded", reply
+    written = http.write("bells", *sentences(20))
+    own = [one for one in (f"bell{number}" for number in range(9)) if shard_of_document(one, 2) == 1]
+    cluster.wait_for_copy("bells", 2, written["seq"])
+    with watching(at_b, "bells", ALARM) as events:
+        assert events.next()[0] == "watching"
+        hung = cluster.services["a"]
+        os.kill(hung.pid, signal.SIGSTOP)
+        try:
+            for one in own[:3]:
+                at_b.write("bells", {"id": one, "text": f"The payment service is down, says {one}."})
+                assert list(events.entered()) == [one]
+        finally:
+            os.kill(hung.pid, signal.SIGCONT)
+        cluster.until(a=True)
+    with watching(http, "bells", ALARM) as events:
+        assert events.next()[0] == "watching"
+        cluster.services["b"].kill()
+        cluster.until(b=False)
+        away = next(one for one in (f"bell{number}" for number in range(9)) if one not in own)
+        http.write("bells", {"id": away, "text": "The payment service is down."})
+        name, data, _ = events.next()
+        assert (name, data["error"]["type"]) == ("error", "unavailable")
+    cluster.start("b")
+    cluster.until(b=True)
+    http.ok("DELETE", "/v1/collections/bells")
 
 
 def test_a_replica_answers_while_its_writer_hangs(cluster: Cluster, sizes: dict[int, str]) -> None:
     """Searches go on; writes wait for the writer, and what was acknowledged before is found."""
     at_b, name = cluster.at_b, sizes[4]
     written = at_b.write(name, {"id": "zugzwang", "text": "A move that one would rather not make: zugzwang."})
-    number, seq = written["seq"].split(".")
-    copy = KeyHttp(cluster.services["copy"].url, cluster.keys["a"])
-    path = f"/v1/collections/{name}~{number}of4"
-    cluster.wait_for(lambda: copy.call("GET", path).body.get("seq", 0) >= int(seq))
-    cluster.wait_for(lambda: operator.eq(*([one["shards"], one["moving"]] for one in services_of(at_b, "a"))))
+    cluster.wait_for_copy(name, 4, written["seq"])
     hung = cluster.services["a"]
     os.kill(hung.pid, signal.SIGSTOP)
     try:
