@@ -24,6 +24,7 @@ from indexes.parts.snapshot import Snapshot
 
 BEST = 3  # passages examined per score
 BLOCK = 16_384  # rows scored at once: 24 MB of 384 dimensions
+BEFORE_ALL, AFTER_ALL = -1, 1 << 62  # no passage has such ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,18 @@ def standings(
                 )
             )
     return sorted(found, key=lambda one: one.id)
+
+
+def ahead_of(
+    prepared: Prepared, dense: Floats, lexical: Floats, *, first: bool, on_step: OnStep = do_nothing
+) -> tuple[Ids, Ids]:
+    """How many passages of the snapshot rank before others, which it does not have, by each of their scores; with
+    `first`, those of the same score are before them."""
+    places = np.full(len(dense), AFTER_ALL if first else BEFORE_ALL, np.int64)
+    return (
+        ranks_by(prepared, places, dense, _dense_blocks(prepared, on_step)),
+        ranks_by(prepared, places, lexical, _lexical_blocks(prepared, on_step)),
+    )
 
 
 def best_of_each(prepared: Prepared, ids: Ids) -> Ids:
@@ -166,13 +179,15 @@ def gains_of(
     if weighed is None:
         return {}, {}
     weights, rows = dict(weighed.weights), np.array([row], np.int64)
-    live = sum(chosen.visible.live for chosen in prepared.selection)
+    given = prepared.query.statistics
+    held = {} if given is None else given.frequencies
+    live = given.passages if given else sum(chosen.visible.live for chosen in prepared.selection)
     once = saturate(np.ones(1, np.uint16), part.lexical.lengths[rows] + 1, weighed.formula)
     gains, lacks, shown = {}, {}, weighed.synonyms.names
     for term in {**counts, **weights}:  # a search may look for more than the text's own terms
         if term in weighed.synonyms.replaced:
             continue  # its group has the weight
-        weight = weights.get(term, counts.get(term, 0.0) * idf(1, live))
+        weight = weights.get(term, counts.get(term, 0.0) * idf(max(held.get(term, 0), 1), live))
         alone = replace(weighed, weights=((term, weight),), met=())
         gain = float(score_rows(part.lexical, alone, rows)[0])
         if gain > 0:

@@ -19,7 +19,18 @@ from indexes.filters.grammar import Filter
 from indexes.parts.learned import RankingSettings, SynonymSettings
 from indexes.parts.query import Query, TermCounts
 from indexes.reading.facets import FacetCounts, FacetQuery
-from retrieval.search.shard import Ask, Example, Fetched, Searched, What
+from retrieval.search.shard import (
+    Ahead,
+    Ask,
+    DocumentRead,
+    Example,
+    Fetched,
+    Follow,
+    Followed,
+    Rivals,
+    Searched,
+    What,
+)
 from retrieval.wire.errors import ErrorDetail, error_of, type_name
 
 
@@ -56,6 +67,19 @@ class ScanShard(Call, frozen=True):
     vectors: Floats
     depth: int
     condition: Filter | None
+
+
+class ReadDocument(Call, frozen=True):
+    document: str
+    alike: int
+
+
+class FollowPassages(Call, frozen=True):
+    asked: Follow
+
+
+class CountAhead(Call, frozen=True):
+    rivals: Rivals
 
 
 class AwaitSeq(Call, frozen=True):
@@ -113,6 +137,9 @@ AnyCall = (
     | CountFacets
     | ReadExamples
     | ScanShard
+    | ReadDocument
+    | FollowPassages
+    | CountAhead
     | AwaitSeq
     | ReadSeqs
     | CountMatching
@@ -125,6 +152,9 @@ ANSWERS: dict[type[Call], Any] = {
     CountFacets: list[FacetCounts],
     ReadExamples: list[Example | None],
     ScanShard: list[Ranking],
+    ReadDocument: DocumentRead,
+    FollowPassages: Followed,
+    CountAhead: Ahead,
     AwaitSeq: None,
     ReadSeqs: dict[str, int],
     CountMatching: DocumentsCounted,

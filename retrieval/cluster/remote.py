@@ -14,15 +14,30 @@ from indexes.parts.query import Query, TermCounts
 from indexes.reading.facets import FacetCounts, FacetQuery
 from retrieval.cluster.calls import (
     AnyCall,
+    CountAhead,
     CountFacets,
     CountTerms,
     Fetch,
+    FollowPassages,
+    ReadDocument,
     ReadExamples,
     ScanShard,
     SearchShard,
     ShardSearched,
 )
-from retrieval.search.shard import Ask, Example, Fetched, Partition, Searched, What
+from retrieval.search.shard import (
+    Ahead,
+    Ask,
+    DocumentRead,
+    Example,
+    Fetched,
+    Follow,
+    Followed,
+    Partition,
+    Rivals,
+    Searched,
+    What,
+)
 from retrieval.search.steps import Away
 
 NOTHING, TEXTS = What(), What(passages=True)
@@ -76,4 +91,16 @@ class RemoteShard(Partition):
 
     async def scan(self, vectors: Floats, depth: int, condition: Filter | None) -> list[Ranking]:
         found: list[Ranking] = await self.away(ScanShard(vectors, depth, condition))
+        return found
+
+    async def read(self, document_id: str, alike: int = 0) -> DocumentRead:
+        found: DocumentRead = await self.away(ReadDocument(document_id, alike))
+        return found
+
+    async def follow(self, asked: Follow) -> Followed:
+        found: Followed = await self.away(FollowPassages(asked))
+        return found
+
+    async def count_ahead(self, rivals: Rivals) -> Ahead:
+        found: Ahead = await self.away(CountAhead(rivals))
         return found

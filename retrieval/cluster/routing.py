@@ -14,6 +14,7 @@ from retrieval.cluster import (
     aliases,
     collections,
     documents,
+    explaining,
     giving,
     jobs,
     moves,
@@ -32,6 +33,7 @@ from retrieval.handlers import assess as whole_assess
 from retrieval.handlers import collections as whole_collections
 from retrieval.handlers import documents as whole_documents
 from retrieval.handlers import evaluation as whole_evaluation
+from retrieval.handlers import explain as whole_explaining
 from retrieval.handlers import jobs as whole_jobs
 from retrieval.handlers import search as whole_searching
 from retrieval.handlers import watch as whole_watching
@@ -45,6 +47,7 @@ OF_SHARDS: dict[object, Handler] = {
     whole_searching.search: searching.search,
     whole_searching.search_batch: searching.search_batch,
     whole_searching.context: searching.context,
+    whole_explaining.explain: explaining.explain,
     whole_watching.watch: watching.watch,
     whole_answers.answer: searching.answer_question,
     whole_assess.assess: searching.assess,

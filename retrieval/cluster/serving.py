@@ -28,13 +28,16 @@ from retrieval.cluster.calls import (
     CallRefused,
     CallReply,
     Calls,
+    CountAhead,
     CountFacets,
     CountMatching,
     CountTerms,
     DocumentsCounted,
     DocumentsPage,
     Fetch,
+    FollowPassages,
     NodeShards,
+    ReadDocument,
     ReadExamples,
     ReadPage,
     ReadSeqs,
@@ -251,16 +254,31 @@ def do(shard: LocalShard, call: AnyCall, export: VectorExport) -> bytes:
             return pack(None)
         case ReadSeqs():
             return pack(collection.log.seqs_of(call.documents))
+        case _:
+            return pack(run_at_once(partial(ask_shard, shard, call)))
+
+
+async def ask_shard(shard: LocalShard, call: AnyCall) -> object:
+    """Answer a call that is a method of a shard."""
+    match call:
         case CountTerms():
-            return pack(run_at_once(partial(shard.statistics, call.query)))
+            return await shard.statistics(call.query)
         case Fetch():
-            return pack(run_at_once(partial(shard.fetch, call.ids, call.what)))
+            return await shard.fetch(call.ids, call.what)
         case CountFacets():
-            return pack(run_at_once(partial(shard.facets, call.condition, call.asked)))
+            return await shard.facets(call.condition, call.asked)
         case ReadExamples():
-            return pack(run_at_once(partial(shard.examples, call.documents)))
+            return await shard.examples(call.documents)
+        case ReadDocument():
+            return await shard.read(call.document, call.alike)
+        case FollowPassages():
+            return await shard.follow(call.asked)
+        case CountAhead():
+            return await shard.count_ahead(call.rivals)
         case ScanShard():
-            return pack(run_at_once(partial(shard.scan, call.vectors, call.depth, call.condition)))
+            return await shard.scan(call.vectors, call.depth, call.condition)
+        case _:
+            raise TypeError(f"{type(call).__name__} is no method of a shard")
 
 
 def likely_hits(candidates: Candidates, each: int) -> list[int]:

@@ -87,9 +87,13 @@ class ShardedTarget:
         return self.sharded.generation
 
     @property
-    def seen(self) -> str:
+    def seqs(self) -> Mapping[int, int]:
         """The last operation of each shard that the answers so far know of."""
-        return token_of({at: one.seq for at, one in enumerate(self.parts)})
+        return {at: one.seq for at, one in enumerate(self.parts)}
+
+    @property
+    def seen(self) -> str:
+        return token_of(self.seqs)
 
     def spoken(self) -> Mapping[str, int]:
         return self.sharded.spoken()

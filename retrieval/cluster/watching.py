@@ -24,7 +24,8 @@ from retrieval.cluster.nodes import Nodes, Sharded
 from retrieval.cluster.remote import RemoteShard
 from retrieval.cluster.targets import ShardedTarget, answered, nodes_of, sharded_of
 from retrieval.handlers.state import PIPELINE
-from retrieval.handlers.watch import ID_CHARS, Seqs, stream_hits, unknown
+from retrieval.handlers.watch import ID_CHARS, stream_hits, unknown
+from retrieval.search.shard import Seqs
 from retrieval.search.steps import Away
 from retrieval.wire.search import Hit, SearchRequest
 

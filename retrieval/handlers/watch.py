@@ -39,13 +39,10 @@ from retrieval.handlers.state import CONFIG, KEYS, METRICS, PACES, PIPELINE, REA
 from retrieval.handlers.streams import event, event_stream
 from retrieval.handlers.wire import body, collection_of, in_callers_words
 from retrieval.observe.request_log import note_queries
+from retrieval.search.shard import Seqs
 from retrieval.wire.decoding import Doc
 from retrieval.wire.errors import body_of
 from retrieval.wire.search import Hit, SearchRequest, Seq, seq_in
-
-Seqs = Mapping[
-    int, int
-]  # of each shard, by its number, the last operation that is known; one piece is shard 0
 
 LOOK_EVERY_S = 1.0  # check that the key is valid, the collection exists and the service is not stopping
 KEEP_ALIVE_S = 15.0  # proxies close connections that are silent for longer

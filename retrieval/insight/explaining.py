@@ -15,13 +15,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET
 
 from indexes.base.errors import DeadlineExceeded, InvalidInput, NotFound, TooLarge, Unavailable
-from indexes.base.model import Floats
+from indexes.base.model import Floats, Settings
 from indexes.base.suggestions import similar
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
@@ -53,10 +53,11 @@ from retrieval.insight.trail import Target, Trail, as_json, trail_of
 from retrieval.search.option_checks import check_offset
 from retrieval.search.pipeline import Pipeline, TracedSearch, wait_for_seq
 from retrieval.search.plan import SPARE_HITS, check_k, filter_of
-from retrieval.search.shard import run_at_once
+from retrieval.search.shard import DocumentRead, LocalShard, Seqs, What, run_at_once, shard_of
+from retrieval.search.stopwatch import Stopwatch
 from retrieval.wire.decoding import decode, decode_part, is_absent
 from retrieval.wire.explain import Cause, Change, ExplainAnswer, ExplainRequest
-from retrieval.wire.search import Mode, SearchRequest
+from retrieval.wire.search import Mode, SearchRequest, seq_in
 
 JSON = dict[str, Any]
 
@@ -65,7 +66,6 @@ SEARCHES_MAX = 24  # per explanation; most take two to six, contrived ones at mo
 SEARCHED_S_MAX = 0.16  # of CPU time that an explanation's searches may take together
 RERANKED_S_MAX = 0.25  # the same if the last of them reads candidates with the cross-encoder
 PHRASE_CHARS = 500_000  # that all changes to phrases may look for them in
-IDS_COMPARED = 1000  # ids compared with an unknown one, per kind
 SIMILAR_MAX = 3
 HALVINGS_MAX = 4  # when searching for the fewest hits
 # Options that other causes cover, and options that change no answer.
@@ -80,8 +80,65 @@ MODES_OF: dict[str, tuple[Mode, ...]] = {
 }
 
 
+class Explainable(Protocol):
+    """A collection whose searches are explained."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    async def read(self, document_id: str, alike: int = 0) -> DocumentRead:
+        """Read a document, and up to so many similar ids."""
+        ...
+
+    async def follow(
+        self, request: SearchRequest, vectors: dict[str, Floats], work: WorkBudget | None
+    ) -> TracedSearch:
+        """Search as `Pipeline.follow` does."""
+        ...
+
+    async def wait_for(self, seqs: Seqs) -> None:
+        """Wait a while for these operations, unless searches that ask for them do."""
+        ...
+
+    def write_down(self, seqs: Seqs) -> int | str: ...
+
+    def read_seqs(self, seq: int | str) -> Seqs:
+        """Read what `write_down` wrote. Raises InvalidInput."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedCollection:
+    """A collection in one piece."""
+
+    pipeline: Pipeline
+    collection: Collection
+
+    @property
+    def settings(self) -> Settings:
+        return self.collection.settings
+
+    async def read(self, document_id: str, alike: int = 0) -> DocumentRead:
+        shard = LocalShard(self.collection, self.collection.snapshot, Stopwatch())
+        return await asyncio.to_thread(run_at_once, partial(shard.read, document_id, alike))
+
+    async def follow(
+        self, request: SearchRequest, vectors: dict[str, Floats], work: WorkBudget | None
+    ) -> TracedSearch:
+        return await self.pipeline.follow(self.collection, request, vectors, work)
+
+    async def wait_for(self, seqs: Seqs) -> None:
+        await wait_for_seq(self.collection, seqs[0])
+
+    def write_down(self, seqs: Seqs) -> int:
+        return seqs[0]
+
+    def read_seqs(self, seq: int | str) -> Seqs:
+        return {0: seq_in(seq)}
+
+
 async def explain(
-    pipeline: Pipeline, embedders: Embedders, collection: Collection, wanted: ExplainRequest, config: Config
+    explained: Explainable, embedders: Embedders, wanted: ExplainRequest, config: Config
 ) -> ExplainAnswer:
     """Explain a search result. Raises what the search would, and InvalidInput for a passage that the document lacks."""
     document_id = str(wanted.document_id)
@@ -93,52 +150,62 @@ async def explain(
     if skipped := search.pop("offset", 0):  # earlier pages count as found
         search["k"] = check_offset(skipped, page_size, config)
         pages = {"offset": None, "k": search["k"]}
+    answered = seqs_in(explained, wanted.answer_seq)
+    read = await explained.read(document_id)
     try:
-        target = await asyncio.to_thread(target_of, collection, document_id, wanted.passage)
+        target = target_of(read, document_id, wanted.passage)
     except NotFound:
-        absent = await asyncio.to_thread(absence, collection, document_id)
-        await pipeline.follow(collection, request_of(search))  # raises what the search would raise
-        return ExplainAnswer(None, absent, [], None, [], [], 1, collection.snapshot.seq)
-    inquiry = Inquiry(pipeline, embedders, collection, target, search, config, pages, page_size)
-    return await inquiry.explain(wanted.answer_seq)
+        absent = await absence(explained, document_id, read)
+        found = await explained.follow(request_of(search), {}, None)  # raises what the search would raise
+        return ExplainAnswer(None, absent, [], None, [], [], 1, explained.write_down(found.seqs))
+    inquiry = Inquiry(explained, embedders, target, search, config, pages, page_size)
+    return await inquiry.explain(answered)
 
 
-def target_of(collection: Collection, document_id: str, passage: int | None) -> Target:
+def seqs_in(explained: Explainable, answer_seq: int | str | None) -> Seqs | None:
+    try:
+        return None if answer_seq is None else explained.read_seqs(answer_seq)
+    except InvalidInput as error:
+        error.param = "answer_seq"
+        raise
+
+
+def target_of(read: DocumentRead, document_id: str, passage: int | None) -> Target:
     """Return the document to follow. Raises NotFound, also for a document that the caller may not see."""
-    document, ids = collection.document(document_id), collection.log.passages_of(document_id)
-    if not PRINCIPAL.get().may_read(document.metadata):
+    document = read.document
+    if document is None or read.expired or not PRINCIPAL.get().may_read(document.metadata):
         raise NotFound(f"no document {document_id!r}", param="document_id")
+    ids = range(read.first, read.first + document.passages)
     if passage is not None and passage >= len(ids):
         raise InvalidInput(f"the document has {len(ids)} passages, and no passage {passage}", param="passage")
     return Target(document, ids, passage)
 
 
-def absence(collection: Collection, document_id: str) -> Cause:
+async def absence(explained: Explainable, document_id: str, read: DocumentRead) -> Cause:
     """Say that the document has expired, as long as the log still has it and if the caller may know, or else that there
     is none."""
-    ended = collection.log.expired(document_id)
+    ended = read.document if read.expired else None
     if ended is None or ended.expires_ms is None or not PRINCIPAL.get().may_read(ended.metadata):
-        return no_document(collection, document_id)
+        return await no_document(explained, document_id)
     when = date_of(ended.expires_ms)
     reason = f"it expired at {when}: searches hide it from then on, and it will be deleted soon"
-    return Cause("expired", "log", reason, {"expires_at": when, "written_seq": ended.seq})
+    written = explained.write_down({shard_of(read.first): ended.seq})
+    return Cause("expired", "log", reason, {"expires_at": when, "written_seq": written})
 
 
-def no_document(collection: Collection, document_id: str) -> Cause:
+async def no_document(explained: Explainable, document_id: str) -> Cause:
     """Say that the document was never written or was deleted (the log keeps no deleted ids), and suggest similar
     ids."""
-    # Do not reveal ids to a caller who sees only some documents.
-    whole = PRINCIPAL.get().groups is None
-    groups = collection.log.ids_like(document_id, IDS_COMPARED) if whole else []
-    closest = {one for group in groups for one in similar(document_id, group, SIMILAR_MAX)}
-    alike = [one for one in similar(document_id, closest, SIMILAR_MAX) if collection.log.document(one)]
+    alike: list[str] = []
+    if PRINCIPAL.get().groups is None:  # do not reveal ids to a caller who sees only some documents
+        alike = similar(document_id, (await explained.read(document_id, SIMILAR_MAX)).alike, SIMILAR_MAX)
     reason = f"no document has the id {document_id!r}: it was never written, or was deleted"
     if alike:
         reason += f"; similar ids: {', '.join(map(repr, alike))}"
     return Cause("no_document", "log", reason, {"similar_ids": alike})
 
 
-def not_visible(reason: str, **evidence: int) -> Cause:
+def not_visible(reason: str, **evidence: int | str) -> Cause:
     return Cause("not_visible", "snapshot", reason, evidence)
 
 
@@ -147,9 +214,8 @@ class Inquiry:
     """One explanation. `search` is the request as JSON, and `pages` the patch that made it one page from the first hit;
     `patch` collects the changes that causes so far require."""
 
-    pipeline: Pipeline
+    explained: Explainable
     embedders: Embedders
-    collection: Collection
     target: Target
     search: JSON
     config: Config
@@ -164,20 +230,21 @@ class Inquiry:
     searched_s: float = 0.0
     whole: bool = True
 
-    async def explain(self, answer_seq: int | None) -> ExplainAnswer:
-        written = self.target.document.seq
+    async def explain(self, answered: Seqs | None) -> ExplainAnswer:
+        written = self._label(self.target.written)
         try:
             trail = await self._trail()
         except DeadlineExceeded as error:
             if error.param != "min_seq":
                 raise
-            seq, min_seq = self.collection.snapshot.seq, self.search["min_seq"]
-            reason = f"the search fails: it asks for min_seq {min_seq}, and the log is at {seq}"
-            cause = not_visible(reason, min_seq=min_seq, seq=seq, written_seq=written)
-            await self._next(cause, [{"min_seq": None}], {"min_seq": None})
+            self.patch["min_seq"] = None
             trail = await self._trail()
+            seq, min_seq = self._label(trail.search.seqs), self.search["min_seq"]
+            reason = f"the search fails: it asks for min_seq {min_seq}, and the log is at {seq}"
+            await self._next(not_visible(reason, min_seq=min_seq, seq=seq, written_seq=written), [{}])
         first = trail
-        if answer_seq is not None and written > answer_seq:
+        if answered is not None and self.target.is_later(answered):
+            answer_seq = self._label(answered)
             reason = f"it was written, or last changed, by operation {written}; the answer saw those up to {answer_seq}"
             cause = not_visible(reason, written_seq=written, answer_seq=answer_seq)
             await self._next(cause, [{"min_seq": written}], {"min_seq": written})
@@ -202,7 +269,7 @@ class Inquiry:
             passages=await asyncio.to_thread(first.rows),
             searches=self.searches,
             over_budget=UNSET if self.whole else True,
-            seq=first.search.shard.seq,
+            seq=self._label(first.search.seqs),
         )
 
     # --- causes, stage by stage ---------------------------------------------------------------------------------
@@ -211,9 +278,9 @@ class Inquiry:
         """Find the cause of a miss and try what may help. Return False if nothing more can be done."""
         plan = trail.plan
         if not trail.best:
-            written, seq = self.target.document.seq, trail.search.shard.seq
+            written, seq = self._label(self.target.written), self._label(trail.search.seqs)
             reason = f"it was written by operation {written}, and this search saw those up to {seq}"
-            await wait_for_seq(self.collection, written)
+            await self.explained.wait_for(self.target.written)
             return await self._next(not_visible(reason, written_seq=written, seq=seq), [{"min_seq": written}])
         if kept_out := filter_cause(trail):
             patch: JSON = {"filter": patch_of(condition_of(plan.request), trail.found.relaxed)}
@@ -239,9 +306,10 @@ class Inquiry:
         """Whether one sentence of a query that is longer than the model reads finds the document."""
         if not trail.embedded.query_cut:
             return False
-        own = await asyncio.to_thread(self.collection.log.vectors_of, [trail.first.id])
-        embedder = await self.embedders.of(self.collection)
-        sentence = await nearest_sentence(trail, embedder, own[0]) if len(own) else None
+        read = partial(trail.search.shard.fetch, [trail.first.id], What(vectors=True))
+        [own] = (await trail.search.run(read)).vectors
+        embedder = await self.embedders.of(self.explained)
+        sentence = await nearest_sentence(trail, embedder, own) if own.any() else None
         change = await self._try({"query": sentence}) if sentence else None
         if change is None:
             return False
@@ -287,10 +355,10 @@ class Inquiry:
 
     async def _confirmed_cause(self, trail: Trail) -> Cause | None:
         """Return a cause that holds only if the document would be a hit without it."""
-        embeds = trail.plan.request.query is not None and self.collection.settings.embeds
+        embeds = trail.plan.request.query is not None and self.explained.settings.embeds
         if trail.plan.mode == "lexical" or not embeds:
             return await asyncio.to_thread(words_elsewhere, trail)
-        embedder = await self.embedders.of(self.collection)
+        embedder = await self.embedders.of(self.explained)
         if vector := await own_vector(trail, embedder):
             return vector
         if trail.plan.mode == "hybrid":
@@ -309,7 +377,7 @@ class Inquiry:
         """Return patches to those of these modes that are others, if the search has a text for them, and a vector or
         a model that makes one."""
         plan = trail.plan
-        vector = self.collection.settings.embeds or not is_absent(plan.request.vector)
+        vector = self.explained.settings.embeds or not is_absent(plan.request.vector)
         return (
             [self._mode(mode) for mode in wanted if mode != plan.mode]
             if plan.request.query and vector
@@ -360,16 +428,19 @@ class Inquiry:
                 failed, guess = guess, (guess + enough) // 2 + 1
         return change
 
+    def _label(self, seqs: Seqs) -> int | str:
+        return self.explained.write_down(seqs)
+
     # --- searches -------------------------------------------------------------------------------------------------
 
     async def _trail(self) -> Trail:
         search = await self._follow(self.patch)
         work = partial(trail_of, search, self.target, condition_of(search.embedded.request))
         try:
-            trail = await asyncio.to_thread(run_at_once, work)
+            trail: Trail = await search.run(work)
         finally:
             search.watch.left = True
-        if not trail.best and self.target.document.seq <= search.shard.seq:
+        if not trail.best and not self.target.is_later(search.seqs):
             raise Unavailable(
                 "the document was changed, deleted or expired while it was explained; try again"
             )
@@ -379,7 +450,7 @@ class Inquiry:
         self.searches += 1
         request = request_of(apply_patch(self.search, patch))
         work = self.phrase_work if patch.get("operators") else None
-        followed = await self.pipeline.follow(self.collection, request, self.vectors, work)
+        followed = await self.explained.follow(request, self.vectors, work)
         self.searched_s += followed.cpu_s
         return followed
 

@@ -25,7 +25,7 @@ from retrieval.search.pipeline import TracedSearch
 from retrieval.search.plan import EmbeddedQuery, Plan
 from retrieval.search.ranking import fuse_scores, none_if_nan, round_scores
 from retrieval.search.relevance import features_of, relevance_of
-from retrieval.search.shard import Follow, Followed
+from retrieval.search.shard import Follow, Followed, Seqs, shard_of
 from retrieval.wire.explain import FollowedPassage, FollowedWord
 from retrieval.wire.search import Hit, Ranks, Scores
 
@@ -49,6 +49,15 @@ class Target:
     def followed(self) -> Ids:
         ids = self.ids if self.passage is None else self.ids[self.passage : self.passage + 1]
         return np.array(ids, np.int64)
+
+    @property
+    def written(self) -> Seqs:
+        """The operation that wrote it, by its shard."""
+        return {shard_of(self.ids.start): self.document.seq}
+
+    def is_later(self, seqs: Seqs) -> bool:
+        """Whether it was written after these operations."""
+        return any(seq > seqs.get(at, 0) for at, seq in self.written.items())
 
     def rank_in(self, hits: list[Hit]) -> int | None:
         """Return its rank among the hits, from 1, or None."""

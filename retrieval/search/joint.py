@@ -6,6 +6,7 @@ together, so its scores compare; cosines compare if one model made the vectors.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,21 @@ from indexes.filters.grammar import Compound, Exists, Filter, Unchecked
 from indexes.parts.query import NOT_FOUND, Candidates, Query, Ranks, TermCounts
 from indexes.reading.facets import LISTED_MAX, FacetCounts, FacetQuery
 from indexes.reading.surroundings import Surroundings
-from retrieval.search.shard import SHARD_BITS, Ask, Example, Fetched, Partition, Searched, What
+from retrieval.search.shard import (
+    SHARD_BITS,
+    Ahead,
+    Ask,
+    DocumentRead,
+    Example,
+    Fetched,
+    Follow,
+    Followed,
+    Partition,
+    Rivals,
+    Searched,
+    What,
+    shard_of,
+)
 from retrieval.search.stages import CachedAnswer
 from retrieval.search.steps import all_of
 
@@ -164,6 +179,56 @@ class JointShard(Partition):
         found = await all_of([shard.scan(vectors, depth, condition) for shard in self.shards])
         return [first_of(one, depth) for one in zip(*found, strict=True)]
 
+    async def read(self, document_id: str, alike: int = 0) -> DocumentRead:
+        found = await all_of([shard.read(document_id, alike) for shard in self.shards])
+        near = list(dict.fromkeys(name for one in found for name in one.alike))
+        for at, one in enumerate(found):
+            if one.document is not None:
+                return replace(one, first=one.first + (at << SHARD_BITS), alike=near)
+        return DocumentRead(None, expired=False, first=0, alike=near)
+
+    async def follow(self, asked: Follow) -> Followed:
+        """Find where passages of one shard stand among those of all. A search has counted what the scores rest on."""
+        at = shard_of(int(asked.ids[0]))
+        query, first = replace(asked.query, statistics=self._counts), at << SHARD_BITS
+        if query.condition is not None:  # the search found out whether any shard knows its keys
+            query = replace(query, condition=Unchecked(query.condition))
+        own = replace(asked, query=query, ids=asked.ids - first, first=asked.first - first)
+        found = await self.shards[at].follow(own)
+        dense, lexical = (
+            np.array([np.nan if score is None else score for score in scores], np.float32)
+            for scores in ([one.dense for one in found.standings], [one.lexical for one in found.standings])
+        )
+        others = [(shard, number < at) for number, shard in enumerate(self.shards) if number != at]
+        ahead = add_ahead(
+            await all_of([one.count_ahead(Rivals(query, dense, lexical, before)) for one, before in others])
+        )
+        standings = [
+            dataclasses.replace(
+                one,
+                id=first + one.id,
+                dense_rank=None if one.dense_rank is None else one.dense_rank + by_meaning,
+                lexical_rank=None if one.lexical_rank is None else one.lexical_rank + by_words,
+            )
+            for one, by_meaning, by_words in zip(
+                found.standings, ahead.dense.tolist(), ahead.lexical.tolist(), strict=True
+            )
+        ]
+        return replace(
+            found,
+            standings=standings,
+            passages={first + one: replace(held, id=first + one) for one, held in found.passages.items()},
+            holding={term: ids + first for term, ids in found.holding.items()},
+        )
+
+    async def count_ahead(self, rivals: Rivals) -> Ahead:
+        return add_ahead(await all_of([shard.count_ahead(rivals) for shard in self.shards]))
+
+
+def add_ahead(found: Sequence[Ahead]) -> Ahead:
+    dense, lexical = [one.dense for one in found], [one.lexical for one in found]
+    return Ahead(np.sum(dense, axis=0), np.sum(lexical, axis=0))
+
 
 def raise_if_of_all(errors: Sequence[InvalidInput]) -> None:
     """Raise what is wrong with a request for all shards: only if all refuse it for the same part of it, since each
@@ -247,7 +312,7 @@ def join(found: Sequence[Candidates], depths: Sequence[int]) -> tuple[Candidates
         dense_ranks=dense_ranks[kept],
         lexical_ranks=lexical_ranks[kept],
         tiers=column(lambda one: one.tiers)[kept],
-        lexical_bound=max(one.lexical_bound for one in found),
+        lexical_bound=min(one.lexical_bound for one in found),  # of a shard that corrected what others lack
         names=None if names is None else names[kept],
         searched=searched,
         cold_skipped=skipped,

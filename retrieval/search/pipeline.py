@@ -57,7 +57,7 @@ from retrieval.search.ranking import Fused
 from retrieval.search.reranking import PAIRS_A_RUN, PairsRead, Reranker
 from retrieval.search.rounds import Rounds, rounds_of
 from retrieval.search.scanning import JointScan, Place, Scanner
-from retrieval.search.shard import LocalShard, Partition, Searchable, Shard, run_at_once
+from retrieval.search.shard import DocumentRead, LocalShard, Partition, Searchable, Seqs, run_at_once
 from retrieval.search.similar import read_examples
 from retrieval.search.stages import SEARCHES_MAX, CachedAnswer, Found, count_facets_of, run_stages
 from retrieval.search.steps import Away, run_here, run_in_steps
@@ -78,21 +78,23 @@ Scan = Callable[[Floats, int, Filter | None], Coroutine[Any, Any, Ranking]]
 @dataclass(frozen=True, slots=True)
 class TracedSearch:
     """A search with its intermediate results: the shard in the state it searched, the query of its last round, the
-    candidates in their final order, and the groups of its page. Also the CPU time it took. Work on the shard ends once
-    `watch.left` is set."""
+    candidates in their final order, and the groups of its page. Also the CPU time it took here, and the last operations
+    it saw, by shard. `run` does work on the shard, which ends once `watch.left` is set."""
 
-    shard: Shard
+    shard: Partition
     watch: Stopwatch
     embedded: EmbeddedQuery
     fused: Fused
     groups: list[Group]
     answer: CachedAnswer
     cpu_s: float
+    seqs: Seqs
+    run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Coroutine[Any, Any, Any]]
 
 
 class Divided(Protocol):
-    """A collection in shards that may be on other machines. `seen` says, after a search, which operations of each the
-    answer knows of, for `min_seq`."""
+    """A collection in shards that may be on other machines. `seqs` says, after a search, which operation of each the
+    answer knows of, and `seen` as text, for `min_seq`."""
 
     @property
     def name(self) -> str: ...
@@ -108,6 +110,8 @@ class Divided(Protocol):
     def generation(self) -> int: ...
     @property
     def parts(self) -> Sequence[Partition]: ...
+    @property
+    def seqs(self) -> Seqs: ...
     @property
     def seen(self) -> str: ...
 
@@ -301,55 +305,69 @@ class Pipeline:
     ) -> SearchAnswer:
         """Answer a search of a collection whose shards may be on other machines, which the client calls `name`. No
         cache is read or filled. `counted` and what it raises are as of `search`."""
-        watch, settings = Stopwatch(), sharded.settings
-        plan = make_plan(
-            request,
-            settings.dimensions,
-            self._config,
-            sharded.ranking,
-            sharded.synonyms,
-            embeds=settings.embeds,
-        )
-        plan = replace(plan, query=replace(plan.query, spoken=sharded.spoken()))
-        if not counted:
-            plan = replace(plan, counted=False, query=replace(plan.query, counted=False))
-        documents, share = None if plan.query.condition else sharded.documents, BudgetShare(budget)
-        sharded.expect(plan.last)
+        watch, share = Stopwatch(), BudgetShare(budget)
+        plan = self._plan_shards(sharded, request, counted=counted)
         self.under_way += 1
         budget.work.searches += 1
         try:
             async with self._in_time(plan, watch), self._turn(plan, self._away):
-                ask, joint = partial(sharded.ask, deadline=watch.deadline), JointShard(sharded.parts)
-                # While the text is embedded here, its words are counted there.
-                embedding = self._embed_text(sharded, sharded.spoken, plan, watch, {})
-                counting = run_in_steps(partial(joint.count_terms, plan.query), run_here, ask)
-                embedded, _ = await gather_or_cancel([embedding, counting])
-                assert embedded is not None
-                if plan.request.like or plan.request.unlike:
-                    read = partial(read_examples, joint, plan.request, settings.dimensions)
-                    embedded = embedded.with_examples(await self._run(read, watch, ask))
-
-                async def scan(vector: Floats, depth: int, condition: Filter | None) -> Ranking:
-                    [found] = await self._run(partial(joint.scan, vector[None], depth, condition), watch, ask)
-                    return found
-
-                exact = scan if plan.request.exact else None
-                for left in reversed(range(SEARCHES_MAX)):
-                    rounds = Rounds(share, documents, on_step=watch.on_step)
-                    found = await self._search_deeper(joint, embedded, watch, rounds, exact, ask)
-                    if not (found.vanished and left):
-                        break
-                    sharded.keep_up()  # and as in `_search_latest`
-                    joint = JointShard(sharded.parts)
+                joint, embedded, found, _ = await self._search_shards(sharded, plan, watch, share, {})
                 if plan.facets:
                     count = partial(count_facets_of, embedded, joint, budget.work, found.answer)
-                    await self._run(count, watch, ask)
+                    await self._run(count, watch, partial(sharded.ask, deadline=watch.deadline))
         finally:
             self.under_way -= 1
             watch.left = True
         sharded.count_hits()
         receipt = joint_receipt(name, sharded, sharded.parts, plan, found)
         return SearchAnswer(found.answer.hits, receipt, watch.stop(), found.answer.facets)
+
+    async def _search_shards(
+        self,
+        sharded: Divided,
+        plan: Plan,
+        watch: Stopwatch,
+        share: BudgetShare,
+        vectors: dict[str, Floats],
+    ) -> tuple[JointShard, EmbeddedQuery, Found, Rounds]:
+        """Search until no hit is replaced beside the search."""
+        documents = None if plan.query.condition else sharded.documents
+        sharded.expect(plan.last)
+        ask, joint = partial(sharded.ask, deadline=watch.deadline), JointShard(sharded.parts)
+        # While the text is embedded here, its words are counted there.
+        embedding = self._embed_text(sharded, sharded.spoken, plan, watch, vectors)
+        counting = run_in_steps(partial(joint.count_terms, plan.query), run_here, ask)
+        embedded, _ = await gather_or_cancel([embedding, counting])
+        assert embedded is not None
+        if plan.request.like or plan.request.unlike:
+            read = partial(read_examples, joint, plan.request, sharded.settings.dimensions)
+            embedded = embedded.with_examples(await self._run(read, watch, ask))
+
+        async def scan(vector: Floats, depth: int, condition: Filter | None) -> Ranking:
+            [found] = await self._run(partial(joint.scan, vector[None], depth, condition), watch, ask)
+            return found
+
+        exact = scan if plan.request.exact else None
+        for left in reversed(range(SEARCHES_MAX)):
+            rounds = Rounds(share, documents, on_step=watch.on_step)
+            found = await self._search_deeper(joint, embedded, watch, rounds, exact, ask)
+            if not (found.vanished and left):
+                break
+            sharded.keep_up()  # and as in `_search_latest`
+            joint = JointShard(sharded.parts)
+        return joint, embedded, found, rounds
+
+    def _plan_shards(self, sharded: Divided, request: SearchRequest, *, counted: bool) -> Plan:
+        plan = make_plan(
+            request,
+            sharded.settings.dimensions,
+            self._config,
+            sharded.ranking,
+            sharded.synonyms,
+            embeds=sharded.settings.embeds,
+        )
+        plan = replace(plan, query=replace(plan.query, spoken=sharded.spoken()))
+        return plan if counted else replace(plan, counted=False, query=replace(plan.query, counted=False))
 
     def _plan(self, collection: Collection, request: SearchRequest, *, strained: bool = False) -> Plan:
         return make_plan(
@@ -478,8 +496,35 @@ class Pipeline:
         finally:
             watch.left = True
         assert rounds.last is not None
-        shard.watch = Stopwatch()
-        return TracedSearch(shard, shard.watch, *rounds.last, rounds.groups, found.answer, cpu_s=watch.cpu_s)
+        shard.watch, traced = Stopwatch(), (*rounds.last, rounds.groups, found.answer, watch.cpu_s)
+        return TracedSearch(shard, shard.watch, *traced, {0: snapshot.seq}, run_on_thread)
+
+    async def follow_shards(
+        self,
+        sharded: Divided,
+        request: SearchRequest,
+        vectors: dict[str, Floats],
+        work: WorkBudget | None = None,
+    ) -> TracedSearch:
+        """Do as `follow` does, in a collection whose shards may be on other machines. What is done there is no part of
+        the CPU time."""
+        watch, budget = Stopwatch(), AnswerBudget(self._config.limits.answer_bytes_max)
+        budget.work, share = work or budget.work, BudgetShare(budget)
+        plan = self._plan_shards(sharded, replace(request, cache=False), counted=False)
+        try:
+            async with self._in_time(plan, watch), self._turn(plan, self._away):
+                joint, _, found, rounds = await self._search_shards(sharded, plan, watch, share, vectors)
+        finally:
+            watch.left = True
+        assert rounds.last is not None
+        after, traced = Stopwatch(), (*rounds.last, rounds.groups, found.answer, watch.cpu_s)
+        run = partial(self._run, watch=after, ask=sharded.ask)
+        return TracedSearch(joint, after, *traced, sharded.seqs, run)
+
+    async def read_document(self, sharded: Divided, document_id: str, alike: int) -> DocumentRead:
+        """Read a document, and up to so many similar ids, of a collection whose shards may be on other machines."""
+        read = partial(JointShard(sharded.parts).read, document_id, alike)
+        return await self._run(read, Stopwatch(), sharded.ask)
 
     def _key(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> ResultKey:
         settings = collection.settings
@@ -587,6 +632,10 @@ class Pipeline:
     async def on_thread(self, work: Callable[[], T]) -> T:
         """Run work on a search thread, in this context, so that its log lines name the request."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
+
+
+async def run_on_thread(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return await asyncio.to_thread(partial(run_at_once, work))
 
 
 def parts_of(collection: Collection | Divided, watch: Stopwatch, work: WorkBudget) -> Sequence[Partition]:

@@ -17,7 +17,17 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from indexes.base.model import DenseResult, Floats, Ids, Metadata, Ranking, Scalar, StoredPassage
+from indexes.base.model import (
+    DenseResult,
+    Floats,
+    Ids,
+    Metadata,
+    Ranking,
+    Scalar,
+    StoredDocument,
+    StoredPassage,
+)
+from indexes.base.suggestions import similar
 from indexes.base.work import WorkBudget
 from indexes.collection.view import CollectionView
 from indexes.dense.vectors import search_with_one_thread
@@ -26,7 +36,15 @@ from indexes.filters.unmet import Unmet, relax
 from indexes.parts.prepared import Prepared
 from indexes.parts.query import Candidates, Query, TermCounts
 from indexes.parts.snapshot import Snapshot
-from indexes.parts.standing import Standing, best_of_each, find_holding, holds, standings, words_of
+from indexes.parts.standing import (
+    Standing,
+    ahead_of,
+    best_of_each,
+    find_holding,
+    holds,
+    standings,
+    words_of,
+)
 from indexes.reading.facets import FacetCounts, FacetQuery, count_facets
 from indexes.reading.surroundings import Reach, Surroundings, text_around
 from retrieval.search.stopwatch import Stopwatch
@@ -36,6 +54,8 @@ SHARD_BITS = 48
 passages from 1, so these never need more."""
 
 T = TypeVar("T")
+Seqs = Mapping[int, int]  # operations, by the number of their shard; a collection in one piece is shard 0
+IDS_COMPARED = 1000  # ids compared with an unknown one, per kind
 
 
 class ValuesQuery(msgspec.Struct, frozen=True):
@@ -183,6 +203,33 @@ class Followed(msgspec.Struct, frozen=True):
     relaxed: dict[str, Any] | None = None
 
 
+class Rivals(msgspec.Struct, frozen=True):
+    """The scores of passages of another shard, to be compared with those of all that the query allows. With `first`,
+    passages of the same score rank before them."""
+
+    query: Query
+    dense: Floats
+    lexical: Floats
+    first: bool
+
+
+class Ahead(msgspec.Struct, frozen=True):
+    """How many passages rank before each of the `Rivals`, by each score."""
+
+    dense: Ids
+    lexical: Ids
+
+
+class DocumentRead(msgspec.Struct, frozen=True):
+    """A document as the log has it, also while an expired one is not deleted yet, and its first passage. `alike`: ids
+    of documents that are similar to the one asked for."""
+
+    document: StoredDocument | None
+    expired: bool
+    first: int
+    alike: Sequence[str]
+
+
 class Searchable(Protocol):
     """Passages in one frozen state. One call at a time, from any thread."""
 
@@ -217,6 +264,18 @@ class Partition(Searchable, Protocol):
         once. Returns the best `depth` of each."""
         ...
 
+    async def read(self, document_id: str, alike: int = 0) -> DocumentRead:
+        """Read a document, and up to so many similar ids."""
+        ...
+
+    async def follow(self, asked: Follow) -> Followed:
+        """Find where passages stand for a query, among all that the filter allows."""
+        ...
+
+    async def count_ahead(self, rivals: Rivals) -> Ahead:
+        """Count the passages that rank before those of another shard."""
+        ...
+
 
 class Shard(Partition, Protocol):
     """Some of the passages of a collection, or all, in one frozen state."""
@@ -228,10 +287,6 @@ class Shard(Partition, Protocol):
 
     async def later(self, asked: Later) -> LaterPassages:
         """Look at what was written since a search."""
-        ...
-
-    async def follow(self, asked: Follow) -> Followed:
-        """Find where passages stand for a query, among all that the filter allows."""
         ...
 
 
@@ -376,6 +431,22 @@ class LocalShard:
         lacking = {term for one in found for term in one.lacks if term in counts}
         holding = find_holding(prepared, asked.ids, lacking)
         return replace(followed, holding=holding, unmet=unmet, relaxed=relaxed)
+
+    async def count_ahead(self, rivals: Rivals) -> Ahead:
+        search_with_one_thread()
+        prepared, step = self.prepare(rivals.query), self.watch.on_step
+        return Ahead(*ahead_of(prepared, rivals.dense, rivals.lexical, first=rivals.first, on_step=step))
+
+    async def read(self, document_id: str, alike: int = 0) -> DocumentRead:
+        log = self.collection.log
+        document, near = log.document(document_id), list[str]()
+        if alike:
+            groups = log.ids_like(document_id, IDS_COMPARED)
+            closest = {one for group in groups for one in similar(document_id, group, alike)}
+            near = [one for one in similar(document_id, closest, alike) if log.document(one)]
+        ended = None if document else log.expired(document_id)
+        first = log.passages_of(document_id).start
+        return DocumentRead(document or ended, ended is not None, first, near)
 
 
 def deciding_values(asked: Sequence[ValuesQuery], prepared: Prepared, ids: Ids) -> list[list[list[Scalar]]]:

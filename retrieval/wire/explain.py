@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from indexes.base.model import Tier
 from retrieval.base.settings import Count
-from retrieval.wire.search import Doc, DocumentId, Ranks, Scores, SearchRequest
+from retrieval.wire.search import Doc, DocumentId, Ranks, Scores, SearchRequest, Seq, SeqToken
 
 Kind = Literal[
     "found",
@@ -42,7 +42,7 @@ class ExplainRequest(SearchRequest, frozen=True, kw_only=True):
         None
     )
     answer_seq: Annotated[
-        Count | None,
+        Count | SeqToken | None,
         Doc("`seq` in the receipt of an answer without it, to tell whether it was written later"),
     ] = None
 
@@ -102,7 +102,7 @@ class ExplainAnswer(msgspec.Struct):
     others: Annotated[list[Change], Doc("Other changes that find it")]
     passages: Annotated[list[FollowedPassage], Doc("Passages of the document, best first")]
     searches: Annotated[int, Doc("Searches that were run for this explanation")]
-    seq: Annotated[int, Doc("Last operation that the search could see")]
+    seq: Annotated[Seq, Doc("Last operation that the search could see")]
     within_k: Annotated[
         bool | UnsetType,
         Doc("Whether `change` brings it among the first `k` hits as asked; absent if it is among them"),

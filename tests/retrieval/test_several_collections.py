@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,16 @@ from retrieval.base.settings import Config
 from retrieval.search.joint import JointShard
 from retrieval.search.pipeline import require_one_model
 from retrieval.search.plan import make_plan
-from retrieval.search.shard import SHARD_BITS, Ask, LocalShard, Searchable, ValuesQuery, What, run_at_once
+from retrieval.search.shard import (
+    SHARD_BITS,
+    Ask,
+    Follow,
+    LocalShard,
+    Searchable,
+    ValuesQuery,
+    What,
+    run_at_once,
+)
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.wire.search import SearchRequest
 from tests.support.encoded_shard import EncodedShard
@@ -103,6 +112,59 @@ def test_it_ranks_as_one_collection_with_all(
     assert sorted(found) == sorted(expected)
     if mode != "hybrid":  # whose columns are in no order
         assert [row[2:4] for row in found] == [row[2:4] for row in expected]
+
+
+@pytest.mark.parametrize("kind", [LocalShard, EncodedShard])
+@pytest.mark.parametrize("condition", [None, {"type": "eq", "key": "even", "value": True}])
+@pytest.mark.parametrize("document", ["d3", "d90", "d239"])
+def test_passages_are_followed_as_in_one_collection_with_all(
+    halves: Halves, kind: type[LocalShard], condition: dict[str, Any] | None, document: str
+) -> None:
+    """They stand in the same places, for the same reasons, though others are in other shards."""
+    text = " ".join([*WORDS[:4], "absent"])
+    parsed = None if condition is None else parse_filter(condition, conditions_max=1)
+    query = Query(10, 40, text, VECTOR, language="en", condition=parsed)
+
+    def follow(shard: LocalShard | JointShard) -> tuple[Any, ...]:
+        run_at_once(partial(shard.search, Ask(query)))
+        read = run_at_once(partial(shard.read, document))
+        assert read.document is not None
+        ids = np.arange(read.first, read.first + read.document.passages)
+        found = run_at_once(partial(shard.follow, Follow(query, ids, ids[:0], condition, whole=True)))
+        standings = [replace(one, id=one.id - read.first) for one in found.standings]
+        holding = {term: (held - read.first).tolist() for term, held in found.holding.items()}
+        passages = [
+            (number - read.first, one.id - read.first, one.text) for number, one in found.passages.items()
+        ]
+        return standings, holding, passages, found.words, found.unmet, found.relaxed
+
+    assert follow(halves.joint(kind)) == follow(halves.alone())
+
+
+def test_equal_scores_rank_by_shard(halves: Halves) -> None:
+    """A passage is behind those with its score that are in shards before its own, and before those after it."""
+    part = halves.parts[0]
+    joint = JointShard([LocalShard(part, part.snapshot, Stopwatch()) for _ in range(3)])
+    query = Query(10, 40, WORDS[0], VECTOR, language="en")
+    run_at_once(partial(joint.search, Ask(query)))
+    ranks = []
+    for at in range(3):
+        ids = np.array([(at << SHARD_BITS) + 1])
+        (one,) = run_at_once(partial(joint.follow, Follow(query, ids, ids[:0], None, whole=False))).standings
+        assert one.id == ids[0]
+        ranks.append((one.dense_rank, one.lexical_rank))
+    first = [rank for rank in ranks[0] if rank is not None]
+    assert first
+    assert [[rank for rank in some if rank is not None] for some in ranks] == [
+        [rank + at for rank in first] for at in range(3)
+    ]
+
+
+def test_similar_ids_of_all_shards_are_suggested(halves: Halves) -> None:
+    found = run_at_once(partial(halves.joint().read, "d2400", 3))
+    alone = run_at_once(partial(halves.alone().read, "d2400", 3))
+    assert (found.document, found.expired) == (alone.document, alone.expired) == (None, False)
+    assert set(alone.alike) <= set(found.alike)
 
 
 def test_what_is_fetched_keeps_its_place(halves: Halves) -> None:

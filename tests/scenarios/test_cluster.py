@@ -23,6 +23,7 @@ from indexes.base.model import IndexOptions
 from indexes.base.moving import Moving, write_moving
 from indexes.directory.catalog import Catalog
 from jobs.serving.process import ServerProcess, serving
+from jobs.sources.docstrings import docstrings
 from retrieval.cluster.names import read_token, shard_of_document
 from tests.support.commands import nearline
 from tests.support.http import Http, Reply
@@ -526,6 +527,152 @@ def test_keys_and_groups_hold(cluster: Cluster) -> None:
         assert Http(http.url).call(method, f"/v1/shards/memos~0of3{path}").status == 401
     assert http.call("POST", "/v1/shards/memos~0of3/changes", raw=b"x").status == 400
     assert http.call("GET", "/v1/shards").status == 400  # no WebSocket
+
+
+PAID = "when are refunds paid"
+REFUNDS: list[dict[str, Any]] = [
+    {"id": "refunds", "text": "Refunds are paid within 14 days.", "metadata": {"lang": "en"}},
+    {"id": "refunds-de", "text": "Erstattungen werden in 14 Tagen bezahlt.", "metadata": {"lang": "de"}},
+    {"id": "fees", "text": "Fees apply to late orders.", "metadata": {"note": "refunds are paid here"}},
+    {"id": "long", "text": "A part about refunds. " + "Of gardens and bread. " * 400 + "Paid in gold."},
+]
+ENDED = {"id": "ended", "text": "Refunds of old.", "expires_at": "2024-02-29T12:00:00Z"}
+ONLY_ENGLISH = {"type": "eq", "key": "lang", "value": "en"}
+# What is asked, and the kind of the cause.
+EXPLAINED: list[tuple[dict[str, Any], str]] = [
+    ({"document_id": "refunds"}, "found"),
+    ({"document_id": "refunds", "mode": "dense"}, "found"),
+    ({"document_id": "refunds", "mode": "lexical", "passage": 0}, "found"),
+    ({"document_id": "refunds", "mode": "dense", "exact": True, "k": 1}, "found"),
+    ({"document_id": "refunds-de", "filter": ONLY_ENGLISH}, "filtered"),
+    ({"document_id": "refunds-de", "mode": "lexical"}, "missing_terms"),
+    ({"document_id": "refunds-de", "k": 1}, "outscored"),
+    ({"document_id": "fees", "k": 1, "mode": "lexical"}, "words_elsewhere"),
+    ({"document_id": "refunds", "min_score": 0.999}, "below_floor"),
+    ({"document_id": "long", "k": 1}, "outscored"),
+    ({"document_id": "long", "k": 1, "mode": "lexical", "query": "paid refunds of gold"}, ""),
+    ({"document_id": "long", "passage": 0, "group_by_document": True, "query": "paid in gold"}, "grouped"),
+    ({"document_id": "refund", "k": 3}, "no_document"),
+    ({"document_id": "refunds", "offset": 20, "query": "a list of numbers"}, ""),
+    ({"document_id": "refunds", "query": "sort a list of numbers", "k": 2}, ""),
+    ({"document_id": "fees", "query": "how to open a file", "k": 1, "mode": "hybrid"}, ""),
+    ({"document_id": "refunds", "query": "when are refnds paid", "k": 2}, "found"),
+]
+
+
+@pytest.fixture(scope="module")
+def explained(cluster: Cluster) -> dict[int, str]:
+    """The same documents in one piece and in five shards, hardly any of which have equal scores."""
+    texts = (one for one in docstrings() if 60 < len(one.text) < 2000)
+    made = [
+        {"id": one.id, "title": one.title, "text": one.text} for one in itertools.islice(texts, 0, 3000, 10)
+    ]
+    for shards in (1, 5):
+        cluster.http.ok("POST", "/v1/collections", {"name": f"explained-{shards}", "shards": shards})
+        cluster.http.write(f"explained-{shards}", *made, *REFUNDS)
+    return {shards: f"explained-{shards}" for shards in (1, 5)}
+
+
+def explain(http: KeyHttp, name: str, **wanted: Any) -> Any:
+    asked: dict[str, Any] = {"query": PAID, "collapse": False, **wanted}
+    return http.ok("POST", f"/v1/collections/{name}/explain", asked)
+
+
+def alike(found: Any) -> Any:
+    """Return a copy with numbers that are compared with a tolerance, and without operations, which differ."""
+    if isinstance(found, dict):
+        return {key: alike(value) for key, value in found.items() if not key.endswith("seq")}
+    if isinstance(found, list):
+        return [alike(one) for one in found]
+    return pytest.approx(found, abs=2e-4) if isinstance(found, float) else found
+
+
+@pytest.mark.parametrize(("wanted", "kind"), EXPLAINED, ids=str)
+def test_an_explanation_is_that_of_one_piece(
+    cluster: Cluster, explained: dict[int, str], wanted: dict[str, Any], kind: str
+) -> None:
+    """The causes with their numbers, the passages with their ranks among all, the words with what they add, and the
+    changes that find it; whichever node is asked."""
+    whole = explain(cluster.http, explained[1], **wanted)
+    assert kind in ("", whole["cause"]["kind"])
+    for asked in (cluster.http, cluster.at_b):
+        divided = explain(asked, explained[5], **wanted)
+        for part in ("found", "passages") + (
+            () if "over_budget" in {*whole, *divided} else ("change", "others")
+        ):
+            assert divided[part] == alike(whole[part]), part
+        for one, other in zip(
+            [divided["cause"], *divided["also"]], [whole["cause"], *whole["also"]], strict=True
+        ):
+            for key, value in other["evidence"].items():
+                assert key.endswith("seq") or one["evidence"][key] == alike(value)
+            assert one["kind"] == other["kind"]
+        assert read_token(divided["seq"], 5).keys() == {0, 1, 2, 3, 4}
+
+
+def test_what_an_answer_could_not_know_of_is_explained(cluster: Cluster, explained: dict[int, str]) -> None:
+    """An operation of each shard says what an answer knew of, and what a search asks for that has not come."""
+    http, name = cluster.http, explained[5]
+    before = http.search(name, query=PAID)["receipt"]["seq"]
+    written = cluster.at_b.write(name, {"id": "vouchers", "text": "Refunds are paid in vouchers."})["seq"]
+    got = explain(cluster.at_b, name, document_id="vouchers", answer_seq=before)
+    assert got["cause"]["kind"] == "not_visible"
+    assert got["cause"]["evidence"] == {"written_seq": written, "answer_seq": before}
+    assert got["change"]["patch"] == {"min_seq": written}
+    after = cluster.at_b.search(name, query=PAID)["receipt"]["seq"]
+    assert explain(cluster.at_b, name, document_id="vouchers", answer_seq=after)["cause"]["kind"] == "found"
+    got = explain(http, name, document_id="refunds", min_seq="1.999999")
+    assert (got["cause"]["kind"], got["change"]["patch"]) == ("not_visible", {"min_seq": None})
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"document_id": "refunds", "answer_seq": 7}, "answer_seq"),
+        ({"document_id": "refunds", "min_seq": "9.1"}, "min_seq"),
+        ({"document_id": "refunds", "passage": 8}, "passage"),
+        ({"document_id": "refunds", "filter": {"type": "eq", "key": "nowhere", "value": 1}}, "filter"),
+        ({"document_id": "absent", "filter": {"type": "eq", "key": "nowhere", "value": 1}}, "filter"),
+        ({"document_id": "refunds", "k": 0}, "k"),
+    ]
+    for wanted, param in wrong:
+        refused = [
+            http.call("POST", f"/v1/collections/{one}/explain", {"query": PAID, **wanted})
+            for one in (name, explained[1])[: 1 if param == "answer_seq" else 2]
+        ]
+        assert {(one.status, one.body["error"]["param"]) for one in refused} == {(422, param)}
+    http.ok("DELETE", f"/v1/collections/{name}/documents/vouchers")
+
+
+def test_an_expired_document_is_told_from_one_that_never_was(cluster: Cluster) -> None:
+    """Until it is deleted, which happens beside this."""
+    http = cluster.http
+    http.ok("POST", "/v1/collections", {"name": "endings", "shards": 3})
+    seq = http.write("endings", *REFUNDS, ENDED)["seq"]
+    cause = explain(cluster.at_b, "endings", document_id="ended")["cause"]
+    if cause["kind"] == "expired":
+        assert cause["evidence"]["expires_at"] == ENDED["expires_at"]
+        assert cause["evidence"]["written_seq"] in seq.split("-")
+    else:
+        assert cause["kind"] == "no_document"
+    cluster.wait_for(lambda: explain(http, "endings", document_id="ended")["cause"]["kind"] == "no_document")
+    cause = explain(http, "endings", document_id="refund")["cause"]
+    assert cause["evidence"] == {"similar_ids": ["refunds", "refunds-de"]}
+    http.ok("DELETE", "/v1/collections/endings")
+
+
+def test_explanations_show_no_more_than_a_caller_may_see(cluster: Cluster, explained: dict[int, str]) -> None:
+    """Of a group's documents alone, and to nobody else their ids."""
+    http = cluster.http
+    reader = KeyHttp(http.url, cluster.keys["reader"])
+    for name in explained.values():
+        http.write(name, {"id": "ours", "text": "Refunds are paid to staff.", "metadata": {"acl": ["staff"]}})
+        http.write(name, {"id": "theirs", "text": "Refunds are paid.", "metadata": {"acl": ["board"]}})
+    for asked, document in ((reader, "ours"), (reader, "theirs"), (reader, "their"), (http, "theirs")):
+        whole, divided = (explain(asked, name, document_id=document) for name in explained.values())
+        assert (divided["cause"]["kind"], divided["passages"]) == (
+            whole["cause"]["kind"],
+            alike(whole["passages"]),
+        )
+    assert explain(reader, explained[5], document_id="their")["cause"]["evidence"] == {"similar_ids": []}
+    for name in explained.values():
+        http.ok("POST", f"/v1/collections/{name}/documents/delete", {"ids": ["ours", "theirs"]})
 
 
 ALARM = {"query": "the payment service is down", "k": 20, "min_score": 0.5}

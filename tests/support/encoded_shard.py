@@ -10,7 +10,9 @@ from indexes.filters.grammar import Filter
 from indexes.parts.query import Query, TermCounts
 from indexes.reading.facets import FacetCounts, FacetQuery
 from retrieval.search.shard import (
+    Ahead,
     Ask,
+    DocumentRead,
     Example,
     Fetched,
     Follow,
@@ -18,6 +20,7 @@ from retrieval.search.shard import (
     Later,
     LaterPassages,
     LocalShard,
+    Rivals,
     Searched,
     What,
 )
@@ -57,6 +60,12 @@ class EncodedShard(LocalShard):
     async def scan(self, vectors: Floats, depth: int, condition: Filter | None) -> list[Ranking]:
         arrived = travel(vectors, Floats), travel(depth, int), travel(condition, Filter | None)
         return travel(await LocalShard.scan(self, *arrived), list[Ranking])
+
+    async def read(self, document_id: str, alike: int = 0) -> DocumentRead:
+        return travel(await LocalShard.read(self, document_id, alike), DocumentRead)
+
+    async def count_ahead(self, rivals: Rivals) -> Ahead:
+        return travel(await LocalShard.count_ahead(self, travel(rivals, Rivals)), Ahead)
 
     async def follow(self, asked: Follow) -> Followed:
         return travel(await LocalShard.follow(self, travel(asked, Follow)), Followed)

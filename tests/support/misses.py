@@ -32,7 +32,7 @@ from retrieval.cache import MemoryStore, ResultCache
 from retrieval.documents.writing import write_documents
 from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.results import Observer
-from retrieval.insight.explaining import explain
+from retrieval.insight.explaining import ExplainedCollection, explain
 from retrieval.search.pipeline import Pipeline
 from retrieval.wire.documents import SentDocument
 from retrieval.wire.explain import ExplainAnswer, ExplainRequest
@@ -137,7 +137,8 @@ class Service:
 
         async def explained() -> ExplainAnswer:
             PRINCIPAL.set(caller)
-            return await explain(self.pipeline, self.embedders, self.collection, wanted, self.config)
+            explained = ExplainedCollection(self.pipeline, self.collection)
+            return await explain(explained, self.embedders, wanted, self.config)
 
         return self.runner.run(explained(), context=copy_context())
 

@@ -243,7 +243,7 @@ class ExplainAnswer(TypedDict):
     others: list[Change]
     passages: list[FollowedPassage]
     searches: int
-    seq: int
+    seq: int | str
     within_k: NotRequired[bool]
     over_budget: NotRequired[bool]
 

@@ -123,7 +123,7 @@ class ContextRequest(SearchOptions):
 class ExplainRequest(SearchRequest):
     document_id: str | int
     passage: NotRequired[int | None]
-    answer_seq: NotRequired[int | None]
+    answer_seq: NotRequired[int | str | None]
 
 
 class Outcome(TypedDict):
