@@ -43,7 +43,8 @@ FIRST_ROWS = 256  # of a word's passages, one of which can mostly be seen
 
 class Corrections:
     """Corrects words of one query that no passage has: `found` maps the terms of each to the nearest existing term, the
-    most frequent one if several are equally near. Only the first CORRECTED_MAX words are corrected.
+    most frequent one if several are equally near. Only the first CORRECTED_MAX words are corrected. `held` are the
+    terms of words that need none.
 
     `whole` is False if some words were not tried, because there are more than TERMS_MAX or `work` has no comparisons
     left. `compared`: some were compared at all. `visible` is a mask of the rows of each part, or None for all rows;
@@ -60,6 +61,7 @@ class Corrections:
         known: AbstractSet[str] = frozenset(),
     ) -> None:
         self.found: dict[str, tuple[frozenset[str], str]] = {}
+        self.held: set[str] = set()
         self.whole = True
         self.compared = False
         self._parts, self._on_step = parts, on_step
@@ -77,6 +79,7 @@ class Corrections:
                 continue  # parts of an identifier, or a script without spaces
             meant = frozenset(query_terms(word, language, others))
             if any(self._is_held(term) for term in meant):
+                self.held |= meant
                 continue
             asked = _Word.of(word, (language, *others))
             near = [one for term in sorted(meant) if (one := self._nearest(term, asked)) is not None]

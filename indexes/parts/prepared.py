@@ -103,6 +103,7 @@ class Prepared:
         spoken: Mapping[str, int] | None = None,
         *,
         names: Sequence[tuple[range, ...]] = (),
+        seen: frozenset[str] = frozenset(),
         typos_whole: bool = True,
         light: bool = True,
         on_step: OnStep = do_nothing,
@@ -110,10 +111,11 @@ class Prepared:
         """`bounds` are those of the cold lists, where a query may spare them. `corrected` maps words of the query to
         the terms used for them; `typos_whole`: no such word was left out. `light`: preparing takes no time.
         `required`: only rows with one term of each group. `spoken`: the languages considered for the query. `names`:
-        its `asked_keys`. `on_step` is called between steps.
+        its `asked_keys`. `seen`: the terms of words that were looked up and need no correction. `on_step` is called
+        between steps.
         """
         self.query = query
-        self.corrected = corrected
+        self.corrected, self.seen = corrected, seen
         self.typos_whole, self.light = typos_whole, light
         self._on_step = on_step
         self._required = required

@@ -24,12 +24,15 @@ NAMED_IN_PART = 0.5  # by the heading, or the last part of a name
 
 class TermCounts(msgspec.Struct, frozen=True):
     """What the BM25 scores of a query rest on: how many live passages there are, how many terms they have together, and
-    in how many of them each term of the query is. `missing` are the terms of words that none of them has."""
+    in how many of them each term of the query is. `missing` are the terms of words that none of them has, `seen` those
+    of words that need no correction. `hides`: the frequencies count passages that are hidden or have expired."""
 
     passages: int
     length: int
     frequencies: Mapping[str, int]
     missing: frozenset[str] = frozenset()
+    seen: frozenset[str] = frozenset()
+    hides: bool = False
 
     def plus(self, other: TermCounts) -> TermCounts:
         """The counts over both, for shards that have no passage in common."""
@@ -40,6 +43,8 @@ class TermCounts(msgspec.Struct, frozen=True):
             self.length + other.length,
             frequencies,
             self.missing & other.missing,
+            self.seen | other.seen,
+            self.hides or other.hides,
         )
 
 

@@ -125,10 +125,9 @@ class Snapshot:
         weigh_with = partial(weigh, query.text, lexical, statistics, self.bm25, *languages)
         weighed = weigh_with(groups=groups, synonyms=query.synonyms)
         # Terms of passages that are hidden from the caller, or have expired, would show by not being corrected.
-        masked = query.typos and (query.visible is not None or len(self.expired) > 0)
+        masked = query.typos and self._hides(query)
         seen = [chosen.allowed for chosen in select(self.parts, query.visible)] if query.typos else []
-        given = query.statistics.frequencies if query.statistics and not masked else {}
-        known = weighed.synonyms.replaced.union(term for term, count in given.items() if count)
+        known = weighed.synonyms.replaced.union(query.statistics.seen if query.statistics else ())
         corrections = Corrections(lexical, on_step, work, seen, known)
         if query.typos and (masked or weighed.missing):
             corrections.look_up(query.text, *languages)
@@ -147,6 +146,7 @@ class Snapshot:
             [*required, *groups.values()],
             held,
             names=asked_keys(query.text),
+            seen=frozenset(corrections.held),
             typos_whole=corrections.whole,
             light=not (corrections.compared or query.phrases or query.prefixes),
             on_step=on_step,
@@ -260,14 +260,20 @@ class Snapshot:
 
     def count_terms(self, query: Query, on_step: OnStep = do_nothing) -> TermCounts:
         """What the BM25 scores of a query rest on here."""
-        statistics, weighed = self.statistics(), self.prepare(query, on_step).weighed
+        statistics, prepared = self.statistics(), self.prepare(query, on_step)
+        weighed = prepared.weighed
         counts: dict[str, int] = {}
         if weighed is not None:
             for at, (term, _) in enumerate(weighed.weights):
                 held = [postings[at] for _, postings in weighed.met]
                 counts[term] = statistics.live(term, held, grouped=term in weighed.groups)
         missing = weighed.missing if weighed is not None else frozenset[str]()
-        return TermCounts(statistics.passages, statistics.length, counts, missing)
+        hides, live = self._hides(query), frozenset(term for term, count in counts.items() if count)
+        seen = prepared.seen if hides else live
+        return TermCounts(statistics.passages, statistics.length, counts, missing, seen, hides)
+
+    def _hides(self, query: Query) -> bool:
+        return query.visible is not None or len(self.expired) > 0
 
     def statistics(self, given: TermCounts | None = None) -> Statistics:
         if given is not None:

@@ -87,7 +87,7 @@ class JointShard(Partition):
         if query.text is None or self._counts is not None:
             return
         counts = await self.statistics(replace(query, typos=False))
-        if query.typos and (counts.missing or query.visible is not None):
+        if query.typos and (counts.missing or counts.hides):
             counts = await self.statistics(query)
         self._counts = counts
 

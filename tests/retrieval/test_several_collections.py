@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from indexes.base.errors import InvalidInput
 from indexes.base.model import NewPassage, Upsert
 from indexes.collection.collection import Collection
-from indexes.filters.grammar import parse_filter
+from indexes.filters.grammar import Filter, Unchecked, parse_filter
 from indexes.parts.query import Query
 from jobs.serving.process import ServerProcess
 from retrieval.base.settings import Config
@@ -196,6 +196,39 @@ def test_a_word_that_another_collection_has_is_not_corrected(tmp_path: Path) -> 
     assert find("harbor", parts[:1]) == ({"harbor": "harbour"}, [0])
     assert find("harbor", parts) == ({}, [1])
     assert find("harbur", parts)[1] == [0, 1]
+    for one in parts:
+        one.close()
+
+
+@pytest.mark.parametrize("kind", [LocalShard, EncodedShard])
+def test_a_word_that_others_may_see_elsewhere_is_not_corrected(
+    tmp_path: Path, kind: type[LocalShard]
+) -> None:
+    """Nor is one beside a passage that has expired. One that only hidden or expired passages have is."""
+    parts = [make_collection(tmp_path / name) for name in ("first", "second")]
+    held = [
+        (0, "harbour", {"open": True}, None),
+        (0, "old", {"open": True}, 1),
+        (1, "harbor", {"open": True}, None),
+        (1, "color", {"open": False}, None),
+        (1, "labor", {"open": True}, 1),
+        (0, "colour", {"open": True}, None),
+        (0, "labour", {"open": True}, None),
+    ]
+    for at, word, metadata, ends in held:
+        passage = NewPassage(0, len(word), 1, WORLD.vector(1, 0, 0))
+        parts[at].write([Upsert(word, word, "", metadata, (passage,), expires_ms=ends)]).result()
+    visible = Unchecked(parse_filter({"type": "eq", "key": "open", "value": True}, conditions_max=1))
+
+    def corrected(word: str, seen: Filter | None) -> dict[str, str]:
+        query = Query(10, 20, word, language="en", typos=True, visible=seen)
+        joint = JointShard([kind(one, one.snapshot, Stopwatch()) for one in parts])
+        return dict(run_at_once(partial(joint.search, Ask(query))).corrected)
+
+    assert corrected("harbor", None) == corrected("harbor", visible) == {}
+    assert corrected("color", None) == {}
+    assert corrected("color", visible) == {"color": "colour"}
+    assert corrected("labor", None) == corrected("labor", visible) == {"labor": "labour"}
     for one in parts:
         one.close()
 
