@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import operator
 import os
 import random
 import signal
@@ -386,7 +385,7 @@ def test_documents_are_written_read_changed_and_deleted(cluster: Cluster) -> Non
     asked = cluster.folder / "asked.jsonl"
     asked.write_text("\n".join(json.dumps({"id": one["id"], "text": one["text"]}) for one in sentences(40)))
     options = ("--recall-target", "0.95", "--queries", asked, "--url", other.url)
-    tuned = nearline("tune", "-c", "books", *options, NEARLINE_KEY=other.key)
+    tuned = nearline("tune", "-c", "books", *options, NEARLINE_KEY=other.token)
     assert tuned.stdout.count("in use now") == 5, tuned
     assert other.call("GET", "/v1/collections/books/evaluation").status == 404
     http.ok("PUT", "/v1/collections/books/evaluation", {"report": {"recall": 1.0}})
