@@ -241,7 +241,8 @@ def test_a_replica_passes_writes_on(tmp_path: Path, environ: dict[str, str]) -> 
                 "erase",
                 "erase",
             ]  # the replica has erased, too
-            large = {"documents": [{"id": f"l{at}", "text": "word " * 2000} for at in range(50)]}
+            row = {"text": "word " * 2000, "vector": [1.0] * 384}  # large, with nothing to embed
+            large = {"documents": [{"id": f"l{at}", **row} for at in range(50)]}
             assert http.ok("POST", "/v1/collections/later/documents", large)["documents"] == 50
             assert http.call("GET", "/v1/jobs/unknown").status == 404
             writer.kill()
