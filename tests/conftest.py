@@ -57,6 +57,10 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+    if "jobs.serving.process" in sys.modules:  # some test starts services
+        from tests.support.commands import fork_services
+
+        fork_services()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -142,9 +146,11 @@ def service(
 ) -> Iterator[ServerProcess]:
     """One real service, shared by tests that each make a collection of their own."""
     from jobs.serving.process import serving
+    from tests.support.commands import fork_services
     from tests.support.http import SHARDS
     from tests.support.redis_server import free_port
 
+    fork_services()
     data, port = tmp_path_factory.mktemp("service") / "data", 0
     environ = {**rerank_environ, SEARCH_PROCESSES: "1"}
     if SHARDS in os.environ:
