@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,15 +12,16 @@ from typing import Any, get_args
 import msgspec
 from aiohttp import web
 
-from indexes.base.errors import Conflict, Unavailable
+from indexes.base.errors import Conflict, NearlineError, NotFound
+from indexes.base.model import now_ms
 from retrieval.access.auth import PRINCIPAL
 from retrieval.base.cancellation import gather_or_cancel
 from retrieval.cluster.asking import few_at_a_time, read, send
 from retrieval.cluster.collections import tell_all
 from retrieval.cluster.documents import path_of
 from retrieval.cluster.moves import MOVES
-from retrieval.cluster.nodes import Nodes
-from retrieval.cluster.running import remember
+from retrieval.cluster.nodes import LOOK_S, Nodes
+from retrieval.cluster.running import keep_running, remember
 from retrieval.cluster.targets import nodes_of, sharded_of
 from retrieval.handlers import jobs as whole
 from retrieval.handlers.wire import answer, body
@@ -46,10 +48,16 @@ SHARD_JOBS = web.AppKey["dict[str, ShardJobs]"]("SHARD_JOBS")  # by id, the newe
 
 @dataclass(frozen=True, slots=True)
 class ShardJobs:
-    """The jobs of the shards of a collection, by its full name: the shard's name, and the job's id at its node."""
+    """The jobs of the shards of a collection, by its full name: the shard's name, and the job's id at its node. `last`
+    is what is known of them, by shard: a node forgets its jobs when it is restarted."""
 
     collection: str
     jobs: Sequence[tuple[str, str]]
+    last: dict[str, JobBody]
+
+    @property
+    def ended(self) -> bool:
+        return all(one.finished_ms is not None for one in self.last.values())
 
 
 async def reindex(request: web.Request) -> web.Response:
@@ -85,8 +93,11 @@ async def start(request: web.Request, kind: str, options: dict[str, int] | None)
     sharded = sharded_of(request)
     started = await tell_all(request, "POST", kind, options)
     jobs = [(sharded.shard(number), str(one["job"])) for number, one in enumerate(started)]
-    job_id = uuid.uuid4().hex
-    remember(request.app[SHARD_JOBS], job_id, ShardJobs(sharded.name, jobs))
+    job_id, begun = uuid.uuid4().hex, now_ms()
+    last = {shard: JobBody(one, kind, shard, "queued", JobProgress(), begun) for shard, one in jobs}
+    known = ShardJobs(sharded.name, jobs, last)
+    remember(request.app[SHARD_JOBS], job_id, known)
+    keep_running(request.app, keep_looking(request.app, nodes_of(request), job_id))
     return answer(JobStarted(job_id), status=202, headers={"Location": f"/v1/jobs/{job_id}"})
 
 
@@ -110,17 +121,38 @@ async def list_jobs(request: web.Request) -> web.Response:
     return answer(JobList(sorted(jobs, key=lambda job: job.created_ms, reverse=True)))
 
 
-async def joined(nodes: Nodes, job_id: str, known: ShardJobs) -> JobBody:
-    """Put the jobs of all shards together. One whose node does not answer has failed for all that is known."""
+async def keep_looking(app: web.Application, nodes: Nodes, job_id: str) -> None:
+    """Learn how the jobs end, also if nobody asks."""
+    while (known := app[SHARD_JOBS].get(job_id)) is not None and not known.ended:
+        await asyncio.sleep(LOOK_S)
+        await look(nodes, known)
 
-    async def look(shard: str, job: str) -> JobBody:
+
+async def look(nodes: Nodes, known: ShardJobs) -> list[JobBody]:
+    """Ask for those that are not known to have ended. What a node that does not answer said last still stands."""
+
+    async def look_at(shard: str, job: str) -> JobBody:
+        last = known.last[shard]
+        if last.finished_ms is not None:
+            return last
         try:
-            found = await send(nodes, nodes.writer_of(shard), "GET", f"/v1/jobs/{job}")
-        except Unavailable as error:
-            return JobBody(job, "", shard, "failed", JobProgress(), 0, error=error.message)
-        return msgspec.convert(found, JobBody)
+            found = msgspec.convert(
+                await send(nodes, nodes.writer_of(shard), "GET", f"/v1/jobs/{job}"), JobBody
+            )
+        except NotFound:
+            why = "its node was restarted, or the shard was moved, while it ran"
+            found = msgspec.structs.replace(last, status="failed", finished_ms=now_ms(), error=why)
+        except NearlineError as error:
+            return msgspec.structs.replace(last, error=error.message)
+        known.last[shard] = found
+        return found
 
-    found = await gather_or_cancel(look(*one) for one in known.jobs)
+    return await gather_or_cancel(look_at(*one) for one in known.jobs)
+
+
+async def joined(nodes: Nodes, job_id: str, known: ShardJobs) -> JobBody:
+    """Put the jobs of all shards together."""
+    found = await look(nodes, known)
     status = next(one for one in ORDER if any(job.status == one for job in found))
     errors = [
         f"shard {name}: {job.error}" for (name, _), job in zip(known.jobs, found, strict=True) if job.error

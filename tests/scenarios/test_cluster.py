@@ -793,6 +793,8 @@ def test_a_node_is_lost_and_comes_back(cluster: Cluster, sizes: dict[int, str]) 
     """Without it, what needs its shards gets 503 and names one; with it, nothing is missing."""
     http, name = cluster.http, sizes[7]
     before = http.ok("POST", f"/v1/collections/{name}/documents/count", {})["documents"]
+    job = http.reindex(name)
+    assert job["status"] == "succeeded"
     cluster.services["b"].kill()
     lost = http.call("POST", f"/v1/collections/{name}/search", {"query": "the harbor map", "cache": False})
     assert (lost.status, lost.body["error"]["type"]) == (503, "unavailable"), lost
@@ -803,8 +805,11 @@ def test_a_node_is_lost_and_comes_back(cluster: Cluster, sizes: dict[int, str]) 
     assert name in [one["name"] for one in listed["quarantined"]]
     shown = nearline("cluster", "--url", http.url, NEARLINE_KEY=cluster.keys["a"])
     assert "cannot be reached" in " ".join(shown.stdout.split()), shown
+    assert http.ok("GET", f"/v1/jobs/{job['id']}") == job
     cluster.start("b")
     cluster.until(b=True)
+    # A node forgets its jobs when it ends, and here they are known.
+    assert job in http.ok("GET", "/v1/jobs")["jobs"]
     assert http.ok("POST", f"/v1/collections/{name}/documents/count", {})["documents"] == before
     http.write(name, {"id": document, "text": "Back again."})
     assert http.found(name, query="back again", mode="lexical")[0] == document
