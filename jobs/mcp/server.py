@@ -59,6 +59,9 @@ class Document(BaseModel):
     metadata: JSON
 
 
+NO_IDS = {"", ".", ".."}  # which no document has, and which mean other paths
+
+
 class ContextCitation(BaseModel):
     number: int
     id: str
@@ -111,6 +114,8 @@ class Tools:
 
     async def fetch(self, id: str) -> Document:  # noqa: A002 - the name that connectors send
         name, document_id = self._place_of(id)
+        if document_id in NO_IDS:
+            raise ToolError(f"no document {document_id!r}")
         found = await self._ask(lambda client: client.document(name, document_id))
         text = found["text"]
         return Document(

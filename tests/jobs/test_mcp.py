@@ -173,6 +173,7 @@ def test_errors_are_readable(service: ServerProcess, collection: str, http: Http
         for name, arguments, words in (
             ("search", {"query": " "}, "query is empty"),
             ("fetch", {"id": "nobody"}, "no document 'nobody'"),
+            ("fetch", {"id": ".."}, "no document '..'"),
             ("context", {"query": "x", "token_budget": 1}, "token_budget"),
             (
                 "context",
