@@ -72,7 +72,8 @@ def check_acl(metadata: Metadata, where: str) -> None:
     groups = metadata.get(ACL)
     listed = [one for one in (groups if isinstance(groups, list) else [groups]) if one is not None]
     nested = any(key.startswith(f"{ACL}.") for key in metadata)
-    if nested or (ACL in metadata and not (listed and all(isinstance(one, str) for one in listed))):
+    named = listed and all(isinstance(one, str) and one.strip() for one in listed)
+    if nested or (ACL in metadata and not named):
         place = f"{where}.{ACL}"
         raise InvalidInput(f"{place} must list the groups that may see the document", param=place)
 

@@ -946,7 +946,20 @@ def test_a_key_with_groups_does_nothing_but_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "acl", [None, [], 1, ["staff", 2], True, {"groups": ["staff"]}, [None], [["staff"]], [{"group": "staff"}]]
+    "acl",
+    [
+        None,
+        [],
+        1,
+        ["staff", 2],
+        True,
+        {"groups": ["staff"]},
+        [None],
+        [["staff"]],
+        [{"group": "staff"}],
+        "",
+        [" "],
+    ],
 )
 def test_an_acl_that_lists_no_groups_is_refused(http: Http, acl: object) -> None:
     """An empty list would be no value, and the document for all to see."""
