@@ -17,6 +17,7 @@ from collections.abc import Set as AbstractSet
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from rapidfuzz import process
@@ -39,6 +40,42 @@ TERMS_MAX = 32  # of a query; a longer one has enough other words
 FREQUENCY_COST = 16  # cost of looking up a term's frequency, in comparisons
 COMPARED_AT_ONCE = 16_384
 FIRST_ROWS = 256  # of a word's passages, one of which can mostly be seen
+NEAR_MAX = 32  # terms near a word that one of several shards tells of
+
+
+class NearTerms(msgspec.Struct, frozen=True):
+    """A word that no passage has, the `place`-th of a query: as it is written, folded, and as the terms it would be.
+    `names` are the terms near it, with the edits and how many passages have them; `rests` are those ends of the word
+    that are terms."""
+
+    place: int
+    written: str
+    folded: str
+    meant: frozenset[str]
+    names: Mapping[str, tuple[int, int]]
+    rests: frozenset[str]
+
+    def plus(self, other: NearTerms) -> NearTerms:
+        """The same word over the passages of both."""
+        names = dict(self.names)
+        for name, (edits, count) in other.names.items():
+            known = names.get(name, (edits, 0))
+            names[name] = min(known[0], edits), known[1] + count
+        return msgspec.structs.replace(self, names=names, rests=self.rests | other.rests)
+
+    @property
+    def nearest(self) -> str | None:
+        """The nearest term, of those as near the one that most passages have. "username" is "user" and "name", so it is
+        neither."""
+        ranked = sorted((edits, -count, name) for name, (edits, count) in self.names.items())
+        return next((name for *_, name in ranked if self.folded.removeprefix(name) not in self.rests), None)
+
+
+def correct(near: Iterable[NearTerms]) -> dict[str, tuple[frozenset[str], str]]:
+    """Return the terms of the first few of these words that can be corrected, and for each the term used for it."""
+    found = ((one, one.nearest) for one in sorted(near, key=lambda one: one.place))
+    chosen = ((one.written, (one.meant, name)) for one, name in found if name is not None)
+    return dict(islice(chosen, CORRECTED_MAX))
 
 
 class Corrections:
@@ -70,18 +107,8 @@ class Corrections:
         self._known = known
 
     def look_up(self, text: str, language: str, others: Mapping[str, float]) -> None:
-        words = list(dict.fromkeys(text.split()))
-        if len(words) > TERMS_MAX:
-            self.whole = False
-            return
-        for word in words:
-            if len(query_terms(word, language)) != 1:
-                continue  # parts of an identifier, or a script without spaces
-            meant = frozenset(query_terms(word, language, others))
-            if any(self._is_held(term) for term in meant):
-                self.held |= meant
-                continue
-            asked = _Word.of(word, (language, *others))
+        """Correct the words of a text."""
+        for _, meant, asked in self._missing(text, language, others):
             near = [one for term in sorted(meant) if (one := self._nearest(term, asked)) is not None]
             if not self.whole:
                 return
@@ -90,15 +117,54 @@ class Corrections:
             if len(self.found) == CORRECTED_MAX:
                 return
 
+    def gather(self, text: str, language: str, others: Mapping[str, float]) -> list[NearTerms]:
+        """Return what is near the words of a text here, for several shards to be decided on together."""
+        found: list[NearTerms] = []
+        for place, meant, asked in self._missing(text, language, others):
+            names = {
+                name: (edits, -count)
+                for term in sorted(meant)
+                for edits, count, name in islice(self._near(term, asked), NEAR_MAX)
+            }
+            if not self.whole:
+                return found
+            ends = (asked.folded[at:] for at in range(1, len(asked.folded) - LETTERS_MIN + 1))
+            rests = frozenset(rest for rest in ends if self._is_rest(rest, asked))
+            found.append(NearTerms(place, asked.written, asked.folded, meant, names, rests))
+            if sum(bool(one.names) for one in found) == 2 * CORRECTED_MAX:
+                return found
+        return found
+
+    def _missing(
+        self, text: str, language: str, others: Mapping[str, float]
+    ) -> Iterator[tuple[int, frozenset[str], _Word]]:
+        """Yield the words that may need a correction: their places, the terms they would be, and the words."""
+        words = list(dict.fromkeys(text.split()))
+        if len(words) > TERMS_MAX:
+            self.whole = False
+            return
+        for place, word in enumerate(words):
+            if len(query_terms(word, language)) != 1:
+                continue  # parts of an identifier, or a script without spaces
+            meant = frozenset(query_terms(word, language, others))
+            if any(self._is_held(term) for term in meant):
+                self.held |= meant
+            else:
+                yield place, meant, _Word.of(word, (language, *others))
+
     def _nearest(self, term: str, word: _Word) -> tuple[int, int, str] | None:
-        """The nearest term within the edits allowed for the word, one of whose stems `term` is, as (edits, negative
-        frequency, term). Also None if no comparisons are left; then `whole` is False.
+        near = self._near(term, word)
+        return next((one for one in near if not self._is_first_of_two(one[-1], word)), None)
+
+    def _near(self, term: str, word: _Word) -> Iterator[tuple[int, int, str]]:
+        """Yield the terms within the edits allowed for the word, one of whose stems `term` is, as (edits, negative
+        frequency, term), in that order. It ends early if no comparisons are left; then `whole` is False.
 
         A term too short to be compared by itself is only completed: it is near to terms that are long enough.
         """
         letters = len(word.written)
         if letters < LETTERS_MIN or len(term) < LETTERS_MIN - 1 or not _is_plain(term):
-            return None
+            return
         work = self._work
         if work.comparisons < 0:
             self.whole = False
@@ -131,11 +197,10 @@ class Corrections:
             work.comparisons -= FREQUENCY_COST * len(alike)
             if work.comparisons < 0:
                 self.whole = False
-                return None
+                return
             for count, name in sorted((-self._frequency(name), name) for name in alike):
-                if count < 0 and self._is_spoken(name, term, word) and not self._is_first_of_two(name, word):
-                    return distance, count, name
-        return None
+                if count < 0 and self._is_spoken(name, term, word):
+                    yield distance, count, name
 
     def _is_spoken(self, name: str, term: str, word: _Word) -> bool:
         """Whether a passage in a language in which the word becomes `term` has this name."""
@@ -153,8 +218,9 @@ class Corrections:
     def _is_first_of_two(self, name: str, word: _Word) -> bool:
         """Whether the word is this name with another term behind it, as "username" is "user" and "name"."""
         rest = word.folded.removeprefix(name)
-        if not LETTERS_MIN <= len(rest) < len(word.folded):
-            return False
+        return LETTERS_MIN <= len(rest) < len(word.folded) and self._is_rest(rest, word)
+
+    def _is_rest(self, rest: str, word: _Word) -> bool:
         terms = {term for code in word.languages for term in query_terms(rest, code)}
         return any(len(term) >= LETTERS_MIN - 1 and self._is_held(term) for term in terms)
 

@@ -26,6 +26,7 @@ from indexes.lexical.bm25 import NO_CORRECTIONS, WeightedQuery, best_of, score_r
 from indexes.lexical.names import EXACT
 from indexes.lexical.operators import Alternatives, rows_with
 from indexes.lexical.prefixed import Prefixed
+from indexes.lexical.typos import NearTerms
 from indexes.parts.part import Part, as_ranking
 from indexes.parts.query import NAMED_IN_PART, NOT_FOUND, Candidates, Query, places_in
 from indexes.parts.visible import Visible, count_by_tier, tiers_in
@@ -104,18 +105,19 @@ class Prepared:
         *,
         names: Sequence[tuple[range, ...]] = (),
         seen: frozenset[str] = frozenset(),
+        near: Sequence[NearTerms] = (),
         typos_whole: bool = True,
         light: bool = True,
         on_step: OnStep = do_nothing,
     ) -> None:
         """`bounds` are those of the cold lists, where a query may spare them. `corrected` maps words of the query to
-        the terms used for them; `typos_whole`: no such word was left out. `light`: preparing takes no time.
-        `required`: only rows with one term of each group. `spoken`: the languages considered for the query. `names`:
-        its `asked_keys`. `seen`: the terms of words that were looked up and need no correction. `on_step` is called
-        between steps.
+        the terms used for them; `typos_whole`: no such word was left out. `light`: preparing takes no time. `required`:
+        only rows with one term of each group. `spoken`: the languages considered for the query. `names`: its
+        `asked_keys`. `seen`: the terms of words that were looked up and need no correction. `near`: what is near
+        others, if they are not corrected here. `on_step` is called between steps.
         """
         self.query = query
-        self.corrected, self.seen = corrected, seen
+        self.corrected, self.seen, self.near = corrected, seen, near
         self.typos_whole, self.light = typos_whole, light
         self._on_step = on_step
         self._required = required

@@ -7,7 +7,7 @@ itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from indexes.base.model import DenseResult, Floats, Ids, Ranking, Spared, Sparing, Tier
 from indexes.filters.grammar import Filter
 from indexes.lexical.synonyms import Synonyms
+from indexes.lexical.typos import NearTerms, correct
 
 Ranks = NDArray[np.int32]
 NOT_FOUND = -1
@@ -25,7 +26,9 @@ NAMED_IN_PART = 0.5  # by the heading, or the last part of a name
 class TermCounts(msgspec.Struct, frozen=True):
     """What the BM25 scores of a query rest on: how many live passages there are, how many terms they have together, and
     in how many of them each term of the query is. `missing` are the terms of words that none of them has, `seen` those
-    of words that need no correction. `hides`: the frequencies count passages that are hidden or have expired."""
+    of words that need no correction. `hides`: the frequencies count passages that are hidden or have expired. `near` is
+    what may be used for words that none has, if that was asked for, and `whole` says that no such word was left out.
+    `corrected` are the terms of words with the term that is used for them; None: that is not decided."""
 
     passages: int
     length: int
@@ -33,6 +36,9 @@ class TermCounts(msgspec.Struct, frozen=True):
     missing: frozenset[str] = frozenset()
     seen: frozenset[str] = frozenset()
     hides: bool = False
+    near: tuple[NearTerms, ...] = ()
+    whole: bool = True
+    corrected: Mapping[str, tuple[frozenset[str], str]] | None = None
 
     def plus(self, other: TermCounts) -> TermCounts:
         """The counts over both, for shards that have no passage in common."""
@@ -45,7 +51,21 @@ class TermCounts(msgspec.Struct, frozen=True):
             self.missing & other.missing,
             self.seen | other.seen,
             self.hides or other.hides,
+            join_near(self.near, other.near),
+            self.whole and other.whole,
+            self.corrected,
         )
+
+    def corrections(self) -> dict[str, tuple[frozenset[str], str]]:
+        """Return the terms of words that none of the passages has, each with the term to use for it."""
+        return correct(one for one in self.near if not one.meant & self.seen)
+
+
+def join_near(some: Iterable[NearTerms], others: Iterable[NearTerms]) -> tuple[NearTerms, ...]:
+    found = {one.place: one for one in some}
+    for one in others:
+        found[one.place] = found[one.place].plus(one) if one.place in found else one
+    return tuple(found.values())
 
 
 class Query(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ never waits for a write or a build.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -27,7 +27,7 @@ from indexes.lexical.analysis import TAG, query_terms
 from indexes.lexical.bm25 import NO_CORRECTIONS, Statistics, round_count, weigh
 from indexes.lexical.names import asked_keys
 from indexes.lexical.operators import phrase_terms, prefix_groups
-from indexes.lexical.typos import Corrections
+from indexes.lexical.typos import Corrections, NearTerms
 from indexes.parts.prepared import Prepared, locate, select, tiers_of
 from indexes.parts.query import Query, TermCounts
 from indexes.parts.unexpired import NONE, Hidden, expires, hide_expired
@@ -98,10 +98,18 @@ class Snapshot:
             return query
         return msgspec.structs.replace(query, sparing=self.skipper.sparing(counted=query.counted))
 
-    def prepare(self, query: Query, on_step: OnStep = do_nothing, work: WorkBudget | None = None) -> Prepared:
+    def prepare(
+        self,
+        query: Query,
+        on_step: OnStep = do_nothing,
+        work: WorkBudget | None = None,
+        *,
+        gather: bool = False,
+    ) -> Prepared:
         """Prepare a query. The methods of the result raise InvalidInput for a filter on a key or kind of value that no
         passage has. `on_step` is called between steps, both here and in the result. `work` is what is left of the
-        request's budget; None: a full one."""
+        request's budget; None: a full one. `gather`: words are not corrected, but what is near them is returned, and
+        the counts are those of these passages."""
         if self.skipper is not None and self.skipper.policy.mode == "never":
             query = self.spare(query)
         elif query.sparing is not None and query.sparing.generation != self.generation:
@@ -120,7 +128,7 @@ class Snapshot:
         held = self.spoken_of(query)
         spoken = self.language_of(query.text, query.language, query.spoken)
         languages = spoken.language, spoken.others
-        statistics, corrected = self.statistics(query.statistics), NO_CORRECTIONS
+        statistics, corrected = self.statistics(None if gather else query.statistics), NO_CORRECTIONS
         groups = prefix_groups(query.prefixes, lexical, *languages, on_step, work)
         weigh_with = partial(weigh, query.text, lexical, statistics, self.bm25, *languages)
         weighed = weigh_with(groups=groups, synonyms=query.synonyms)
@@ -129,12 +137,18 @@ class Snapshot:
         seen = [chosen.allowed for chosen in select(self.parts, query.visible)] if query.typos else []
         known = weighed.synonyms.replaced.union(query.statistics.seen if query.statistics else ())
         corrections = Corrections(lexical, on_step, work, seen, known)
-        if query.typos and (masked or weighed.missing):
+        near: Sequence[NearTerms] = ()
+        decided = None if query.statistics is None else query.statistics.corrected
+        if decided is not None:
+            corrections.found = dict(decided)
+        elif query.typos and (masked or weighed.missing) and gather:
+            near = corrections.gather(query.text, *languages)
+        elif query.typos and (masked or weighed.missing):
             corrections.look_up(query.text, *languages)
-            if found := corrections.found:
-                corrected = {word: near for word, (_, near) in found.items()}
-                terms = {term: near for meant, near in found.values() for term in meant}
-                weighed = weigh_with(corrected=terms, groups=groups, synonyms=query.synonyms)
+        if found := corrections.found:
+            corrected = {word: name for word, (_, name) in found.items()}
+            terms = {term: name for meant, name in found.values() for term in meant}
+            weighed = weigh_with(corrected=terms, groups=groups, synonyms=query.synonyms)
         required = [one for phrase in query.phrases for one in phrase_terms(phrase, *languages)]
         return Prepared(
             self.parts,
@@ -147,7 +161,8 @@ class Snapshot:
             held,
             names=asked_keys(query.text),
             seen=frozenset(corrections.held),
-            typos_whole=corrections.whole,
+            near=near,
+            typos_whole=corrections.whole and (query.statistics is None or query.statistics.whole),
             light=not (corrections.compared or query.phrases or query.prefixes),
             on_step=on_step,
         )
@@ -260,7 +275,7 @@ class Snapshot:
 
     def count_terms(self, query: Query, on_step: OnStep = do_nothing) -> TermCounts:
         """What the BM25 scores of a query rest on here."""
-        statistics, prepared = self.statistics(), self.prepare(query, on_step)
+        statistics, prepared = self.statistics(), self.prepare(query, on_step, gather=True)
         weighed = prepared.weighed
         counts: dict[str, int] = {}
         if weighed is not None:
@@ -270,7 +285,8 @@ class Snapshot:
         missing = weighed.missing if weighed is not None else frozenset[str]()
         hides, live = self._hides(query), frozenset(term for term, count in counts.items() if count)
         seen = prepared.seen if hides else live
-        return TermCounts(statistics.passages, statistics.length, counts, missing, seen, hides)
+        near, whole = tuple(prepared.near), prepared.typos_whole
+        return TermCounts(statistics.passages, statistics.length, counts, missing, seen, hides, near, whole)
 
     def _hides(self, query: Query) -> bool:
         return query.visible is not None or len(self.expired) > 0

@@ -82,14 +82,19 @@ class JointShard(Partition):
         )
 
     async def count_terms(self, query: Query) -> None:
-        """Count what the scores of a query rest on, if it has words and they were not counted before. A word that one
-        shard lacks is looked up as a typing error only if all lack it, because that takes long."""
+        """Count what the scores of a query rest on, if it has words and they were not counted before. Words that all
+        shards lack are corrected by what is near them in any; looking that up takes long."""
         if query.text is None or self._counts is not None:
             return
-        counts = await self.statistics(replace(query, typos=False))
+        counts, corrected = await self.statistics(replace(query, typos=False)), {}
         if query.typos and (counts.missing or counts.hides):
-            counts = await self.statistics(query)
-        self._counts = counts
+            looked = await self.statistics(replace(query, statistics=counts))
+            corrected = looked.corrections()
+            counts = replace(counts, corrected=corrected, whole=looked.whole)
+            if corrected:
+                found = await self.statistics(replace(query, statistics=counts))
+                counts = replace(found, corrected=corrected, whole=looked.whole)
+        self._counts = replace(counts, corrected=corrected, near=())
 
     def _known_by_shard(self, known: Ranking | None) -> list[Ranking]:
         """Divide a ranking of all shards."""

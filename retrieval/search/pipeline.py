@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import operator
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -260,6 +262,8 @@ class Pipeline:
         embeds = any(one.settings.embeds for one in collections)
         plan = make_plan(request, first.settings.dimensions, self._config, embeds=embeds)
         require_one_model(collections, plan)
+        spoken = reduce(operator.add, (Counter(spoken_in(one)) for one in collections))
+        plan = replace(plan, query=replace(plan.query, spoken=dict(spoken.most_common())))
         documents = None if plan.query.condition else sum(one.documents for one in collections)
         share, divided = BudgetShare(budget), [one for one in collections if not isinstance(one, Collection)]
         for one in divided:
@@ -270,7 +274,7 @@ class Pipeline:
             async with self._in_time(plan, watch), self._turn(plan, self._away if divided else None):
                 # All of them ask the same nodes.
                 ask = partial(divided[0].ask, deadline=watch.deadline) if divided else None
-                embedded = await self._embed_text(first, partial(spoken_in, first), plan, watch, {})
+                embedded = await self._embed_text(first, lambda: spoken, plan, watch, {})
                 for left in reversed(range(SEARCHES_MAX)):  # as in `_search_latest`
                     parts = [parts_of(one, watch, work) for one in collections]
                     joint = JointShard([one for some in parts for one in some])
@@ -652,7 +656,8 @@ def parts_snapshot(parts: Sequence[Partition]) -> Snapshot:
 
 
 def spoken_in(collection: Collection | Divided) -> Mapping[str, int]:
-    return collection.snapshot.spoken if isinstance(collection, Collection) else collection.spoken()
+    """How many passages are in each language."""
+    return collection.snapshot.languages() if isinstance(collection, Collection) else collection.spoken()
 
 
 def joint_receipt(

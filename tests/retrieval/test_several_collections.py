@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -182,7 +183,7 @@ def test_what_is_fetched_keeps_its_place(halves: Halves) -> None:
 
 
 def test_a_word_that_another_collection_has_is_not_corrected(tmp_path: Path) -> None:
-    """One that none has is corrected, in each by its own words."""
+    """One that none has is corrected as in one collection, where "harbor" and "harbour" are equally near."""
     parts = [make_collection(tmp_path / name) for name in ("first", "second")]
     for one, word in zip(parts, ("harbour", "harbor"), strict=True):
         passage = NewPassage(0, len(word), 1, WORLD.vector(1, 0, 0))
@@ -195,8 +196,50 @@ def test_a_word_that_another_collection_has_is_not_corrected(tmp_path: Path) -> 
 
     assert find("harbor", parts[:1]) == ({"harbor": "harbour"}, [0])
     assert find("harbor", parts) == ({}, [1])
-    assert find("harbur", parts)[1] == [0, 1]
+    assert find("harbur", parts) == ({"harbur": "harbor"}, [1])
     for one in parts:
+        one.close()
+
+
+@pytest.mark.parametrize("kind", [LocalShard, EncodedShard])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_words_are_corrected_as_in_one_collection(
+    tmp_path: Path, kind: type[LocalShard], hidden: bool
+) -> None:
+    """Whichever of the collections has what is near them, and the words that they may be made of."""
+    chance, letters = random.Random(11), "abcde"
+    words = ["".join(chance.choices(letters, k=chance.choice((4, 5, 5, 6, 9)))) for _ in range(60)]
+    whole, *parts = (make_collection(tmp_path / name) for name in ("whole", "first", "second", "third"))
+    for number in range(90):
+        text = " ".join(chance.choices(words, k=2))
+        document = Upsert(
+            f"d{number}",
+            text,
+            "",
+            {"open": number % 4 > 0},
+            (NewPassage(0, len(text), 2, WORLD.vector(number, 0, 0)),),
+        )
+        for one in (whole, chance.choice(parts)):
+            one.write([document]).result()
+    visible = parse_filter({"type": "eq", "key": "open", "value": True}, conditions_max=1)
+    corrected = 0
+    for _ in range(150):
+        chosen = chance.sample(words, 3)
+        at = chance.randrange(1, 4)
+        text = f"{chosen[0][:at]}{chance.choice(letters)}{chosen[0][at + 1 :]} {chosen[1]}{chosen[2]} {chosen[2][:-1]}"
+        seen, spoken = Unchecked(visible) if hidden else None, whole.snapshot.languages()
+        query, found = Query(10, 20, text, language="en", typos=True, visible=seen, spoken=spoken), []
+        for some in ([whole], parts):
+            joint = JointShard([kind(one, one.snapshot, Stopwatch()) for one in some])
+            answer = run_at_once(partial(joint.search, Ask(query)))
+            scores = np.sort(answer.candidates.lexical)[::-1]
+            found.append((dict(answer.corrected), scores[:10].tolist(), answer.candidates.lexical_bound))
+        assert found[1][0] == found[0][0]
+        assert found[1][1] == pytest.approx(found[0][1], abs=1e-5)
+        assert found[1][2] == pytest.approx(found[0][2], abs=1e-5)
+        corrected += bool(found[0][0])
+    assert 50 < corrected < 150
+    for one in (whole, *parts):
         one.close()
 
 

@@ -140,7 +140,7 @@ def test_a_known_ranking_takes_the_place_of_the_search(shard: LocalShard, collec
     found = run(shard.search, Ask(Query(7, 7, vector=VECTOR), known)).candidates
     assert found.ids.tolist() == ids.tolist()
     assert found.dense.tolist() == scores.tolist()
-    assert found.tiers.tolist() == collection.snapshot.tiers_of(ids).tolist()
+    assert found.tiers.tolist() == shard.snapshot.tiers_of(ids).tolist()
 
 
 def test_reading_passages(shard: LocalShard, collection: Collection) -> None:
