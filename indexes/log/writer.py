@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from indexes.base import failpoints, failures
-from indexes.base.errors import NotReady, Overloaded, StorageError
+from indexes.base.errors import NearlineError, NotReady, Overloaded, StorageError
 from indexes.base.model import Operation, WriteResult
 
 logger = logging.getLogger(__name__)
@@ -127,6 +127,8 @@ class Writer:
             pass
         try:
             self._on_idle()
+        except NearlineError as error:  # such as too many open files
+            logger.warning("writer-%s could not rest: %s", self._name, error.message)
         except Exception:
             logger.exception("writer-%s could not rest", self._name)
         with self._entering:
