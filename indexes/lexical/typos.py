@@ -121,11 +121,9 @@ class Corrections:
         """Return what is near the words of a text here, for several shards to be decided on together."""
         found: list[NearTerms] = []
         for place, meant, asked in self._missing(text, language, others):
-            names = {
-                name: (edits, -count)
-                for term in sorted(meant)
-                for edits, count, name in islice(self._near(term, asked), NEAR_MAX)
-            }
+            near = [one for term in sorted(meant) for one in islice(self._near(term, asked), NEAR_MAX)]
+            # Of one name that several terms are near to, the fewest edits count.
+            names = {name: (edits, -count) for edits, count, name in sorted(near, reverse=True)}
             if not self.whole:
                 return found
             ends = (asked.folded[at:] for at in range(1, len(asked.folded) - LETTERS_MIN + 1))
