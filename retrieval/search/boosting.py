@@ -53,8 +53,7 @@ def values_queries(request: SearchRequest) -> tuple[ValuesQuery, ...]:
 
 def arrange(request: SearchRequest, fused: Fused, values: Sequence[Values]) -> Fused:
     """Order the candidates by boosts and sort. `values` are those that `values_queries` asks for."""
-    boosts, sorts, levels = request.boosts or [], request.sort or [], fused.levels
-    fused = replace(fused, levels=None)
+    boosts, sorts = request.boosts or [], request.sort or []
     for boost, held in zip(boosts, values, strict=False):
         factors = np.array([factor(boost, one) for one in held])
         fused = replace(fused, boosts=factors if fused.boosts is None else fused.boosts * factors)
@@ -68,11 +67,10 @@ def arrange(request: SearchRequest, fused: Fused, values: Sequence[Values]) -> F
         present = [position for position in positions if keys[position] is not None]
         present.sort(key=keys.__getitem__, reverse=sort.order == "desc")
         positions = present + [position for position in positions if keys[position] is None]
-    across = np.array(positions, np.intp)
-    if levels is None:
-        return replace(fused, order=across)
-    order = across[np.argsort(levels[across], kind="stable")]
-    return replace(fused, order=order, levels=levels, across=across)
+    order = np.array(positions, np.intp)
+    if fused.levels is not None:
+        order = order[np.argsort(fused.levels[order], kind="stable")]
+    return replace(fused, order=order)
 
 
 def boost_scores(scores: Scores, factors: Scores) -> Scores:

@@ -13,7 +13,6 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexes.base.model import Floats, Scalar, StoredPassage
 from indexes.base.paths import values_at
@@ -69,15 +68,6 @@ class Groups:
     @property
     def page(self) -> list[Group]:
         return self._all[self._first :]
-
-    def show_in(self, order: NDArray[np.intp]) -> None:
-        """Put the hits of the page in this order of their positions."""
-        places = np.argsort(order)
-        for group in self.page:
-            group.shown.sort(key=lambda one: int(places[one[0]]))
-        self._all[self._first :] = sorted(self.page, key=lambda one: int(places[one.shown[0][0]]))
-        for place, group in enumerate(self._all):
-            group.place = place
 
     @property
     def lack(self) -> int:

@@ -32,7 +32,7 @@ async def diversify(plan: Plan, fused: Fused, shard: Searchable) -> Fused:
     moved = marginal_relevance(found.vectors, fused.ranked[first], mmr)
     if fused.exact is not None:
         moved = moved[np.argsort(~fused.exact[first[moved]], kind="stable")]
-    return replace(fused, order=np.concatenate([first[moved], fused.order[len(first) :]]), across=None)
+    return replace(fused, order=np.concatenate([first[moved], fused.order[len(first) :]]))
 
 
 def marginal_relevance(vectors: Floats, scores: NDArray[np.float64], mmr: float) -> Positions:

@@ -37,8 +37,6 @@ async def hydrate(
     if page is None:
         return None
     groups, vanished = page
-    if fused.across is not None:
-        groups.show_in(fused.across)
     rounds.groups, chosen = groups.page, [one for group in groups.page for one in group.shown]
     hits = hits_of(embedded, fused, chosen)
     name_groups(hits, groups.page)

@@ -30,8 +30,6 @@ class Fused:
 
     `ranked` are the scores without names, of which `score_max` is the largest possible. A passage that the query names
     exactly comes first, whatever they are.
-
-    `across` is the order by boosts and sort if there were no levels, in which the hits of one page are shown.
     """
 
     candidates: Candidates
@@ -43,7 +41,6 @@ class Fused:
     boosts: NDArray[np.float64] | None = None
     levels: NDArray[np.int64] | None = None
     score_max: float = 1.0
-    across: Positions | None = None
 
     @property
     def scores(self) -> Columns:

@@ -32,7 +32,6 @@ from retrieval.search.reranking import PairsRead, Reranker
 from retrieval.search.shard import Ask, Fetched, LocalShard, Searched, What
 from retrieval.search.stages import SEARCHES_MAX
 from retrieval.search.stopwatch import Stopwatch
-from retrieval.wire.options import Boost, Sort
 from retrieval.wire.search import Fusion, SearchAnswer, SearchRequest
 from tests.support.vectors import DIMENSIONS, make_collection, rebuild
 
@@ -187,32 +186,6 @@ def test_what_is_replaced_during_a_search_is_found(
         hits = search(pipeline, made, mode="dense", k=OTHERS).hits
     assert {hit.document_id for hit in hits} == {f"d{number}" for number in range(OTHERS)}
     assert len(searched) == SEARCHES_MAX - 1
-
-
-@pytest.mark.parametrize("options", MODES, ids=str)
-@pytest.mark.parametrize(
-    "wanted", [{"sort": [Sort(key="y", order="desc")]}, {"boosts": [Boost(key="y", weight=1.0)]}], ids=str
-)
-def test_a_page_that_copies_make_deeper_is_in_order(
-    pipeline: Pipeline, tmp_path: Path, options: dict[str, Any], wanted: dict[str, Any]
-) -> None:
-    """The copies fill the first ranking, and the others, which come first, are found behind it."""
-    rng = np.random.default_rng(3)
-    texts = ["needle of one text"] * 150 + [f"needle and others, {number}" for number in range(10)]
-    with closing(make_collection(tmp_path / "c")) as made:
-        made.write(
-            [
-                Upsert(
-                    f"d{y}", text, "", {"y": y}, (NewPassage(0, len(text), 3, near(rng, 0.1 + (y >= 150))),)
-                )
-                for y, text in enumerate(texts)
-            ]
-        ).result()
-        for page in ({"k": 5}, {"k": 11}, {"k": 4, "offset": 4}):
-            hits = search(pipeline, made, collapse="text", **wanted, **options, **page).hits
-            assert len(hits) == page["k"]
-            by = [hit.metadata["y"] for hit in hits] if "sort" in wanted else [hit.score for hit in hits]
-            assert by == sorted(by, reverse=True)
 
 
 @pytest.fixture
