@@ -252,7 +252,7 @@ def test_a_replica_passes_writes_on(tmp_path: Path, environ: dict[str, str]) -> 
             (tmp_path / "notes.txt").write_text("a note")
             said = said_by_ingest(tmp_path / "notes.txt", replica.url)
             assert "s on " in said
-            assert "(the service that writes " in said
+            assert "the service that writes " in said
 
 
 def test_names_that_a_replica_passes_on_are_known_there(tmp_path: Path, environ: dict[str, str]) -> None:
