@@ -99,6 +99,7 @@ class Corrections:
     ) -> None:
         self.found: dict[str, tuple[frozenset[str], str]] = {}
         self.held: set[str] = set()
+        self.near: list[NearTerms] = []
         self.whole = True
         self.compared = False
         self._parts, self._on_step = parts, on_step
@@ -117,21 +118,19 @@ class Corrections:
             if len(self.found) == CORRECTED_MAX:
                 return
 
-    def gather(self, text: str, language: str, others: Mapping[str, float]) -> list[NearTerms]:
-        """Return what is near the words of a text here, for several shards to be decided on together."""
-        found: list[NearTerms] = []
+    def gather(self, text: str, language: str, others: Mapping[str, float]) -> None:
+        """Put into `near` what is near the words of a text here, for several shards to be decided on together."""
         for place, meant, asked in self._missing(text, language, others):
             near = [one for term in sorted(meant) for one in islice(self._near(term, asked), NEAR_MAX)]
             # Of one name that several terms are near to, the fewest edits count.
             names = {name: (edits, -count) for edits, count, name in sorted(near, reverse=True)}
             if not self.whole:
-                return found
+                return
             ends = (asked.folded[at:] for at in range(1, len(asked.folded) - LETTERS_MIN + 1))
             rests = frozenset(rest for rest in ends if self._is_rest(rest, asked))
-            found.append(NearTerms(place, asked.written, asked.folded, meant, names, rests))
-            if sum(bool(one.names) for one in found) == 2 * CORRECTED_MAX:
-                return found
-        return found
+            self.near.append(NearTerms(place, asked.written, asked.folded, meant, names, rests))
+            if sum(bool(one.names) for one in self.near) == 2 * CORRECTED_MAX:
+                return
 
     def _missing(
         self, text: str, language: str, others: Mapping[str, float]

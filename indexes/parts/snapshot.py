@@ -7,7 +7,7 @@ never waits for a write or a build.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.base.languages import UNSURE, guess_language, primary
-from indexes.base.masks import bits_at
+from indexes.base.masks import Bits, bits_at
 from indexes.base.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
 from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.dense.cold_skips import ColdSkipper, ListBounds
@@ -27,7 +27,7 @@ from indexes.lexical.analysis import TAG, query_terms
 from indexes.lexical.bm25 import NO_CORRECTIONS, Statistics, round_count, weigh
 from indexes.lexical.names import asked_keys
 from indexes.lexical.operators import phrase_terms, prefix_groups
-from indexes.lexical.typos import Corrections, NearTerms
+from indexes.lexical.typos import Corrections
 from indexes.parts.prepared import Prepared, locate, select, tiers_of
 from indexes.parts.query import Query, TermCounts
 from indexes.parts.unexpired import NONE, Hidden, expires, hide_expired
@@ -98,6 +98,14 @@ class Snapshot:
             return query
         return msgspec.structs.replace(query, sparing=self.skipper.sparing(counted=query.counted))
 
+    def _with_sparing_of_this(self, query: Query) -> Query:
+        """Return the query with how it may spare the cold tier of this generation."""
+        if self.skipper is not None and self.skipper.policy.mode == "never":
+            return self.spare(query)
+        if query.sparing is not None and query.sparing.generation != self.generation:
+            return msgspec.structs.replace(query, sparing=None)  # its threshold is that of other lists
+        return query
+
     def prepare(
         self,
         query: Query,
@@ -110,10 +118,7 @@ class Snapshot:
         passage has. `on_step` is called between steps, both here and in the result. `work` is what is left of the
         request's budget; None: a full one. `gather`: words are not corrected, but what is near them is returned, and
         the counts are those of these passages."""
-        if self.skipper is not None and self.skipper.policy.mode == "never":
-            query = self.spare(query)
-        elif query.sparing is not None and query.sparing.generation != self.generation:
-            query = msgspec.structs.replace(query, sparing=None)  # its threshold is that of other lists
+        query = self._with_sparing_of_this(query)
         if query.text is None:
             return Prepared(
                 self.parts,
@@ -132,19 +137,13 @@ class Snapshot:
         groups = prefix_groups(query.prefixes, lexical, *languages, on_step, work)
         weigh_with = partial(weigh, query.text, lexical, statistics, self.bm25, *languages)
         weighed = weigh_with(groups=groups, synonyms=query.synonyms)
-        # Terms of passages that are hidden from the caller, or have expired, would show by not being corrected.
-        masked = query.typos and self._hides(query)
-        seen = [chosen.allowed for chosen in select(self.parts, query.visible)] if query.typos else []
         known = weighed.synonyms.replaced.union(query.statistics.seen if query.statistics else ())
-        corrections = Corrections(lexical, on_step, work, seen, known)
-        near: Sequence[NearTerms] = ()
-        decided = None if query.statistics is None else query.statistics.corrected
-        if decided is not None:
-            corrections.found = dict(decided)
-        elif query.typos and (masked or weighed.missing) and gather:
-            near = corrections.gather(query.text, *languages)
-        elif query.typos and (masked or weighed.missing):
-            corrections.look_up(query.text, *languages)
+        corrections = Corrections(lexical, on_step, work, self._seen(query), known)
+        if query.statistics is not None and query.statistics.corrected is not None:
+            corrections.found = dict(query.statistics.corrected)
+        # Terms of passages that are hidden from the caller, or have expired, would show by not being corrected.
+        elif query.typos and (weighed.missing or self._hides(query)):
+            (corrections.gather if gather else corrections.look_up)(query.text, *languages)
         if found := corrections.found:
             corrected = {word: name for word, (_, name) in found.items()}
             terms = {term: name for meant, name in found.values() for term in meant}
@@ -161,11 +160,15 @@ class Snapshot:
             held,
             names=asked_keys(query.text),
             seen=frozenset(corrections.held),
-            near=near,
+            near=corrections.near,
             typos_whole=corrections.whole and (query.statistics is None or query.statistics.whole),
             light=not (corrections.compared or query.phrases or query.prefixes),
             on_step=on_step,
         )
+
+    def _seen(self, query: Query) -> list[Bits | None]:
+        """Return a mask of the rows of each part among which typing errors are corrected; None: all."""
+        return [chosen.allowed for chosen in select(self.parts, query.visible)] if query.typos else []
 
     def matching(self, condition: Filter | None, on_step: OnStep = do_nothing) -> Ids:
         """Ids of the live passages that match the filter, ascending. `on_step` is called before each condition."""

@@ -122,7 +122,7 @@ async def list_jobs(request: web.Request) -> web.Response:
 
 
 async def keep_looking(app: web.Application, nodes: Nodes, job_id: str) -> None:
-    """Learn how the jobs end, also if nobody asks."""
+    """Learn how the jobs end, also if no client asks."""
     while (known := app[SHARD_JOBS].get(job_id)) is not None and not known.ended:
         await asyncio.sleep(LOOK_S)
         await look(nodes, known)

@@ -317,7 +317,7 @@ def join(found: Sequence[Candidates], depths: Sequence[int]) -> tuple[Candidates
         dense_ranks=dense_ranks[kept],
         lexical_ranks=lexical_ranks[kept],
         tiers=column(lambda one: one.tiers)[kept],
-        lexical_bound=min(one.lexical_bound for one in found),  # of a shard that corrected what others lack
+        lexical_bound=max(one.lexical_bound for one in found),
         names=None if names is None else names[kept],
         searched=searched,
         cold_skipped=skipped,

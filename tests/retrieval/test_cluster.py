@@ -222,7 +222,7 @@ def test_looks_at_two_nodes_may_be_of_different_times(is_away: bool, monkeypatch
 
 
 def test_a_shard_that_lost_what_a_stream_knows_is_noticed() -> None:
-    """By a look at its writer after the search alone: an earlier one may not have seen what the search saw."""
+    """Only a look at its writer after the search counts: an earlier one may not have seen what the search saw."""
     nodes, shard = nodes_of("a", "b"), "docs~0of1"
     for one, state in zip(nodes.members, (state_at(7), state_at(5, Moving("given", "a", 5))), strict=True):
         one.shards, one.looked_at = NodeShards(shards={shard: state}, writes=True), 10.0

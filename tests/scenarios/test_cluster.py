@@ -314,7 +314,7 @@ def test_several_collections_are_searched_together(cluster: Cluster) -> None:
 
 
 def test_an_action_is_assessed_as_in_one_piece(cluster: Cluster, sizes: dict[int, str]) -> None:
-    """By the same events, and by how many of all ended badly."""
+    """The same similar events count, and so does the share of all events that ended badly."""
     wanted = {
         "action": "Somebody repairs the lighthouse.",
         "outcome": {"key": "kind", "bad": ["a"]},
@@ -657,7 +657,7 @@ def test_an_expired_document_is_told_from_one_that_never_was(cluster: Cluster) -
 
 
 def test_explanations_show_no_more_than_a_caller_may_see(cluster: Cluster, explained: dict[int, str]) -> None:
-    """Of a group's documents alone, and to nobody else their ids."""
+    """A caller with groups is told about documents of those groups alone, and no ids of others."""
     http = cluster.http
     reader = KeyHttp(http.url, cluster.keys["reader"])
     for name in explained.values():
