@@ -27,7 +27,7 @@ COMPILED := hatch_build.py indexes/lexical/scoring.cpp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test suites check docs lock audit serve bench torture clean
+.PHONY: help setup demo test slow suites check docs lock audit serve bench torture clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -38,8 +38,12 @@ demo: setup ## index the docstrings of the installed Python, serve them, search 
 	$(VENV)/bin/nearline demo $(ARGS)
 
 # Most tests keep one core busy. A file's tests stay together, because they share what it sets up; conftest.py orders files.
+TWO_AT_A_TIME := $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: setup $(VENV)/.testing ## the tests, two files at a time (ARGS="-n 0": one by one)
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(TWO_AT_A_TIME) $(ARGS)
+
+slow: setup $(VENV)/.testing ## the tests that take seconds each and that `test` leaves out
+	$(TWO_AT_A_TIME) -m slow $(ARGS)
 
 # Each in an environment of its own, since they bring plugins of pytest and pins of their own. Not part of `test`.
 SUITES := langchain haystack schemathesis

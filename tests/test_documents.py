@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import tomllib
@@ -80,6 +81,28 @@ def test_named_tests_exist(page: Path) -> None:
     """Each test that a page refers to is there, by its file and its name."""
     for file, name in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text()):
         assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
+
+
+def test_each_promise_is_tested_with_every_change() -> None:
+    """Of the tests that a promise names, at least one is neither slow nor torture; or its row says otherwise."""
+    for row in (ROOT / "docs/reliability.md").read_text().splitlines():
+        named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", row)
+        assert (
+            not named
+            or "`make slow`" in row
+            or any(runs_with_every_change(ROOT / file, name) for file, name in named)
+        ), row
+
+
+def runs_with_every_change(file: Path, name: str) -> bool:
+    """Whether no mark leaves all cases of a test out of `make test`."""
+    body = ast.parse(file.read_text()).body
+    of_the_file = [
+        node.value for node in body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)
+    ]
+    (test,) = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == name)
+    marks = [ast.unparse(mark) for mark in (*of_the_file, *test.decorator_list)]
+    return not any(mark.endswith(("mark.slow", "mark.torture")) for mark in marks)
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)

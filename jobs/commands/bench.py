@@ -18,6 +18,7 @@ POSITIVE = NumberRange(0, min_open=True)
 SHARE = NumberRange(0, 1)
 FOLDER = click.Path(path_type=Path, file_okay=False, resolve_path=True)
 FILE = click.Path(path_type=Path, exists=True, resolve_path=True)
+BUCKET = click.Path(exists=True, file_okay=False)
 PROGRAM = click.Path(exists=True, dir_okay=False, resolve_path=True)
 
 
@@ -160,7 +161,8 @@ add(
     option("--rate", 500, "Documents to write a second.", POSITIVE),
     option("--seconds", 20, "Of each service and round.", NumberRange(1)),
     option("--rounds", 8, "Of both services; of 20 s each, eight are 4,000 searches a side.", COUNT),
-    example="--passages 100000 --seconds 30",
+    option("--bucket", None, "Folder for the store; one in memory shares no disk. [default: beside the data]", BUCKET),
+    example="--passages 100000 --bucket /dev/shm",
 )  # fmt: skip
 add(
     "shards", "sharded:run",

@@ -109,12 +109,14 @@ def test_the_compiled_module_is_that_of_its_source() -> None:
     assert mark_of(ROOT / "indexes/lexical/scoring.cpp") == scoring.MADE_OF
 
 
+@pytest.mark.slow
 def test_it_is_the_wheel_that_runs(environment: Path) -> None:
     """Nothing is imported from the checkout."""
     where = run([environment / "bin/python", "-c", "import retrieval; print(retrieval.__file__)"])
     assert where.startswith(str(environment))
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_it_serves(url: str) -> None:
     """A document written is found; the page with all its parts and the description of the API are there."""

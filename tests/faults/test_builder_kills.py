@@ -58,6 +58,7 @@ def test_a_builder_killed_at_each_stage(
         assert consistent(collection) == before[2]
 
 
+@pytest.mark.slow
 def test_a_builder_killed_amid_its_work(collection: Collection) -> None:
     """SIGKILL from outside at each progress it reports, while a search and a write go on; then a build succeeds."""
     stages: set[str] = set()
@@ -122,6 +123,7 @@ def test_queries_lie_where_they_are_swept(collection: Collection) -> None:
     assert not list(collection.shelf.folder.glob(".draft-*"))
 
 
+@pytest.mark.slow
 def test_a_killed_builder_leaves_its_room(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it had written is removed when its death is noticed: on a full disk the next build needs the room."""
     monkeypatch.setenv(VARIABLE, "build.measured=kill")

@@ -230,6 +230,7 @@ def check(cluster: Cluster, clients: list[Client], draw: random.Random) -> None:
             assert (reply.body["text"] if reply.status == 200 else None) in possible, document
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_nodes_die_under_load(tmp_path: Path) -> None:
     """Nothing acknowledged is lost, nothing deleted is back, and no search misses what was written before it."""

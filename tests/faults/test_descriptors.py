@@ -35,6 +35,7 @@ def writers() -> int:
     return sum(thread.name.startswith("writer-") for thread in threading.enumerate())
 
 
+@pytest.mark.slow
 def test_idle_collections_share_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond a bounded number, an idle collection holds no descriptor and no thread; its next write works."""
     monkeypatch.setattr(log, "OPEN_KEPT", KEPT)
@@ -72,6 +73,7 @@ def test_a_small_generation_needs_none(tmp_path: Path) -> None:
     collection.close()
 
 
+@pytest.mark.slow
 def test_hundreds_of_collections_fit(memory_folder: Path, model_folder: Path) -> None:
     """A service with 1,024 descriptors holds 350 collections."""
     with serving(memory_folder / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:

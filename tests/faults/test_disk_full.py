@@ -221,6 +221,7 @@ def sizes(collection: Collection) -> list[int]:
     return sorted({path.stat().st_size for path in collection.shelf.path(request.number).rglob("*.*")})
 
 
+@pytest.mark.slow
 def test_no_half_generation_is_published(collection: Collection) -> None:
     """A builder that runs out of room at its smallest, a middle or its largest file leaves no generation behind."""
     found = sizes(collection)

@@ -81,6 +81,7 @@ def test_names_are_given_once() -> None:
     assert len(set(NAMES)) == len(NAMES) > 40
 
 
+@pytest.mark.slow
 def test_the_tour_comes_to_every_failpoint(visits: dict[str, int]) -> None:
     """A failpoint that nothing reaches would be tested by nobody."""
     assert visits.keys() == set(NAMES)

@@ -80,6 +80,7 @@ def test_a_misspelt_failpoint_is_refused(text: str) -> None:
         Failpoint.parse(text)
 
 
+@pytest.mark.slow
 def test_an_armed_process_says_so(tmp_path: Path) -> None:
     """Nobody serves with a failpoint set and does not see it; a misspelt one ends the command with one line."""
     command = [sys.executable, "-m", "jobs.cli", "serve", "--data", str(tmp_path / "data"), "--port", "0"]

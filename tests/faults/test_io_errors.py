@@ -100,6 +100,7 @@ def early_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "CHECKPOINT_PAGES", workload.CHECKPOINT_PAGES)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("early_checkpoints")
 def test_every_sync_that_can_fail(memory_folder: Path) -> None:
     """Sync n fails: nothing is acknowledged after it, and all that was before it survives even a power loss."""

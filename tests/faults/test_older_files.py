@@ -162,7 +162,7 @@ def check(now: Moment, older: Moment, choice: Choice, data: Path) -> str:
         return "whole, as it was"
 
 
-@pytest.mark.parametrize("changed", [1, 2])
+@pytest.mark.parametrize("changed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_file_and_every_two(life: list[Moment], memory_folder: Path, changed: int) -> None:
     """Of every moment and the one before: each file, and each two, gone or older."""
     rng, found = random.Random(changed), set[str]()
@@ -178,6 +178,7 @@ def test_every_file_and_every_two(life: list[Moment], memory_folder: Path, chang
     assert any(name.startswith("segments/") for now, _, _ in cases for name in now.files)
 
 
+@pytest.mark.slow
 def test_the_files_of_the_log(life: list[Moment], memory_folder: Path) -> None:
     """Log, WAL and mark, each as it is, gone or older, without the generations. A file that is older may be the same or
     not have been there: each case is tried once."""

@@ -119,6 +119,7 @@ def test_a_collection_without_permission(tmp_path: Path, file: str, mode: int, r
     with_permission.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["data", "collection"])
 def test_a_deletion_without_permission_is_whole_or_none(tmp_path: Path, closed: str) -> None:
     """Where the folder cannot be renamed the collection goes on serving, and a restart agrees."""

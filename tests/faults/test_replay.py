@@ -49,6 +49,7 @@ def test_three_openings_give_one_state(tmp_path: Path, with_generation: bool) ->
     assert states[0] == states[1] == states[2]
 
 
+@pytest.mark.slow
 def test_the_hash_tells_states_apart(tmp_path: Path) -> None:
     """One document replaced by its next version makes another hash."""
     eventful(tmp_path / "c")

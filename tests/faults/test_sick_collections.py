@@ -34,6 +34,7 @@ def zero_a_page(log: Path, table: str) -> None:
         file.write(bytes(size))
 
 
+@pytest.mark.slow
 def test_a_damaged_log_does_not_end_the_service(tmp_path: Path, model_folder: Path) -> None:
     """A broken header does not stop the start, and a zeroed page met by a write, and by its retry, ends nothing."""
     data, environ = tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}

@@ -67,6 +67,7 @@ def commits(wal: bytes) -> list[int]:
     return [at for at in live_frames(wal) if any(wal[at + 4 : at + 8])]
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_wherever_it_is(killed: Path, tmp_path: Path) -> None:
     """In the header, or in any part of a frame that is not of the last commit: what follows is counted as lost."""
     wal = wal_of(killed).read_bytes()

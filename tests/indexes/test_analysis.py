@@ -36,6 +36,7 @@ def finds(query: str, text: str, language: str = "en") -> bool:
 # --- every script ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_letter_and_digit_of_unicode_is_found() -> None:
     """By itself, with nothing to stand on: no character that is a letter or a number goes without a term."""
     lettered = [one for one in CHARACTERS if unicodedata.category(one)[0] in "LN" and not IGNORED.match(one)]
@@ -59,6 +60,7 @@ def test_no_mark_is_dropped() -> None:
     assert dropped == {"COMBINING", "ARABIC", "HEBREW"}
 
 
+@pytest.mark.slow
 def test_folding_is_idempotent() -> None:
     """Of every character, alone and after another."""
     for one in CHARACTERS:
@@ -66,6 +68,7 @@ def test_folding_is_idempotent() -> None:
             assert fold(fold(text)) == fold(text)
 
 
+@pytest.mark.slow
 @given(TEXTS)
 @settings(max_examples=300, deadline=None)
 def test_folding_any_text_twice_changes_nothing(text: str) -> None:
@@ -108,6 +111,7 @@ def test_words_of_real_text_find_themselves(shared_data: Path, collection: str) 
             assert not found or held.intersection(found)
 
 
+@pytest.mark.slow
 def test_a_long_run_takes_linear_time() -> None:
     """50,000 characters without white space, of whatever joins words, is analysed at once."""
     for piece in ("a", "1.", "a&", "a_", "A", "aB", "東", "ก", "+", "a'"):

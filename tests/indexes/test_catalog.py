@@ -139,6 +139,7 @@ def test_names_never_leave_the_directory(catalog: Catalog, name: str) -> None:
     catalog.close()
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused(catalog: Catalog) -> None:
     """While one process holds the directory another gets Locked, with the holder's pid."""
     code = "import sys; from pathlib import Path; from indexes.directory.catalog import Catalog\n"

@@ -129,6 +129,7 @@ def test_skips_within_the_budget(easy: float) -> None:
     assert watch.state().stops == 0
 
 
+@pytest.mark.slow
 def test_hidden_losses_are_counted() -> None:
     """Where some queries look easy and are not, fewer skip, and the loss stays within the budget."""
     for seed in range(5):
@@ -139,6 +140,7 @@ def test_hidden_losses_are_counted() -> None:
         assert loss <= 1.2 * POLICY.budget
 
 
+@pytest.mark.slow
 def test_a_load_without_hot_queries_skips_next_to_nothing() -> None:
     """Where the hot tier never suffices, hardly any query skips the cold one, at a loss within the budget."""
     watch = ColdSkipper(POLICY)
@@ -147,6 +149,7 @@ def test_a_load_without_hot_queries_skips_next_to_nothing() -> None:
     assert skipped <= 0.01
 
 
+@pytest.mark.slow
 def test_the_audit_stops_skipping() -> None:
     """When queries that look easy begin to lose, skipping soon stops and learning starts over."""
     stopped = []
@@ -164,6 +167,7 @@ def test_the_audit_stops_skipping() -> None:
     assert np.median(stopped) < 600, "at one audit in twenty skips that is some 25 audits"
 
 
+@pytest.mark.slow
 def test_skipping_more_counts_as_losing_more() -> None:
     """A load that comes to skip three times as many queries, each losing what few enough could afford, is stopped."""
     for seed in range(3):
@@ -200,6 +204,7 @@ def test_a_threshold_that_no_longer_fits_is_replaced() -> None:
     assert sum(not strange().search for _ in range(100)) > 50
 
 
+@pytest.mark.slow
 def test_the_audit_does_not_cry_wolf() -> None:
     """Skipping goes on for as long as the load stays the same."""
     watch = ColdSkipper(POLICY, seed=3)

@@ -211,6 +211,7 @@ def test_delete_by_filter(tmp_path: Path) -> None:
     collection.close()
 
 
+@pytest.mark.slow
 def test_writes_during_a_rebuild_survive_the_swap(tmp_path: Path) -> None:
     """Written and deleted between the start of a build and its adoption: found and not found after it."""
     collection = make_collection(tmp_path / "c")
@@ -233,6 +234,7 @@ def test_writes_during_a_rebuild_survive_the_swap(tmp_path: Path) -> None:
     collection.close()
 
 
+@pytest.mark.slow
 def test_rollback_keeps_later_writes(tmp_path: Path) -> None:
     """Back on the generation before, documents written since are found and deleted ones are not."""
     collection = make_collection(tmp_path / "c")
@@ -292,6 +294,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_collection_opens_without_its_generations(closed: Path, tmp_path: Path) -> None:
     """Deleting generations/ costs time, not data."""
     shutil.copytree(closed, tmp_path / "c", ignore=shutil.ignore_patterns("generations"))
@@ -352,6 +355,7 @@ def test_an_old_snapshot_does_not_change(tmp_path: Path) -> None:
     collection.close()
 
 
+@pytest.mark.slow
 def test_k_hits_wherever_they_are(tmp_path: Path) -> None:
     """Asked for as many as there are, or fewer, a search returns that many, over all tiers."""
     collection = make_collection(tmp_path / "c")
@@ -368,6 +372,7 @@ def test_k_hits_wherever_they_are(tmp_path: Path) -> None:
     collection.close()
 
 
+@pytest.mark.slow
 def test_equal_passages(tmp_path: Path) -> None:
     """1,500 times the same vector: all are found, and their recall is measured as what it is."""
     collection = make_collection(tmp_path / "c")

@@ -63,6 +63,7 @@ class Beside:
             self.version += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_rebuilt", [False, True])
 def test_a_copy_that_is_given_is_the_original(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_rebuilt: bool

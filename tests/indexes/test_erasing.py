@@ -97,6 +97,7 @@ def test_nothing_of_what_was_deleted_is_left(collection: Collection) -> None:
     sound(collection)
 
 
+@pytest.mark.slow
 def test_space_returns(collection: Collection) -> None:
     """After 90 percent was deleted, so much of the log's file is gone, and of the whole folder."""
     fill(collection, WORLD, range(4000))

@@ -263,6 +263,7 @@ FILTERS: st.SearchStrategy[Filter] = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_every_index_answers_as_plain_python(data: st.DataObject) -> None:
@@ -393,6 +394,7 @@ BIG_FILTERS: list[Filter] = [
 ]
 
 
+@pytest.mark.slow
 def test_large_matches_are_exact(tmp_path: Path) -> None:
     """Values of half the rows and values of one row, alone and in ranges, in growing, loaded and merged indexes."""
     rows, everything = big_world(), GrowingFilters()
@@ -559,6 +561,7 @@ def test_half_a_surrogate_pair_matches_itself() -> None:
         assert list(part.match(Comparison("gt", "a", "\ud800"))) == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_misspelt_key_among_many_costs_little() -> None:
     """Only the keys around it in the alphabet are compared, and the nearest of 40,000 is named."""
     growing = GrowingFilters()

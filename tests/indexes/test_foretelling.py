@@ -44,6 +44,7 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_collection_that_does_not_fit_keeps_out_no_other(data: Path) -> None:
     """It answers with the reason and both numbers, can be deleted, and opens once there is room."""
     with closing(Catalog(data, with_room(100_000))) as catalog:
@@ -59,6 +60,7 @@ def test_a_collection_that_does_not_fit_keeps_out_no_other(data: Path) -> None:
         assert catalog.quarantined == {}
 
 
+@pytest.mark.slow
 def test_a_generation_that_does_not_fit_is_not_adopted(data: Path) -> None:
     """The old one stays live, and a later attempt with room succeeds."""
     room = [1e9]
@@ -83,6 +85,7 @@ def test_a_collection_is_not_made_where_there_is_no_room(tmp_path: Path) -> None
         assert not (tmp_path / "data" / "docs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "walked"), [(ColdPolicy(), 0), (ColdPolicy("never"), 600)])
 def test_the_foretold_is_what_the_parts_hold(data: Path, policy: ColdPolicy, walked: int) -> None:
     """Lists and a graph that is walked, to a tenth, and of other files what the budget of copies takes; a delta its

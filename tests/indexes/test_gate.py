@@ -164,6 +164,7 @@ def test_a_recall_that_chance_may_explain_is_adopted(built: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_only_the_newest_is_kept_aside(catalog: Catalog, builders: Builders) -> None:
     """A second refusal removes what the first one left."""
     collection = catalog.get("c")
@@ -173,6 +174,7 @@ def test_only_the_newest_is_kept_aside(catalog: Catalog, builders: Builders) -> 
     assert list(collection.shelf.aside()) == [3]
 
 
+@pytest.mark.slow
 def test_what_is_aside_is_nobody_s_generation(catalog: Catalog, builders: Builders, tmp_path: Path) -> None:
     """Rollback, verify, backup and opening anew take no notice of it."""
     collection = catalog.get("c")
@@ -196,6 +198,7 @@ def test_what_is_aside_is_nobody_s_generation(catalog: Catalog, builders: Builde
         opened.close()
 
 
+@pytest.mark.slow
 def test_without_a_floor_everything_is_adopted(tmp_path: Path, filled: Path, builders: Builders) -> None:
     """`recall_floor` 0 turns the gate off; with a floor again, rollback passes over what lies below it and says so."""
     folder = shutil.copytree(filled / "c", tmp_path / "c")
@@ -230,6 +233,7 @@ def test_a_floor_above_the_target_is_refused() -> None:
     assert options_of(config).floor == 0.8
 
 
+@pytest.mark.slow
 def test_a_refused_job_says_so_and_the_next_rebuild_waits(
     tmp_path: Path, filled: Path, builders: Builders
 ) -> None:
@@ -264,6 +268,7 @@ def test_a_refused_job_says_so_and_the_next_rebuild_waits(
     collection.close()
 
 
+@pytest.mark.slow
 def test_a_target_that_no_settings_reach_changes_nothing(
     tmp_path: Path, filled: Path, builders: Builders
 ) -> None:
@@ -292,6 +297,7 @@ def test_a_target_that_no_settings_reach_changes_nothing(
     collection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_real_service_refuses_and_goes_on(tmp_path: Path, model_folder: Path, builders: Builders) -> None:
     """Over HTTP: a good rebuild is adopted, a bad one refused and counted, searches answer from the old one."""

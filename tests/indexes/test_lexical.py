@@ -70,6 +70,7 @@ def assert_like_rank_bm25(
 QUERIES = ["word1", "word3 word50 word200", "word1 word1 word2", "word399 word7 nowhere", "nowhere at all"]
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_rank_bm25(tmp_path: Path) -> None:
     """In delta, segments, hot and cold, before and after deletions, replacements and a rebuild."""
     collection = make_collection(tmp_path / "c", language="en")
@@ -183,6 +184,7 @@ def test_sealed_and_growing_hold_the_same(tmp_path: Path) -> None:
     assert loaded.frequencies_of(np.array([0, 3])) == view.frequencies_of(np.array([0, 3]))
 
 
+@pytest.mark.slow
 @given(moves=st.lists(st.integers(0, 3), min_size=1, max_size=9))
 @settings(max_examples=50, deadline=None)
 def test_postings_move_to_the_row_that_is_written_again(moves: list[int]) -> None:

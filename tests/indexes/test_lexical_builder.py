@@ -86,7 +86,11 @@ def test_any_texts_in_any_order_give_the_same_files(texts: list[str], random: Ra
 
 
 @pytest.mark.parametrize(
-    ("buffer_bytes", "every"), [(1 << 20, 1), (64 << 20, 8)], ids=["many runs", "one run"]
+    ("buffer_bytes", "every"),
+    [
+        pytest.param(1 << 20, 1, marks=pytest.mark.slow, id="many runs"),
+        pytest.param(64 << 20, 8, id="one run"),
+    ],
 )
 def test_real_texts_give_the_same_files(
     tmp_path: Path, shared_data: Path, buffer_bytes: int, every: int
@@ -148,6 +152,7 @@ def print_build_peak(folder: str) -> None:
     print(tracemalloc.get_traced_memory()[1])  # noqa: T201
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_postings(tmp_path: Path) -> None:
     """At its peak: the buffer, the lengths, the vocabulary and one block of texts, whatever the number of postings.
     Measured in a process of its own, because threads of other tests would count."""
@@ -229,6 +234,7 @@ def test_a_merged_index_is_a_fresh_index(parts: list[list[tuple[str, bool]]], qu
         assert_same(merged, fresh, Path(name))
 
 
+@pytest.mark.slow
 def test_real_indexes_merge(tmp_path: Path, shared_data: Path) -> None:
     """Three indexes, one of them mapped from disk and larger than one slice, score real questions like a fresh one."""
     abstracts = read_texts(shared_data / "scifact", limit=2500)

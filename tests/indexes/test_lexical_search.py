@@ -43,6 +43,7 @@ def statistics_of(*parts: LexicalPart) -> Statistics:
     return Statistics(sum(part.size for part in parts), sum(part.length for part in parts))
 
 
+@pytest.mark.slow
 @given(
     TEXTS,
     st.lists(WORDS, max_size=4).map(" ".join),
@@ -72,6 +73,7 @@ def test_the_best_are_the_best_of_all(
         assert score_rows(part, weighed, some).tolist() == scores[some].tolist()
 
 
+@pytest.mark.slow
 def test_the_best_of_real_text(shared_data: Path) -> None:
     """Where far more rows are touched than wanted, the same rows come first as when all are sorted."""
     part = sealed(read_texts(shared_data / "squad-sent"))
@@ -160,6 +162,7 @@ def test_every_term_is_found_and_no_other(words: list[str], other: str) -> None:
         assert names.find(name) is None
 
 
+@pytest.mark.slow
 def test_chosen_rows_are_counted(shared_data: Path) -> None:
     """In how many of the chosen rows each term occurs, over more postings than one slice holds."""
     texts = read_texts(shared_data / "scifact")

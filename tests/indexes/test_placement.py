@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from indexes.base.model import TIERS
 from indexes.collection.collection import Collection
@@ -58,6 +59,7 @@ def test_no_hot_tier() -> None:
     assert len(placed.cold) == 1000
 
 
+@pytest.mark.slow
 def test_a_rebuild_moves_passages_both_ways(tmp_path: Path) -> None:
     """Passages that searches return come back into the hot tier; the manifest says how many moved."""
     collection = make_collection(tmp_path / "c", hot_capacity=400)

@@ -82,6 +82,7 @@ def assert_alike(replica: Replica, collection: Collection) -> None:
             assert found.scores.tolist() == expected.scores.tolist()
 
 
+@pytest.mark.slow
 def test_it_follows_whatever_is_done(collection: Collection) -> None:
     """Random steps: writes, replacements and deletions of many documents, sealed segments, rebuilds and
     rollbacks. One replica catches up after each, another after every fifth unless the log has forgotten too much, and
@@ -107,6 +108,7 @@ def test_it_follows_whatever_is_done(collection: Collection) -> None:
                         assert_alike(one, collection)
 
 
+@pytest.mark.slow
 def test_more_than_a_block_at_once(collection: Collection) -> None:
     """What fell behind by more than one transaction reads catches up, deletions in between included."""
     with follow(collection) as replica:

@@ -85,6 +85,7 @@ def test_searches_find_the_same(folder: Path, resident: int) -> None:
     collection.close()
 
 
+@pytest.mark.slow
 def test_a_new_generation_takes_the_place_of_the_old_one(folder: Path) -> None:
     """Where the budget is enough for one, the new one is resident too, and the old one's bytes come back."""
     size = (folder / "generations" / "000001" / "vectors.f16").stat().st_size

@@ -66,6 +66,7 @@ def test_every_document_once_in_the_order_of_writing(collection: Collection, lim
     assert seqs == sorted(seqs)
 
 
+@pytest.mark.slow
 def test_what_lives_throughout_comes_exactly_once(collection: Collection) -> None:
     """Between the pages documents are replaced, deleted, added and rebuilt: the others are seen once, none is lost."""
     rng = random.Random(5)

@@ -202,6 +202,7 @@ def test_room_is_asked_for_what_is_read_back(collection: Collection, tmp_path: P
     assert damaged == gone
 
 
+@pytest.mark.slow
 def test_many_starts_leave_no_pieces(collection: Collection, tmp_path: Path) -> None:
     """What a start reads back grows on, and is sealed like any other."""
     folder, parts = collection.folder, []
@@ -313,6 +314,7 @@ def test_one_that_gets_no_name(
         assert_alike(again, collection)
 
 
+@pytest.mark.slow
 def test_processes_map_the_same_files(collection: Collection) -> None:
     """A replica seals nothing: it maps what the writer has made, before it was opened and since."""
     fill(collection, WORLD, range(100))

@@ -199,6 +199,7 @@ def reopened(collection: Collection) -> Collection:
     return again
 
 
+@pytest.mark.slow
 def test_no_merge_crosses_a_build(tmp_path: Path) -> None:
     """Segments before and after the beginning of a build stay apart, so that the generation can take their place."""
     collection = make_collection(tmp_path / "c", options=TUNING)
@@ -299,6 +300,7 @@ def test_the_search_does_not_change_when_segments_merge(tmp_path: Path) -> None:
     collection.close()
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_rankings(tmp_path: Path) -> None:
     """What the rankings have found is scored without being looked up, as in a search of its own and bit for bit, in
     whatever part it is; so is what none has found."""

@@ -100,6 +100,7 @@ def told(result: DenseResult) -> tuple[list[int], tuple[str, ...], str | None]:
 # --- what is returned -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sparing", [SEARCH, NOTED], ids=["search", "noted"])
 def test_a_search_returns_the_best_of_all_tiers(snapshot: Snapshot, sparing: Sparing) -> None:
     """The same as a search that spares nothing, whether it is observed or not."""
@@ -234,6 +235,7 @@ def test_auto_where_the_graph_is_smaller_than_the_lists(tmp_path: Path) -> None:
         assert generation.tier_bytes()["hot"] > 0
 
 
+@pytest.mark.slow
 def test_a_generation_that_was_removed_is_searched_to_the_end(tmp_path: Path) -> None:
     """The graph, which no query had walked before, is gone; its passages are scanned instead."""
     policy = ColdPolicy("auto", observed=1.0)

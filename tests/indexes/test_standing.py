@@ -52,6 +52,7 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collection]
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [None, {"type": "eq", "key": "even", "value": True}], ids=str)
 def test_exact_ranks(collection: Collection, given: object) -> None:
     """The ranks are those of a full ranking by each searcher among what the filter allows, and gains add up."""

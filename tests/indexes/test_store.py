@@ -142,6 +142,7 @@ def test_a_hundred_moments(collection: Collection, tmp_path: Path, monkeypatch: 
     restore_moments(100, 150, 100, collection, tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_little_more_is_read_than_lives(
     collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

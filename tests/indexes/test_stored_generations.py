@@ -195,6 +195,7 @@ def test_writes_do_not_wait_for_one(tmp_path: Path, objects: MemoryObjects) -> N
         wait_for(lambda: is_stored(service, collection))
 
 
+@pytest.mark.slow
 def test_a_build_elsewhere_is_adopted(
     tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +216,7 @@ def test_a_build_elsewhere_is_adopted(
             agree(collection, other.catalog.get("docs"))
 
 
+@pytest.mark.slow
 def test_one_that_was_adopted_while_the_store_was_away(
     tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +243,7 @@ def test_one_that_was_adopted_while_the_store_was_away(
             assert live_of(other.catalog.get("docs")) == live_of(collection)
 
 
+@pytest.mark.slow
 def test_an_older_build_is_refused(
     tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def recall(collection: Collection, queries: Floats, k: int = 10) -> float:
 # --- what is chosen -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_target_is_reached(outcomes: dict[float, TuneOutcome]) -> None:
     """On the tuning half outright; the other half is measured too, and so is what was in use until now."""
     for target, outcome in outcomes.items():
@@ -263,6 +264,7 @@ class Opposite(World):
         return unit
 
 
+@pytest.mark.slow
 def test_a_hot_tier_that_holds_the_whole_answer_gives_all_of_it(tmp_path: Path) -> None:
     """The lists find hot passages as well as cold ones, although few of their passages are hot."""
     world = Opposite()
@@ -308,6 +310,7 @@ def test_applied_settings_are_used_at_once_and_after_opening(collection: Collect
         assert again.recall_target == 0.95
 
 
+@pytest.mark.slow
 def test_a_rebuild_keeps_to_the_wish_and_measures_anew(twice_built: Path, tmp_path: Path) -> None:
     """The next generation is built for the collection's own target and has settings of its own; going back finds the
     tuned ones again."""
@@ -322,6 +325,7 @@ def test_a_rebuild_keeps_to_the_wish_and_measures_anew(twice_built: Path, tmp_pa
         assert live(collection).search_settings == (77, POOR)
 
 
+@pytest.mark.slow
 def test_measuring_changes_nothing(collection: Collection) -> None:
     """What a tuning calls "before" is what was in use, not what the build had chosen; it stays in use until the outcome
     is applied."""

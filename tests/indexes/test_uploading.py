@@ -172,6 +172,7 @@ def test_a_store_that_comes_back_is_noticed_without_a_write(
         service.write("docs", 1).result(WAIT_S)
 
 
+@pytest.mark.slow
 def test_what_local_writes_lose_is_said(tmp_path: Path, objects: MemoryObjects) -> None:
     """A machine that is lost at any moment loses the operations that the store is said to be behind by, and no other;
     with nothing more written, that is none after `lag_s_max`."""
@@ -387,6 +388,7 @@ def test_names_aliases_and_keys_are_restored(tmp_path: Path, objects: MemoryObje
         assert is_locked(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_a_lost_or_older_disk_is_brought_up_to_date(tmp_path: Path, objects: MemoryObjects) -> None:
     """A collection that vanished from the disk comes back, one that is older catches up, with what lies beside it; one
     that was deleted does not come back, even if the machine ended before the store was told."""
@@ -473,7 +475,7 @@ def test_a_moment_is_restored_beside_what_is_served(tmp_path: Path, objects: Mem
     catalog.close()
 
 
-@pytest.mark.parametrize("kind", ["before", "after"])
+@pytest.mark.parametrize("kind", [pytest.param("before", marks=pytest.mark.slow), "after"])
 def test_a_start_that_fails_anywhere_can_be_repeated(
     kind: Fault, tmp_path: Path, objects: MemoryObjects
 ) -> None:
@@ -502,6 +504,7 @@ def test_a_start_that_fails_anywhere_can_be_repeated(
     assert failed > 3
 
 
+@pytest.mark.slow
 def test_a_store_that_lost_everything_gets_nothing(
     tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:

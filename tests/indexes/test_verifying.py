@@ -77,6 +77,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_sound_directory(data: Path) -> None:
     """Every check passes, each generation is loaded, and no file is changed."""
     before = bytes_of(data)
@@ -93,6 +94,7 @@ def test_a_sound_directory(data: Path) -> None:
     assert {Path(name).name for name in after.keys() - before.keys()} <= {"log.db-wal", "log.db-shm"}
 
 
+@pytest.mark.slow
 def test_a_live_directory(data: Path) -> None:
     """Beside a process that has it open and writes and rebuilds between all steps, nothing looks wrong."""
     catalog = Catalog(data, TUNING)
@@ -279,6 +281,7 @@ def test_a_generation_that_never_loads(data: Path, monkeypatch: pytest.MonkeyPat
     assert (found.ok, found.detail) == (False, "loading it failed: it took more than 0.01 s")
 
 
+@pytest.mark.slow
 def test_a_generation_that_lacks_passages(data: Path) -> None:
     """One that claims to reach further than it does would hide documents."""
     reseal(generation(data), last_passage=423)
@@ -287,6 +290,7 @@ def test_a_generation_that_lacks_passages(data: Path) -> None:
     assert "lacks 20 of 363 live passages" in found[0].detail
 
 
+@pytest.mark.slow
 def test_a_generation_with_unknown_passages(data: Path) -> None:
     """Passages that neither live nor are known as removed could not be hidden."""
     sql("UPDATE operations SET dead_passages = 0, dead_first = 0 WHERE seq > 445")(data)
@@ -294,6 +298,7 @@ def test_a_generation_with_unknown_passages(data: Path) -> None:
     assert "16 passages that the log does not know" in found["generation 2"].detail
 
 
+@pytest.mark.slow
 def test_a_generation_whose_history_is_gone(data: Path) -> None:
     """Deletions after its seq are no longer known: it must not be served."""
     sql("DELETE FROM operations WHERE seq < 440")(data)
@@ -303,6 +308,7 @@ def test_a_generation_whose_history_is_gone(data: Path) -> None:
     assert str(generation(data)) in found["generation 2"].advice
 
 
+@pytest.mark.slow
 def test_a_generation_of_another_model(data: Path) -> None:
     """Its vectors mean something else."""
     reseal(generation(data), fingerprint="other")

@@ -88,6 +88,7 @@ class Dying(Doubling):
         os._exit(3)
 
 
+@pytest.mark.slow
 def test_engines_run_in_turns_in_processes_of_their_own() -> None:
     """Answers come back in the order of the queries, from one client and from two; who is missing is named."""
     with ExitStack() as stack:
@@ -270,9 +271,23 @@ def test_caches_are_measured_beside_writes_and_in_redis(
 
 
 @pytest.mark.torture
-def test_a_store_is_measured(corpus: Path, model_folder: Path) -> None:
+def test_a_store_is_measured(corpus: Path, model_folder: Path, memory_folder: Path) -> None:
     """It is part of the longer runs because it starts seven services."""
-    report = bench(corpus, model_folder, "store", "--passages", 1000, "--seconds", 2, "--rounds", 1)
+    report = bench(
+        corpus,
+        model_folder,
+        "store",
+        "--passages",
+        1000,
+        "--seconds",
+        2,
+        "--rounds",
+        1,
+        "--bucket",
+        memory_folder,
+    )
+    assert report["settings"]["bucket"] == str(memory_folder)
+    assert not list(memory_folder.iterdir())
     without, with_store = report["tables"]["Beside 500 documents a second"]
     assert without["x p99 search"] == without["x p99 write"] == 1
     assert with_store["search failed"] == with_store["write failed"] == 0

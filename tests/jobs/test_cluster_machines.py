@@ -311,6 +311,7 @@ def with_nodes(seed: int, *, has_store: bool, replicas: int = 1) -> World:
 # --- everything together --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_store", [True, False], ids=["store", "no store"])
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_happens_one_service_writes_and_nothing_is_lost(seed: int, has_store: bool) -> None:

@@ -61,6 +61,7 @@ def test_rollback(service: ServerProcess, http: Http, docs: str) -> None:
     assert http.ok("GET", f"/v1/collections/{docs}")["generation"] == 1
 
 
+@pytest.mark.slow
 def test_rename(service: ServerProcess, http: Http, docs: str) -> None:
     """Documents and aliases follow, and the old name is gone; a taken name, or an alias, changes nothing."""
     alias, other = f"{docs}-of-today", http.new_collection()
@@ -75,6 +76,7 @@ def test_rename(service: ServerProcess, http: Http, docs: str) -> None:
     assert (status, f"'{alias}' is an alias" in err) == (1, True)
 
 
+@pytest.mark.slow
 def test_delete_asks_first(service: ServerProcess, http: Http, docs: str) -> None:
     """Without a yes nothing is deleted and the exit code is 1; with --yes it is gone, also for --json."""
     status, out, err = collections(service, "delete", docs)

@@ -23,6 +23,7 @@ def wide_table(rows: int = 50) -> str:
     return f"id,text,{','.join(WIDE)}\n" + "".join(f"{at},x,{','.join('1' * 598)}\n" for at in range(rows))
 
 
+@pytest.mark.slow
 def test_columns_can_be_chosen(tmp_path: Path) -> None:
     """In tables, JSON and front matter alike; the summary speaks of those alone."""
     put(tmp_path, "a.csv", "id,text,lang,price,secret\n1,x,en,5,s\n")

@@ -62,6 +62,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_control_characters_reach_no_terminal(service: ServerProcess, http: Http, tmp_path: Path) -> None:
     """Those of documents, titles and file names are shown escaped, and a name takes one line."""
     name, escape = http.new_collection(), "\x1b]0;title\x07\x1b[31m"
@@ -77,6 +78,7 @@ def test_control_characters_reach_no_terminal(service: ServerProcess, http: Http
     assert r"new\nline\x1b" in ended.stderr
 
 
+@pytest.mark.slow
 def test_ingest_search_reindex_evaluate(service: ServerProcess, http: Http, folder: Path) -> None:
     """Files of each kind go in, are found, rebuilt, and measured."""
     name = http.new_collection()
@@ -115,6 +117,7 @@ def test_ingest_search_reindex_evaluate(service: ServerProcess, http: Http, fold
     assert report["below"] == []
 
 
+@pytest.mark.slow
 def test_evaluate_reads_judgments(service: ServerProcess, http: Http, tmp_path: Path) -> None:
     """nDCG and MRR for every kind of search; exit code 1 for a floor that is missed, 2 for a file with a bad line."""
     name = http.new_collection()
@@ -209,6 +212,7 @@ def test_a_collection_without_a_model(service: ServerProcess, http: Http) -> Non
     assert http.found(copied, query="where do apples grow?", mode="dense") == ["a"]
 
 
+@pytest.mark.slow
 def test_rows_with_vectors(service: ServerProcess, http: Http, tmp_path: Path) -> None:
     """Parquet with vectors of any type becomes a collection without a model. A row without a vector fails alone."""
     vectors = np.random.default_rng(2).normal(size=(600, 3))
@@ -338,6 +342,7 @@ def test_several_collections_are_searched_as_one(service: ServerProcess, http: H
     assert all(f"passages of {name}; build 0" in searched for name in names)
 
 
+@pytest.mark.slow
 def test_a_stopped_ingest_says_what_is_written(service: ServerProcess, http: Http, tmp_path: Path) -> None:
     """Ctrl-C ends it with one line and the exit code of an interrupt."""
     (tmp_path / "many.jsonl").write_text(
@@ -362,6 +367,7 @@ def test_a_stopped_ingest_says_what_is_written(service: ServerProcess, http: Htt
     assert all(line.endswith(" s left") for line in progress)  # where the machine is slow
 
 
+@pytest.mark.slow
 def test_a_demo_that_is_ended_leaves_nothing(model_folder: Path, tmp_path: Path) -> None:
     """SIGTERM ends its service too, and removes the folder it made."""
     command = [sys.executable, "-m", "jobs.cli", "demo"]
@@ -490,7 +496,6 @@ demo.command()
 """
 
 
-@pytest.mark.slow
 def test_the_demo(model_folder: Path, tmp_path: Path) -> None:
     """It indexes the docstrings, rebuilds, and shows hits with tiers and timings. Its data stay: the command it names
     last serves them, and another run finds them."""

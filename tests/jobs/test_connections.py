@@ -67,6 +67,7 @@ def rest_of(connection: socket.socket) -> bytes:
     return received
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost: loc"])
 def test_a_head_that_does_not_come(strict: ServerProcess, sent: bytes) -> None:
     """The connection is closed without a word, whether it is new or was used before."""
@@ -158,6 +159,7 @@ def test_more_silent_clients_than_descriptors(strict: ServerProcess) -> None:
                 assert http.call("GET", "/healthz").status == 200
 
 
+@pytest.mark.slow
 def test_slow_bodies_make_room_too(tmp_path: Path, model_folder: Path) -> None:
     """With eight places, sixteen clients that stop in the middle of their bodies keep nobody out."""
     environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_SERVER_CONNECTIONS_MAX": "8"}
@@ -178,7 +180,7 @@ SLOW_BODIES = (
 
 @pytest.mark.parametrize(
     "timeout_s",
-    [pytest.param(1, marks=pytest.mark.slow), pytest.param(15, marks=pytest.mark.torture)],
+    [1, pytest.param(15, marks=pytest.mark.torture)],
     ids=["short", "long"],
 )
 @pytest.mark.parametrize("begins", [SLOW_HEADS, SLOW_BODIES], ids=["heads", "bodies"])
@@ -302,6 +304,7 @@ def test_bytes_that_are_no_http_learn_no_version(strict: ServerProcess) -> None:
     assert b"aiohttp" not in received
 
 
+@pytest.mark.slow
 def test_kept_connections_end_with_the_service(tmp_path: Path, model_folder: Path) -> None:
     """A client that keeps its connection does not keep the service."""
     server = ServerProcess(tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)})

@@ -6,6 +6,8 @@ import itertools
 import sys
 from pathlib import Path
 
+import pytest
+
 from jobs.sources.docstrings import CHARS_MIN, docstrings
 
 MODULE = '''
@@ -116,6 +118,7 @@ def test_a_very_long_signature_is_abbreviated(tmp_path: Path) -> None:
     assert [document.title for document in docstrings(tmp_path)] == ["wide.wide(...)"]
 
 
+@pytest.mark.slow
 def test_the_installed_library() -> None:
     """The running Python yields thousands of documents, unique ids, none trivial or from its tests."""
     documents = list(docstrings())

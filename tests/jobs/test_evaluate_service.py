@@ -165,6 +165,7 @@ def found_of(
     return found
 
 
+@pytest.mark.slow
 def test_it_agrees_with_an_independent_count(place: Place, server: ServerProcess, model_folder: Path) -> None:
     """Overall, by tier, by age and by tenant to three decimals; filters of each size were found and measured."""
     report = evaluated(
@@ -216,6 +217,7 @@ def test_every_count_of_a_filter_waits_its_turn(server: ServerProcess) -> None:
     assert len(waits) + 1 == asked > 1
 
 
+@pytest.mark.slow
 def test_judgments_history_and_every_output(place: Place, server: ServerProcess, tmp_path: Path) -> None:
     """Documents that were judged and are not there are counted; the second night is compared with the first."""
     pytest.importorskip("matplotlib")
@@ -264,6 +266,7 @@ def test_judgments_history_and_every_output(place: Place, server: ServerProcess,
     assert third["below"] == []
 
 
+@pytest.mark.slow
 def test_one_probe_is_seen_in_the_generation(place: Place, tmp_path: Path) -> None:
     """A generation whose settings probe one list only: recall falls in both of its tiers, not in the delta, and the
     exit code is 1."""
@@ -285,6 +288,7 @@ def test_one_probe_is_seen_in_the_generation(place: Place, tmp_path: Path) -> No
     evaluated("--data", data, *arguments, "--floor", "delta=.9", environ=place.environ)
 
 
+@pytest.mark.slow
 def test_without_a_service_it_takes_the_log_of_queries(place: Place, tmp_path: Path) -> None:
     """`--data` asks what a service with its log on was asked, with users' filters as a cohort, and leaves no trace.
 

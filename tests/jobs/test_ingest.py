@@ -233,6 +233,7 @@ def test_it_gives_up_where_nothing_goes_on(http: Http, service: ServerProcess) -
         assert len(door.writes) > 1
 
 
+@pytest.mark.slow
 def test_ingest_waits_for_the_collection_that_it_creates(tmp_path: Path) -> None:
     """As long as the service asks, as for the documents themselves, also more than once."""
     error = {"error": {"type": "overloaded", "message": "much is under way"}}
@@ -324,7 +325,6 @@ def wait_for(http: Http, collection: str, documents: int, run: subprocess.Popen[
         time.sleep(0.05)
 
 
-@pytest.mark.slow
 def test_an_ingest_that_was_killed_is_run_again(http: Http, service: ServerProcess, tmp_path: Path) -> None:
     """Killed halfway and run again, every document is there, once."""
     (tmp_path / "many.jsonl.gz").write_bytes(gzip.compress(rows(600).encode()))

@@ -96,6 +96,7 @@ def ranking_of(http: Http, name: str) -> Any:
     return http.ok("GET", f"/v1/collections/{name}")["ranking"]
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_words_that_mislead_lose_their_weight(
     service: ServerProcess, http: Http, misleading: str, queries: Path, tmp_path: Path
@@ -126,6 +127,7 @@ def test_words_that_mislead_lose_their_weight(
     assert ranking_of(http, misleading) is None
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_clicks_teach_too(service: ServerProcess, http: Http, misleading: str) -> None:
     """From feedback alone; what is said about documents that are deleted since is left out."""
@@ -146,6 +148,7 @@ def test_clicks_teach_too(service: ServerProcess, http: Http, misleading: str) -
     assert report["reason"] == "19 queries have a relevant document, 20 are needed"
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_random_judgments_change_nothing(
     service: ServerProcess, http: Http, misleading: str, queries: Path, tmp_path: Path

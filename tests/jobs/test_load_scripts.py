@@ -61,6 +61,7 @@ def k6(folder: Path, **values: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_k6_checks_the_answers_of_searches_contexts_and_writes(
     guarded: tuple[ServerProcess, str], tmp_path: Path
 ) -> None:

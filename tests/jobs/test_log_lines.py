@@ -81,6 +81,7 @@ def test_every_line_of_a_service_is_json(tmp_path: Path, model_folder: Path) -> 
     assert (requests["/healthz"]["status"], requests["/healthz"]["level"]) == (200, "debug")
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_says_so_in_json(tmp_path: Path) -> None:
     """Wrong settings, from the environment or a file, and a folder that is not ours: one error, exit code 1."""
     (tmp_path / "other").write_text("x")

@@ -263,6 +263,7 @@ def test_pages_cannot_reach_it(over_http: str, headers: dict[str, str], status: 
     assert connection.getresponse().status == status
 
 
+@pytest.mark.slow
 def test_other_machines_reach_it_only_on_purpose() -> None:
     """An address that they reach is refused without --insecure."""
     command = [sys.executable, "-m", "jobs.cli", "mcp", "-c", "docs", "--http", "--host", "0.0.0.0"]

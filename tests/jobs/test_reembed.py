@@ -66,6 +66,7 @@ def contents(http: Http, collection: str) -> dict[str, bytes]:
     return {one["id"]: digest(one) for one in page["documents"]}
 
 
+@pytest.mark.slow
 def test_a_copy_holds_everything_with_the_new_model(http: Http, service: ServerProcess) -> None:
     """The target has every document, found by meaning with the new model, and the alias names it."""
     source, target = http.new_collection(model=OLD), "copy-1"
@@ -114,6 +115,7 @@ def test_only_what_changed_is_copied_again(http: Http, service: ServerProcess) -
     assert http.ok("GET", f"/v1/collections/{target}/documents/n20")["seq"] == before
 
 
+@pytest.mark.slow
 def test_writes_meanwhile_are_taken_over(http: Http, service: ServerProcess) -> None:
     """What is written to, replaced in or deleted from the source while it is copied is in the target as well."""
     source, target = http.new_collection(model=OLD), "copy-3"
@@ -164,6 +166,7 @@ def test_a_source_that_never_rests_is_copied(http: Http, service: ServerProcess)
     assert contents(http, target) == contents(http, source)
 
 
+@pytest.mark.slow
 def test_a_source_that_changes_too_fast_is_given_up(http: Http, service: ServerProcess) -> None:
     """Once a pass has as much to write as the one before, that is a conflict: the service was reached."""
     source = http.new_collection(model=OLD)
@@ -243,6 +246,7 @@ def test_a_collection_of_other_documents_is_refused(http: Http, service: ServerP
     assert contents(http, target) == before
 
 
+@pytest.mark.slow
 def test_writes_wait_for_their_turn(http: Http, service: ServerProcess) -> None:
     """Each request waits until the one before has had its time; documents that are left alone take none."""
     source, target = http.new_collection(model=OLD), "copy-7"

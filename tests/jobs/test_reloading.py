@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.support.http import Http
 
 PATIENCE_S = 20.0
 
 
+@pytest.mark.slow
 def test_sighup_takes_over_what_can_change(tmp_path: Path, model_folder: Path) -> None:
     """Limits, defaults, admission, origins and the log follow at once; others are named; an error changes nothing,
     and a file that cannot be read holds nothing up, not even the end."""

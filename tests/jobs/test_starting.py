@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
+import pytest
+
 from indexes.base.model import IndexOptions
 from indexes.directory.catalog import Catalog
 from tests.support.http import Http, Reply
@@ -63,6 +65,7 @@ def test_a_start_says_how_far_it_is(tmp_path: Path, model_folder: Path) -> None:
     assert [f"opened {name} in " in log for name in ("first", "second")] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_start(tmp_path: Path) -> None:
     """At once and cleanly: exit status 0, and the next start finds nothing to mend."""
     with starting(tmp_path) as (http, child, told):

@@ -107,6 +107,7 @@ def test_what_fits_the_grace(tmp_path: Path, model_folder: Path) -> None:
 KINDS = ("search", "search/batch", "context", "documents", "documents/count", "explain", "reindex")
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_mixed_load_when_the_signal_comes(tmp_path: Path, model_folder: Path) -> None:
     """What was accepted is answered, in full or with 503; what was acknowledged is there afterwards; a job under way is
@@ -187,6 +188,7 @@ serving.run(load_config(None, environ), Path(sys.argv[1]), lambda: load_config(N
 """
 
 
+@pytest.mark.slow
 def test_a_thread_that_cannot_be_stopped(tmp_path: Path) -> None:
     """The process leaves all the same, and its log says where every thread was."""
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "data")]

@@ -232,6 +232,7 @@ def test_folders_of_one_name_are_told_apart(folder: Folder) -> None:
     assert folder.texts()["a.txt"] == "Apricots."
 
 
+@pytest.mark.slow
 def test_ids_that_several_files_have(folder: Folder) -> None:
     """The first file's documents are written and stay; a note names the others. Each takes over once the one before
     lacks the id. Nothing is written twice."""
@@ -317,7 +318,6 @@ def rows(numbers: range) -> str:
     return "".join(json.dumps({"id": f"m{at}", "text": f"Row {at}. " * 30}) + "\n" for at in numbers)
 
 
-@pytest.mark.slow
 def test_killed_at_any_time(folder: Folder) -> None:
     """Killed again and again while the folder changes: in the end the collection is the folder, and no more."""
     for at in range(150):

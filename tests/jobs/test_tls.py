@@ -84,6 +84,7 @@ with Client(sys.argv[1]) as client:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_clients_reach_it(secured: Secured) -> None:
     """The Python client and the command line, with the authority in SSL_CERT_FILE."""

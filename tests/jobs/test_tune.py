@@ -84,6 +84,7 @@ def shown(http: Http, name: str) -> Any:
     return http.ok("GET", f"/v1/collections/{name}")
 
 
+@pytest.mark.slow
 def test_a_dry_run_reports_and_changes_nothing(
     service: ServerProcess, http: Http, collection: str, queries: Path
 ) -> None:
@@ -196,6 +197,7 @@ def test_without_a_generation_there_is_nothing_to_tune(http: Http) -> None:
     assert "nearline reindex" in reply.body["error"]["message"]
 
 
+@pytest.mark.slow
 def test_an_empty_generation_is_refused_at_once(http: Http) -> None:
     """Built of nothing, or of what was deleted; a single passage can be tuned for queries of one's own."""
     name, queries = http.new_collection(), [f"query {at}" for at in range(30)]
@@ -216,6 +218,7 @@ def test_an_empty_generation_is_refused_at_once(http: Http) -> None:
     assert refused()
 
 
+@pytest.mark.slow
 def test_one_job_at_a_time_for_a_collection(http: Http, collection: str) -> None:
     """A rebuild is refused while a tuning is under way, and says which it is."""
     job = http.ok("POST", f"/v1/collections/{collection}/tune", {"recall_target": 0.95, "apply": False})[
@@ -233,6 +236,7 @@ def test_one_job_at_a_time_for_a_collection(http: Http, collection: str) -> None
     assert ended["result"]["held_out"]
 
 
+@pytest.mark.slow
 def test_without_a_service(
     service: ServerProcess,
     collection: str,

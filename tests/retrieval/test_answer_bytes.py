@@ -39,6 +39,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Itera
         yield http, name
 
 
+@pytest.mark.slow
 def test_a_search_says_that_its_hits_are_too_many(large: tuple[Http, str]) -> None:
     """413 naming k; a smaller one is answered, from the cache too."""
     http, name = large

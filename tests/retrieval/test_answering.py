@@ -238,6 +238,7 @@ def test_nothing_found_is_not_asked(asked: Http, said: FakeModel) -> None:
     assert not said.asked
 
 
+@pytest.mark.slow
 def test_without_a_model_there_is_the_prompt(http: Http) -> None:
     """With its context's citations, to be sent to any model."""
     name = http.new_collection(language="en")
@@ -335,6 +336,7 @@ def test_a_client_that_leaves_ends_the_request(asked: Http, said: FakeModel, str
     assert said.left.wait(10)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_down(tmp_path: Path, model_folder: Path) -> None:
     """The service starts, and says so when it is asked; where the model should be is not told."""
     environ = {

@@ -752,6 +752,7 @@ def test_errors_use_the_names_that_a_tenant_knows(guarded: Guarded, tenants: dic
     acme.ok("DELETE", "/v1/aliases/live")
 
 
+@pytest.mark.slow
 def test_a_quarantine_is_told_in_a_tenants_words(tmp_path: Path, model_folder: Path) -> None:
     """In the list of collections and in an error: its reason names a file below the collection's folder."""
     data, environ = tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
@@ -861,6 +862,7 @@ def test_documents_are_shown_to_their_groups_alone(
     assert {one["file_id"] for one in results} == visible
 
 
+@pytest.mark.slow
 def test_groups_are_names_whatever_they_look_like(guarded: Guarded) -> None:
     """A group called as a year does not see documents of groups called as its days; no way of reading differs."""
     names = [

@@ -428,6 +428,7 @@ def test_garbage_on_the_socket(http: Http) -> None:
     assert http.ok("GET", "/healthz")
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_arrive(tmp_path: Path, model_folder: Path) -> None:
     """A client that stops in the middle of its body gets 408 and is disconnected; others are served meanwhile."""
     environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_SERVER_BODY_TIMEOUT_S": "0.5"}

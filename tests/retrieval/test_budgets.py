@@ -497,6 +497,7 @@ def test_the_searches_of_a_request_share_its_budgets(service: Service, option: s
     assert all("over_budget" not in one["receipt"] for one in answer["results"][5:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ["context", "answer"])
 @pytest.mark.parametrize("option", ["typos", "operators"])
 def test_the_queries_of_a_context_share_its_budgets(service: Service, route: str, option: str) -> None:

@@ -222,6 +222,7 @@ def test_what_redis_evicts_is_a_miss(own: RedisServer) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.slow
 @pytest.mark.redis
 def test_a_replica_is_read_and_refuses_puts(
     own: RedisServer, tmp_path_factory: pytest.TempPathFactory
@@ -465,6 +466,7 @@ def test_a_busy_event_loop_is_not_blamed_on_redis(own: RedisServer) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.slow
 @pytest.mark.redis
 def test_impatient_callers_open_the_breaker_too(own: RedisServer) -> None:
     """Callers that give up on a hung Redis before the timeout do not hide that it hangs."""

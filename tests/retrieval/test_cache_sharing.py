@@ -107,6 +107,7 @@ SEARCHES: list[dict[str, Any]] = [
 steps = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=8)
 
 
+@pytest.mark.slow
 @bounded(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=steps)
 def test_every_answer_is_of_the_own_documents(

@@ -107,6 +107,7 @@ def full(tmp_path: Path, model_folder: Path) -> Iterator[Http]:
         yield Http(server.url)
 
 
+@pytest.mark.slow
 def test_a_full_service_says_so(full: Http) -> None:
     """429 with the reason and Retry-After; health, readiness and metrics answer, and deleting a collection helps."""
     for path in ("/v1/collections/docs/search", "/v1/collections/docs/documents", "/v1/embeddings"):

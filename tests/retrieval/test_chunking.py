@@ -165,6 +165,7 @@ def test_a_line_of_spaces_takes_time_that_grows_with_it() -> None:
     assert time.process_time() - began < 1
 
 
+@pytest.mark.slow
 def test_headings_without_end() -> None:
     """A text of nothing but headings is cut in time that grows with its length."""
     text = "## a heading\n\nand a word\n\n" * 15_000
@@ -322,6 +323,7 @@ def test_real_tokens_in_many_languages(model_folder: Path, shared_data: Path) ->
         check(text, split(text, counter.starts, tokens_max=40, overlap_tokens=8), 40, counter.starts)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("piece", ["Some words of a sentence. ", "検索", "x"])
 def test_a_million_characters(model_folder: Path, piece: str) -> None:

@@ -290,6 +290,7 @@ def test_retries_end() -> None:
         assert (caught.value.retry_after_s, len(stub.seen)) == (60.0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_real_overload_is_waited_out(http: Http, tmp_path: Path, model_folder: Path) -> None:
     """A service that lets one search in at a time answers all of forty, sooner or later."""
@@ -419,6 +420,7 @@ def test_embedding_falls_back_to_the_same_model(service: ServerProcess) -> None:
 # -- bulk ingestion
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_an_ingestion_that_broke_off_is_resumed(http: Http, service: ServerProcess) -> None:
     """`read` documents are settled: begun behind them with the same total, every document is there, once."""

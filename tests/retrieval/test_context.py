@@ -572,6 +572,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # the first use of a tokenizer reads its table
 @given(
     st.lists(

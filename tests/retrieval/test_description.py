@@ -86,11 +86,12 @@ def try_all(caller: Caller, folder: Path, *options: str) -> None:
     assert f" {tried - endless} selected / {tried} total" in run.stdout, run.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param((*BY_ITSELF, "-n", "5", "--generation-deterministic"), id="by itself"),
+        pytest.param(
+            (*BY_ITSELF, "-n", "5", "--generation-deterministic"), marks=pytest.mark.slow, id="by itself"
+        ),
         pytest.param((*IN_TURN, "--seed", "0", "--max-time", "10"), id="in turn"),
     ],
 )

@@ -170,6 +170,7 @@ def test_langchain_ollama(service: ServerProcess, expected: Any) -> None:
     assert np.array(client.embed_documents(TEXTS)) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_usual_names_where_the_models_are_others(tmp_path: Path, model_folder: Path) -> None:
     """A usual name means an own model of that name, or an alias; without the model behind it, it names nothing."""
     models = tmp_path / "models"

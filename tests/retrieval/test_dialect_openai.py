@@ -120,6 +120,7 @@ def test_dimensions_out_of_range(client: OpenAI, dimensions: int) -> None:
     assert caught.value.param == "dimensions"
 
 
+@pytest.mark.slow
 def test_2048_inputs_are_the_most(client: OpenAI) -> None:
     """2,048 texts are embedded in order; 2,049 are refused before anything is."""
     texts = [f"number {number}" for number in range(2048)]

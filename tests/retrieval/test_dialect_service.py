@@ -289,6 +289,7 @@ def crowd(ask: Callable[[], Any]) -> list[Any]:
         return list(pool.map(one, range(together.parties)))
 
 
+@pytest.mark.slow
 def test_a_full_queue(client: OpenAI, unusual: ServerProcess) -> None:
     """Who comes to a full queue reads so in its dialect, with the time to wait; a client that waits gets through."""
     outcomes = crowd(lambda: client.embeddings.create(model=PLAIN, input=FEW))
@@ -313,6 +314,7 @@ def test_a_full_queue_in_teis_words(http: Http) -> None:
     assert int(reply.headers["Retry-After"]) >= 1
 
 
+@pytest.mark.slow
 def test_a_short_text_overtakes(client: OpenAI, http: Http) -> None:
     """A single short text is answered while large requests wait."""
     with flooded(client, http):

@@ -128,6 +128,7 @@ def test_dimensions(http: Http) -> None:
         assert (reply.status, reply.body["error_type"]) == (422, "Validation")
 
 
+@pytest.mark.slow
 def test_the_largest_batch(http: Http) -> None:
     """A batch as large as /info says is embedded; a larger one is 413 in TEI's words."""
     most = http.ok("GET", "/info")["max_client_batch_size"]

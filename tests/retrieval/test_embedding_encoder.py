@@ -37,6 +37,7 @@ TEXTS = st.text(max_size=60) | st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS, neighbours=st.lists(TEXTS, min_size=1, max_size=5))

@@ -149,6 +149,7 @@ def test_ten_thousand_canaries_are_erased_everywhere(data: Path, model_folder: P
     erased_everywhere(data, model_folder, Flock(10_000))
 
 
+@pytest.mark.slow
 def test_erasing_by_itself(data: Path, model_folder: Path) -> None:
     """What was deleted goes by itself once it is `index.erase_after_h` old, also if deleted before a restart."""
     flock = Flock(20)

@@ -82,6 +82,7 @@ def test_what_is_over_soon_says_when(path: str) -> None:
     assert "Retry-After" not in shaped(path, tree.Quarantined("x")).headers
 
 
+@pytest.mark.slow
 def test_no_answer_is_busy_without_saying_until_when() -> None:
     """A status of 429 or 503 that a handler writes by itself stands beside Retry-After."""
     places = 0

@@ -76,6 +76,7 @@ def test_what_is_left_out_is_said(guide: tuple[Http, str]) -> None:
         assert hit["expanded"].get("cut", False) == (hit["document_id"] == "guide")
 
 
+@pytest.mark.slow
 def test_expanded_hits_keep_the_bytes_of_an_answer(tmp_path: Path, model_folder: Path) -> None:
     """413 naming k where the hits have room and what is around them has not."""
     environ = {

@@ -51,6 +51,7 @@ def planter(local: Service) -> Planter:
     return Planter(local, 400)
 
 
+@pytest.mark.slow
 def test_a_hit_says_why_it_is_there(local: Service, planter: Planter) -> None:
     """Its rank, its place in both exact rankings, and each word's share of its BM25 score."""
     got = local.explain("refunds", query="When are refunds paid?", k=3)
@@ -297,6 +298,7 @@ def test_what_a_caller_may_not_see_does_not_exist(local: Service, planter: Plant
     local.delete("open-1", *(f"secret-{at}" for at in range(1, 8)))
 
 
+@pytest.mark.slow
 def test_planted_misses_are_explained(local: Service, planter: Planter) -> None:
     """Over 100 misses of twelve kinds: at least 97 percent are explained right, and every change does what it says."""
     misses = chain(planter.plant(8), islice(planter.missed(), 8))

@@ -179,6 +179,7 @@ def test_what_was_passed_over_counts_as_memory() -> None:
     assert chars_of(FeedbackEntry(NOW_MS, "query", "d1", None, ["x" * 512] * 100)) == 51_207
 
 
+@pytest.mark.slow
 def test_feedback_survives_a_kill(tmp_path: Path, model_folder: Path) -> None:
     """Feedback and ranking settings that were answered are there after kill -9 and a restart; feedback moves with a
     renamed collection."""

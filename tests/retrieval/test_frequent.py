@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,6 +89,7 @@ def test_callers_are_kept_apart_and_the_past_fades() -> None:
     assert frequent.of(one) == []
 
 
+@pytest.mark.slow
 def test_a_swap_begins_warm(tmp_path: Path, model_folder: Path) -> None:
     """After a rebuild the searches asked before are answered from the cache, also those of a key with groups."""
     with guarded_service(tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as guarded:
@@ -108,6 +110,7 @@ def test_a_swap_begins_warm(tmp_path: Path, model_folder: Path) -> None:
             assert (receipt["cache"], receipt["generation"]) == ("hit", 1)
 
 
+@pytest.mark.slow
 def test_a_start_is_warm_with_the_query_log(tmp_path: Path, model_folder: Path) -> None:
     """The log's queries are searched in the background; without the log nothing is known."""
     environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_QUERY_LOG_ENABLED": "true"}

@@ -110,6 +110,7 @@ def one_of_each_route() -> Iterator[Operation]:
             yield one
 
 
+@pytest.mark.slow
 def test_no_path_is_our_fault(wire: Wire) -> None:
     """Each parameter in each path and each query string."""
     asked = 0

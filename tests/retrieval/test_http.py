@@ -401,6 +401,7 @@ def test_health_ready_metrics(http: Http, facts: str) -> None:
     assert re.search(r"nearline_loop_lag_seconds_count [1-9]", text)
 
 
+@pytest.mark.slow
 def test_the_description_is_valid_openapi(http: Http) -> None:
     """openapi.json passes the specification's own validator and names every route; the page and its parts load."""
     from openapi_spec_validator import validate

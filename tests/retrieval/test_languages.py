@@ -24,6 +24,7 @@ def http(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield Http(server.url)
 
 
+@pytest.mark.slow
 def test_documents_in_three_languages_are_found_by_other_forms(http: Http) -> None:
     """Each in its own language, found out when it is written; the collection counts them, hits and documents say it."""
     http.ok("POST", "/v1/collections", {"name": "mixed"})

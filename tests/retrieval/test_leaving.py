@@ -138,6 +138,7 @@ def test_the_deadline_of_a_context(http: Http) -> None:
     assert (reply.status, reply.body["error"]["type"]) == (503, "deadline_exceeded")
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_large_writes_leave_the_threads_of_reads_alone(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch

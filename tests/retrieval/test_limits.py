@@ -335,6 +335,7 @@ def limited(guarded: Guarded, *scopes: Scope, **limits: Any) -> Caller:
     return guarded.caller(*(scopes or ("search",)), limits=Limits(**limits))
 
 
+@pytest.mark.slow
 def test_a_key_has_its_limits(guarded: Guarded) -> None:
     """429 with the time to wait; other keys are not concerned. What it used is listed for who makes keys."""
     caller = limited(guarded, per_second=0.02)

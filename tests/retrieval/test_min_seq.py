@@ -64,6 +64,7 @@ def test_those_who_leave_are_forgotten(tmp_path: Path, monkeypatch: pytest.Monke
     collection.close()
 
 
+@pytest.mark.slow
 def test_a_batch_waits_once(tmp_path: Path, model_folder: Path) -> None:
     """Its searches wait together; those whose write has not come fail, the others are answered, and an explanation says
     so. Waiting is no load: no search is degraded, and none is refused although there are fewer places than requests

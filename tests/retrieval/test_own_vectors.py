@@ -201,6 +201,7 @@ def test_nothing_fails_for_want_of_a_model(http: Http, maps: str) -> None:
         assert reply.status < 500, (path, reply.body)
 
 
+@pytest.mark.slow
 def test_it_outlives_a_restart(tmp_path: Path, model_folder: Path) -> None:
     """Searches find the same after a restart, with and without search processes."""
     environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
@@ -322,6 +323,7 @@ def test_the_client_takes_arrays(http: Http) -> None:
         assert client.ensure_collection(name, dimensions=DIMENSIONS)["name"] == name
 
 
+@pytest.mark.slow
 def test_loading_vectors_is_not_refused(http: Http) -> None:
     """Embedding as many bytes would take minutes, but nothing is embedded here. It is so in both kinds of collections,
     for large and small bodies, for long texts, and with metadata that is called like the vector."""

@@ -175,6 +175,7 @@ def taken(page: Any, outcome: str) -> bool:
 # --- what the browser is sent ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_its_files_are_strict_and_cached(place: Place) -> None:
     """Nothing inline is allowed, types are right, a browser that has a file is not sent it again, others are 404."""
     http = Caller(place.server.url)
@@ -335,6 +336,7 @@ def test_a_refusal_is_shown(open_page: Opener) -> None:
 # --- collections, jobs, evaluation ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_life_of_a_collection(open_page: Opener, place: Place) -> None:
     """Created, named by an alias, rebuilt twice, rolled back, deleted; nothing happens without confirmation."""
     page = open_page("#/collections")
@@ -421,6 +423,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 def test_files_become_documents(open_page: Opener, place: Place) -> None:
     """Of a new collection; each that fails is named with its reason, and the others are there."""
     page = open_page("#/ingest")
@@ -505,6 +508,7 @@ def test_long_numbers_of_a_table_stay_what_they_are(open_page: Opener, place: Pl
     assert found["metadata"]["number"] == "9007199254740993"
 
 
+@pytest.mark.slow
 def test_long_numbers_of_json_stay_what_they_are(open_page: Opener, place: Place) -> None:
     """In ids and in metadata, as they are sent, shown and filtered by: two that JavaScript rounds to one are two."""
     name = place.http.new_collection()
@@ -572,6 +576,7 @@ def printed_by_node(script: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_jobs_are_followed_through_a_restart(open_page: Opener, place: Place) -> None:
     """A 503 in between is said, and passes."""
     page = open_page("#/search")
@@ -583,6 +588,7 @@ def test_jobs_are_followed_through_a_restart(open_page: Opener, place: Place) ->
     page.get_by_text("the service is starting").wait_for(state="detached", timeout=15_000)
 
 
+@pytest.mark.slow
 def test_a_node_is_emptied(place: Place, tmp_path: Path, model_folder: Path, open_page: Opener) -> None:
     """Its shards move to the other node, and the page shows that. A service in no cluster says so."""
     page = open_page("#/cluster")
@@ -617,6 +623,7 @@ def test_a_node_is_emptied(place: Place, tmp_path: Path, model_folder: Path, ope
 # --- keys, schemes, sizes -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_a_key_lacks_is_said(open_page: Opener, place: Place) -> None:
     """Without a key; with one that may only search; with one that sees some documents only; and the key can be
     forgotten."""
@@ -661,6 +668,7 @@ def test_the_health_of_the_service(open_page: Opener) -> None:
     assert re.fullmatch(figures, strip.inner_text().strip())
 
 
+@pytest.mark.slow
 def test_the_caches_of_the_service(open_page: Opener) -> None:
     """What /metrics says of each, opened with the keyboard; it stays open while the figures change."""
     page = open_page("#/jobs")

@@ -223,6 +223,7 @@ def test_beside_dear_searches_of_one_key_the_cheap_ones_of_another_come_first() 
     assert order({"cheap": 1.0, "dear": 1.0}, 4)[:4].count("cheap") in (2, 3)
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets no more searches, the ones it had are asked elsewhere, and it is killed."""
     for name, seconds in {"SILENT_S": 0.2, "GIVE_UP_S": 0.5, "HUNG_S": 3.0, "WATCH_S": 0.1}.items():

@@ -299,6 +299,7 @@ def wait_for(path: Path, queries: list[str]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_service_keeps_a_log_where_it_is_told_to(tmp_path: Path, model_folder: Path) -> None:
     """Searches, batches and contexts are noted, by whatever name; a full disk fails none; deletion takes the file."""
     data = tmp_path / "data"
@@ -325,6 +326,7 @@ def test_a_service_keeps_a_log_where_it_is_told_to(tmp_path: Path, model_folder:
         assert not path.parent.exists()
 
 
+@pytest.mark.slow
 def test_a_rebuild_measures_with_what_was_asked(tmp_path: Path, model_folder: Path) -> None:
     """With enough different queries in the log a rebuild's recall rests on them, and with fewer on synthetic ones."""
     with serving(tmp_path / "data", on(model_folder)) as server:

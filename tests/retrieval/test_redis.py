@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from redis import Redis
 
 from jobs.serving.process import log_of, serving
@@ -20,6 +21,7 @@ from tests.support.http import Http
 from tests.support.redis_server import redis_server
 
 
+@pytest.mark.slow
 def test_answers_survive_a_restart_in_redis_and_searches_survive_redis(
     tmp_path: Path, model_folder: Path
 ) -> None:
@@ -77,6 +79,7 @@ def environment(model_folder: Path, redis_url: str, **more: str) -> Mapping[str,
 DOCUMENTS = [{"id": f"d{number}", "text": f"Lighthouse {number} is white."} for number in range(5)]
 
 
+@pytest.mark.slow
 def test_services_with_one_secret_share_answers_and_vectors(tmp_path: Path, model_folder: Path) -> None:
     """A service of its own data, given the same documents in another order, finds answers and query vectors."""
     with redis_server(tmp_path) as redis:
@@ -101,6 +104,7 @@ def test_services_with_one_secret_share_answers_and_vectors(tmp_path: Path, mode
             assert second.metric("nearline_shared_cache_hits_total", kind="answer") == 1
 
 
+@pytest.mark.slow
 def test_copies_that_part_ways_keep_their_own_answers(tmp_path: Path, model_folder: Path) -> None:
     """Two copies of a directory, equal in uid, secret, generation and seq, each answer from their own documents."""
     with redis_server(tmp_path) as redis:
@@ -122,6 +126,7 @@ def test_copies_that_part_ways_keep_their_own_answers(tmp_path: Path, model_fold
                 assert word in answer["hits"][0]["text"]
 
 
+@pytest.mark.slow
 def test_data_directories_without_a_secret_share_nothing(tmp_path: Path, model_folder: Path) -> None:
     """The same documents and query in another data directory are a miss, and nobody's entries are overwritten."""
     with redis_server(tmp_path) as redis:
@@ -141,6 +146,7 @@ def test_data_directories_without_a_secret_share_nothing(tmp_path: Path, model_f
                 assert http.metric("nearline_cache_store_total", event="rejected") == 0
 
 
+@pytest.mark.slow
 def test_an_outage_is_two_log_lines_and_a_metric(tmp_path: Path, model_folder: Path) -> None:
     """Whatever is asked meanwhile; the counters tell hits and misses from what failed, came late or was not tried."""
     with redis_server(tmp_path) as redis:

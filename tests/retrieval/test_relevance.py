@@ -334,6 +334,7 @@ def test_a_wrong_floor_is_refused(http: Http, shoes: str, path: str, value: obje
     assert (reply.status, reply.body["error"]["param"]) == (422, "min_relevance")
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_relevance_is_calibrated_on_real_questions(http: Http, shared_data: Path) -> None:
     """600 sentences of squad-sent and 200 questions about them: the calibration error is below .06, less than a

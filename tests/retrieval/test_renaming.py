@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.support.http import Http
 
 
+@pytest.mark.slow
 def test_searches_and_writes_during_renames(http: Http) -> None:
     """Through an alias each is answered, or refused as not ready or gone for a moment; what was acknowledged stays."""
     name = http.new_collection()
@@ -49,6 +52,7 @@ def test_searches_and_writes_during_renames(http: Http) -> None:
     assert all(http.ok("GET", f"{path}/documents/{one}")["id"] == one for one in written)
 
 
+@pytest.mark.slow
 def test_no_rename_while_a_job_runs(http: Http) -> None:
     """A rebuild works in the collection's folder: renaming waits for it, and says so."""
     name = http.new_collection()

@@ -123,6 +123,7 @@ def test_what_cannot_be_meant(http: Http, metals: str, search: dict[str, Any], w
     assert reply.body["error"]["param"].startswith("rerank")
 
 
+@pytest.mark.slow
 def test_without_a_reranker(unread: Http) -> None:
     """A service without one refuses to rerank, naming the setting, in each dialect's words, and searches as ever."""
     name = unread.new_collection()
@@ -138,6 +139,7 @@ def test_without_a_reranker(unread: Http) -> None:
     assert "rerank.model" in cohere.body["message"]
 
 
+@pytest.mark.slow
 def test_a_reranker_that_is_not_there(tmp_path: Path, model_folder: Path) -> None:
     """A configured model that cannot be loaded does not keep the service from starting; asking for it is 503."""
     environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_RERANK_MODEL": "absent"}

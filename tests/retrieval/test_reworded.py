@@ -149,6 +149,7 @@ def outcome(http: Http, query: str, **options: Any) -> str:
     return str(http.search("docs", query=query, **options)["receipt"]["cache"])
 
 
+@pytest.mark.slow
 def test_a_service_answers_from_another_question(tmp_path: Path, model_folder: Path) -> None:
     """It returns the hits of the earlier question. Another filter, mode or option is a miss, and so is an answer that a
     write has outdated."""
@@ -192,6 +193,7 @@ def test_a_service_answers_from_another_question(tmp_path: Path, model_folder: P
         assert "new" not in [one["document_id"] for one in http.search("docs", query=alike)["hits"]]
 
 
+@pytest.mark.slow
 def test_callers_with_other_rights_share_nothing(tmp_path: Path, model_folder: Path) -> None:
     """Tenants and groups; what a key may not see is in no answer that another one's question left behind."""
     environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), **ENABLED}

@@ -316,6 +316,7 @@ def test_a_search_that_waits_needs_a_loop() -> None:
 PIPELINE_TESTS = ["deepening", "survival", "cache_sharing"]
 
 
+@pytest.mark.slow
 def test_the_pipeline_passes_its_own_tests_with_values_that_travel() -> None:
     """In a run of their own, with the second implementation in the place of the first. A few histories are enough here:
     each makes every kind of search."""

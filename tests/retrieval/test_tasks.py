@@ -117,6 +117,7 @@ def test_after_a_failure_it_is_not_tried_at_every_write(tmp_path: Path) -> None:
     with_tasks(tmp_path, story)
 
 
+@pytest.mark.slow
 def test_closing_ends_what_is_being_built(tmp_path: Path) -> None:
     """The child is ended, the job says so, nothing of it is live or left on disk."""
 
@@ -148,6 +149,7 @@ def test_a_build_that_dies_is_a_failed_job(tmp_path: Path) -> None:
     with_tasks(tmp_path, story)
 
 
+@pytest.mark.slow
 def test_what_a_rebuild_is_about_to_replace_is_not_sealed_first(tmp_path: Path) -> None:
     """The passages of a generation that is of no use become segments only if the rebuild fails."""
     options = IndexOptions(delta_passages_max=64, segments_max=0)
@@ -185,6 +187,7 @@ def test_what_a_rebuild_is_about_to_replace_is_not_sealed_first(tmp_path: Path) 
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_job_leaves_the_shared_threads_alone(tmp_path: Path) -> None:
     """However long a rebuild takes, what else needs a thread gets one meanwhile."""
 

@@ -227,6 +227,7 @@ def told_by(reply: Reply, value: str) -> tuple[int, Any, set[str]]:
 # --- what one does --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nothing_another_does_reaches_a_tenant(acme: Tenant, globex: Tenant) -> None:
     """All operations in random orders, with its own ids and the other's: none says a word of the other's, and all that
     the other has is as before."""

@@ -69,6 +69,7 @@ def attributes(span: Any) -> dict[str, Any]:
     return {one.key: one.value for one in span.attributes}
 
 
+@pytest.mark.slow
 def test_a_request_continues_its_callers_trace(spans: Any) -> None:
     """With what the receipt says, by OpenTelemetry's names; stages are inside, end to end."""
     search = next(one for one in spans if one.trace_id.hex() == TRACE and one.kind == SERVER)

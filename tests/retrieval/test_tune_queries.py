@@ -24,6 +24,7 @@ class Refusals(Observer):
         self.texts += texts if reason == "refused" else 0
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_busy_lane_is_waited_for(model_folder: Path) -> None:
     """Refused because documents fill the queue, the texts come again later, and none is lost."""

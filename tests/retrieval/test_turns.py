@@ -182,6 +182,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Itera
         yield server
 
 
+@pytest.mark.slow
 def test_a_search_that_waited_too_long_is_refused_and_told_when_to_come_back(hasty: ServerProcess) -> None:
     """Of many at once those that get a turn are answered, and all others refused; afterwards all is as before."""
 

@@ -63,6 +63,7 @@ def test_an_idle_service_rebuilds_one_after_the_other(upgraded: Path, environ: M
         assert not any(one["rebuild_due"] for one in listing(Http(server.url)).values())
 
 
+@pytest.mark.slow
 def test_after_a_failure_it_waits_and_says_so(upgraded: Path, environ: Mapping[str, str]) -> None:
     """The listing, the command line, the metrics and the log tell it; searches go on, and the others are rebuilt."""
     with serving(upgraded, {**environ, "NEARLINE_FAILPOINT": "build.placed=kill"}) as server:

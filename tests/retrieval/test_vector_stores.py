@@ -426,6 +426,7 @@ def test_text_of_documents_that_are_no_text(client: OpenAI, store: str) -> None:
     assert caught.value.param == "file"
 
 
+@pytest.mark.slow
 def test_a_small_file_that_unpacks_to_much_work() -> None:
     """Is given up when it has taken more CPU than its size allows: two kilobytes may ask for minutes."""
     drawn = b"BT /F1 1 Tf " + b"1 0 Td (a) Tj " * 200_000 + b"ET"
@@ -807,6 +808,7 @@ def test_forms_that_are_refused(http: Http, headers: dict[str, str], raw: bytes,
     assert set(reply.body["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.slow
 def test_a_file_that_is_deleted_while_it_is_attached(http: Http) -> None:
     """Leaves no document, whichever of the two ends first."""
     name = http.new_collection()
@@ -825,6 +827,7 @@ def test_a_file_that_is_deleted_while_it_is_attached(http: Http) -> None:
     assert http.call("GET", f"/v1/collections/{name}/documents/{file}").status == 404
 
 
+@pytest.mark.slow
 def test_a_file_is_deleted_from_collections_that_are_renamed(http: Http) -> None:
     """Its document is gone under whichever name the collection has by then, and the deletion does not fail."""
     names = [http.new_collection(), f"{http.new_collection()}-other"]
@@ -866,6 +869,7 @@ def test_a_form_is_taken_nowhere_else(http: Http) -> None:
 # --- what is kept -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_outlive_a_restart(tmp_path: Path, model_folder: Path) -> None:
     """Uploads, attached files, batches and names of stores are there again; the folder of uploads is the owner's alone.
     With a store its batches go."""

@@ -43,6 +43,7 @@ def alerts(admin: Caller) -> str:
     return name
 
 
+@pytest.mark.slow
 def test_what_enters_the_first_hits_is_pushed(admin: Caller, alerts: str) -> None:
     """A new document and a changed one that are like the query come with their places; what is unlike does not."""
     with watching(admin, alerts, OUTAGE) as events:

@@ -183,6 +183,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Pat
     return data
 
 
+@pytest.mark.slow
 def test_what_the_commands_say(stopped: Path, tmp_path: Path) -> None:
     """One line a collection; a table of checks; an alias comes back with what it names."""
     ended = nearline("backup", "--data", stopped, "--to", tmp_path / "backup")
@@ -203,6 +204,7 @@ def test_what_the_commands_say(stopped: Path, tmp_path: Path) -> None:
     assert f"delete {damaged.parent}" in " ".join(ended.stdout.split())
 
 
+@pytest.mark.slow
 def test_trouble_is_one_clear_line(stopped: Path, tmp_path: Path, model_folder: Path) -> None:
     """Exit code 1, one line, no traceback; a wrong call is exit code 2."""
     assert nearline("backup", "--data", stopped, "--to", tmp_path / "backup").returncode == 0
@@ -243,6 +245,7 @@ def test_sigterm_takes_the_draft_away(tmp_path: Path, stopped: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_service_killed_under_load_can_be_backed_up(tmp_path: Path, model_folder: Path) -> None:
     """What a kill -9 leaves behind, write-ahead log and all, is backed up with everything acknowledged."""
     server = ServerProcess(tmp_path / "data", environ(model_folder))

@@ -335,6 +335,7 @@ def test_an_action_is_assessed_as_in_one_piece(cluster: Cluster, sizes: dict[int
     assert (reply.status, reply.body["error"]["param"]) == (422, "outcome")
 
 
+@pytest.mark.slow
 def test_documents_are_written_read_changed_and_deleted(cluster: Cluster) -> None:
     http, other = cluster.http, cluster.at_b
     http.ok("POST", "/v1/collections", {"name": "books", "shards": 5})
@@ -774,6 +775,7 @@ def test_a_standing_query_goes_on_while_a_writer_hangs(cluster: Cluster) -> None
     http.ok("DELETE", "/v1/collections/bells")
 
 
+@pytest.mark.slow
 def test_a_replica_answers_while_its_writer_hangs(cluster: Cluster, sizes: dict[int, str]) -> None:
     """Searches go on; writes wait for the writer, and what was acknowledged before is found."""
     at_b, name = cluster.at_b, sizes[4]
@@ -789,6 +791,7 @@ def test_a_replica_answers_while_its_writer_hangs(cluster: Cluster, sizes: dict[
     cluster.until(a=True)
 
 
+@pytest.mark.slow
 def test_a_node_is_lost_and_comes_back(cluster: Cluster, sizes: dict[int, str]) -> None:
     """Without it, what needs its shards gets 503 and names one; with it, nothing is missing."""
     http, name = cluster.http, sizes[7]
@@ -835,6 +838,7 @@ def test_what_was_lost_is_not_waited_for(cluster: Cluster) -> None:
             at_b.ok("DELETE", "/v1/collections/again")
 
 
+@pytest.mark.slow
 def test_what_was_being_moved_when_a_service_was_killed(tmp_path: Path, model_folder: Path) -> None:
     """A copy is removed at the start, and nothing is forgotten of what was given away: it takes no writes."""
     port = free_port()

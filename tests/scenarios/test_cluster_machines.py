@@ -117,8 +117,8 @@ def machines(tmp_path: Path, model_folder: Path) -> Iterator[Machines]:
 
 
 @needs_ray
-@pytest.mark.model
 @pytest.mark.slow
+@pytest.mark.model
 @pytest.mark.timeout(600)  # on a busy machine; Ray alone starts four times
 def test_services_and_machines_are_lost_and_nothing_else_is(machines: Machines) -> None:
     """A service that is killed is started again; a node whose machine is lost is restored from the store on another

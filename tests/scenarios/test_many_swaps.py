@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from indexes.base.model import IndexOptions
 from indexes.collection.collection import Collection
@@ -15,6 +16,7 @@ from tests.support.vectors import World, fill, make_collection, rebuild
 SWAPS = 100
 
 
+@pytest.mark.slow
 def test_a_hundred_swaps_under_load(tmp_path: Path) -> None:
     """No search fails, each finds its k passages in one generation, and no write is lost on the way."""
     world = World()

@@ -1,6 +1,6 @@
 """Everything that is known to take memory, all at once: the process keeps below its ceiling, and goes on answering.
 
-The short form is part of `make test`; `make torture` runs a minute of it, and prints what it measured.
+The short form is part of `make slow`; `make torture` runs a minute of it, and prints what it measured.
 """
 
 from __future__ import annotations

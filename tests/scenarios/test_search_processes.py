@@ -170,6 +170,7 @@ def test_a_caller_sees_only_what_its_groups_may(service: ServerProcess) -> None:
     assert http.found(name, query="lava", mode="lexical", typos=False) == []
 
 
+@pytest.mark.slow
 def test_a_collection_may_be_erased_renamed_and_deleted(service: ServerProcess) -> None:
     """The processes let go of its files, and have it open again afterwards."""
     http = Http(service.url)
@@ -311,6 +312,7 @@ def test_nothing_is_missed_while_they_are_killed(service: ServerProcess, kills: 
     use_processes(http, name)
 
 
+@pytest.mark.slow
 def test_they_end_with_the_service(tmp_path: Path, model_folder: Path) -> None:
     """Within a second of its death; and when it stops, it leaves none behind."""
     environ = {**PROCESSES, "NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
@@ -326,6 +328,7 @@ def test_they_end_with_the_service(tmp_path: Path, model_folder: Path) -> None:
         wait_until(lambda: not any(map(runs, found)), GONE_S)  # noqa: B023
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_done_without(service: ServerProcess) -> None:
     """Searches that it has are asked elsewhere, and no others are sent to it."""
     http = Http(service.url)
@@ -341,6 +344,7 @@ def test_one_that_hangs_is_done_without(service: ServerProcess) -> None:
         os.kill(stopped, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_by_default_there_are_as_many_as_serve(tmp_path: Path, model_folder: Path) -> None:
     """One for each core, fewer where there is little memory, and `nearline top` shows what they use."""
     assert as_many_as_serve(16 << 30) == min(available_threads(), PROCESSES_MAX)
@@ -359,6 +363,7 @@ def test_by_default_there_are_as_many_as_serve(tmp_path: Path, model_folder: Pat
         assert (figures["search_memory_bytes"] > 0) == (wanted > 0)
 
 
+@pytest.mark.slow
 def test_what_sparing_the_cold_tier_loses_is_learned_by_the_service(tmp_path: Path) -> None:
     """Whichever process a search is answered by, it counts once, and the tier's rule is one for all of them."""
     environ = {**PROCESSES, "NEARLINE_SEARCH_COLD": "calibrated"}

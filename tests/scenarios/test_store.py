@@ -190,6 +190,7 @@ def test_a_replica_follows_and_is_promoted(tmp_path: Path, environ: dict[str, st
         assert len(found(http, write(http, 5))) == 6
 
 
+@pytest.mark.slow
 def test_a_replica_passes_writes_on(tmp_path: Path, environ: dict[str, str]) -> None:
     """A replica with `store.writer` is told what is new instead of asking for it, and with `forward_writes` a client
     needs to know only the replica: writes, new collections, refusals and jobs come from the writer."""
@@ -255,6 +256,7 @@ def test_a_replica_passes_writes_on(tmp_path: Path, environ: dict[str, str]) -> 
             assert "the service that writes " in said
 
 
+@pytest.mark.slow
 def test_names_that_a_replica_passes_on_are_known_there(tmp_path: Path, environ: dict[str, str]) -> None:
     """When the answer comes, although the writer by itself would upload them half a minute later."""
     environ = {**environ, "NEARLINE_STORE_URL": "s3://books/names", "NEARLINE_STORE_ACKNOWLEDGE": "local"}

@@ -100,6 +100,7 @@ def ingest_until_dead(http: Http, name: str, acknowledged: list[int], first: int
         number += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rebuilding", [False, True], ids=["idle", "during a rebuild"])
 def test_kill_during_ingest_loses_nothing(tmp_path: Path, model_folder: Path, rebuilding: bool) -> None:
     """After kill -9 every acknowledged document is found on restart, every deleted one is gone."""
@@ -161,6 +162,7 @@ def test_sigterm_finishes_what_was_accepted(tmp_path: Path, model_folder: Path) 
         assert Http(again.url).ok("GET", "/v1/collections/notes")["documents"] == 300
 
 
+@pytest.mark.slow
 def test_another_model_is_refused(tmp_path: Path, model_folder: Path) -> None:
     """Served with a model of another fingerprint, a collection refuses text, clearly, and keeps what it has."""
     import shutil

@@ -2,7 +2,7 @@
 
 The whole service over HTTP, with its model. `tests/faults/test_kills.py` does the same to the indexes alone, where a
 kill costs a second. `make torture` runs it NEARLINE_TORTURE_KILLS times (50). A short form of two kills is part of
-`make test`.
+`make slow`.
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ def torture(folder: Path, model_folder: Path, kills: int) -> None:
     assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_two_kills(tmp_path: Path, model_folder: Path) -> None:
     """After each kill everything acknowledged is there, nothing deleted is back, nothing is there twice."""
     torture(tmp_path, model_folder, 2)
