@@ -30,7 +30,7 @@ SEARCH_PROCESSES = "NEARLINE_SERVER_SEARCH_PROCESSES"
 
 
 def pytest_configure() -> None:
-    """What a script starts in the background ignores Ctrl-C, and so would every program that the tests start.
+    """What a script starts in the background ignores Ctrl-C or SIGHUP, and so would every program that the tests start.
 
     Haystack sends statistics to its makers, and decides it when it is imported. Where Python is told to write no
     bytecode, each of the hundreds of processes that the tests start would compile all of the code, and each run all
@@ -47,6 +47,7 @@ def pytest_configure() -> None:
         sys.dont_write_bytecode = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection() -> None:

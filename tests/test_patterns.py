@@ -211,6 +211,7 @@ def test_time_grows_with_the_text_and_no_faster(used: Used) -> None:
             assert much < max(SUSPECT_S * REPEATS_MORE, GROWTH_MAX * little), (method, text(3), little, much)
 
 
+@pytest.mark.slow
 def test_a_backtracking_pattern_would_be_found() -> None:
     """The texts find what once stopped the service."""
     once = [

@@ -184,7 +184,7 @@ class Collection(CollectionView):
 
     def _write(self, operations: Operations) -> Future[WriteResult]:
         self.options.replication.require_up()
-        self._require_here()
+        self.require_here()
         return self.options.replication.confirm(self.uid, self._writer.write(operations))
 
     def delete_holding(self, passages: Ids) -> Future[WriteResult]:
@@ -282,7 +282,8 @@ class Collection(CollectionView):
             self._sealing.wait()
             self.on_writer(lambda: None)
 
-    def _require_here(self) -> None:
+    def require_here(self) -> None:
+        """Raise NotReady while the collection is being moved, because it takes no writes then."""
         if (moving := self.moving) is not None:
             way = "to" if moving.role == "given" else "from"
             raise NotReady(f"{self.name} is being moved {way} {moving.node}; nothing was written")
@@ -304,7 +305,7 @@ class Collection(CollectionView):
         """Change what else the collection is called, unless it is being moved."""
 
         def step() -> None:
-            self._require_here()
+            self.require_here()
             self.aliases.change(change)
 
         self.on_writer(step)
@@ -330,7 +331,7 @@ class Collection(CollectionView):
         self.arrivals.arrived(self._last_seq)
 
     def _commit(self, writes: list[Sequence[Operation]]) -> list[WriteResult]:
-        self._require_here()  # also those that were waiting when it was given
+        self.require_here()  # also those that were waiting when it was given
         results, applied = self.log.commit(writes)
         for listener in self.on_commit if applied else ():
             listener(applied[-1].seq)

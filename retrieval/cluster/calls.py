@@ -92,6 +92,13 @@ class ReadSeqs(Call, frozen=True):
     documents: Sequence[str]
 
 
+class FindVisible(Call, frozen=True):
+    """Which of these documents exist and may be seen by a caller with these groups; None: by one that sees all."""
+
+    documents: Sequence[str]
+    groups: Sequence[str] | None
+
+
 class CountMatching(Call, frozen=True):
     condition: Filter | None
 
@@ -142,6 +149,7 @@ AnyCall = (
     | CountAhead
     | AwaitSeq
     | ReadSeqs
+    | FindVisible
     | CountMatching
     | ReadPage
 )
@@ -157,6 +165,7 @@ ANSWERS: dict[type[Call], Any] = {
     CountAhead: Ahead,
     AwaitSeq: None,
     ReadSeqs: dict[str, int],
+    FindVisible: list[str],
     CountMatching: DocumentsCounted,
     ReadPage: DocumentsPage,
 }

@@ -155,9 +155,11 @@ async def send_all(
     path: str,
     bodies: Mapping[int, Any],
     places: Mapping[int, Sequence[int]] | None = None,
+    after_some: str = "send the request again, which is harmless",
 ) -> dict[int, Any]:
     """Send to each shard its part of a request, all at once, and return the answers. `places` says which documents of
-    the request each part has. Raises the first error, in the words of the whole request."""
+    the request each part has. Raises the first error, in the words of the whole request; they end with `after_some` if
+    other shards have done their parts."""
     for shard in bodies:  # before anything is written
         nodes.require_writer(sharded.shard(shard))
 
@@ -165,7 +167,7 @@ async def send_all(
         try:
             name = sharded.shard(shard)
             reply = await change(nodes, name, method, f"{path_of(name)}/{path}", part)
-            nodes.acknowledge(name, reply["seq"])
+            nodes.acknowledge(name, reply.get("seq", 0))
         except NearlineError as error:
             return error
         return reply
@@ -175,13 +177,13 @@ async def send_all(
     if failed:
         shard, error = next(iter(failed.items()))
         raise in_words_of_all(
-            error, shard, sorted(bodies.keys() - failed.keys()), (places or {}).get(shard, ())
+            error, shard, sorted(bodies.keys() - failed.keys()), (places or {}).get(shard, ()), after_some
         )
     return replies
 
 
 def in_words_of_all(
-    error: NearlineError, shard: int, done: Sequence[int], places: Sequence[int]
+    error: NearlineError, shard: int, done: Sequence[int], places: Sequence[int], after_some: str
 ) -> NearlineError:
     """Say what a shard refused of its part in the words of the whole request: `places` are those of its documents."""
 
@@ -192,10 +194,7 @@ def in_words_of_all(
     error.message = PLACE.sub(whole_place, error.message)
     error.param = error.param and PLACE.sub(whole_place, error.param)
     if done:
-        error.message += (
-            f"; that was shard {shard}, and shards {', '.join(map(str, done))} have done their parts: send the request "
-            "again, which is harmless"
-        )
+        error.message += f"; that was shard {shard}, and shards {', '.join(map(str, done))} have done their parts: {after_some}"
     return error
 
 

@@ -3,6 +3,7 @@
 POST /v1/shards/NAME/changes   what leads from a state of the log to the last commit; the last time, it gives the shard
                                away with that
 GET  /v1/shards/NAME/indexes   the live generation
+GET  /v1/shards/NAME/feedback  what users think of its documents
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from retrieval.access.auth import NODE, PRINCIPAL
 from retrieval.cluster.link import MSGPACK
 from retrieval.cluster.nodes import LOOK_S, Nodes
 from retrieval.handlers import collections
-from retrieval.handlers.state import BODY, CATALOG
+from retrieval.handlers.state import BODY, CATALOG, FEEDBACK
 from retrieval.search.travel import pack, unpack
 from retrieval.wire.errors import MalformedRequest
 
@@ -87,6 +88,12 @@ async def indexes(request: web.Request) -> web.StreamResponse:
         yield from pieces
 
     return await stream(request, frames())
+
+
+async def feedback(request: web.Request) -> web.Response:
+    app, collection = request.app, request.app[CATALOG].get(request.match_info["shard"])
+    entries = await app[FEEDBACK].on_thread(app[FEEDBACK].read, collection)
+    return web.Response(body=msgspec.msgpack.encode(entries), content_type=MSGPACK)
 
 
 async def stream(request: web.Request, frames: Iterator[bytes]) -> web.StreamResponse:

@@ -15,6 +15,7 @@ from retrieval.cluster import (
     collections,
     documents,
     explaining,
+    feedback,
     giving,
     jobs,
     moves,
@@ -34,6 +35,7 @@ from retrieval.handlers import collections as whole_collections
 from retrieval.handlers import documents as whole_documents
 from retrieval.handlers import evaluation as whole_evaluation
 from retrieval.handlers import explain as whole_explaining
+from retrieval.handlers import feedback as whole_feedback
 from retrieval.handlers import jobs as whole_jobs
 from retrieval.handlers import search as whole_searching
 from retrieval.handlers import watch as whole_watching
@@ -71,6 +73,9 @@ OF_SHARDS: dict[object, Handler] = {
     whole_collections.set_synonyms: collections.set_synonyms,
     whole_collections.show_synonyms: collections.show_synonyms,
     whole_collections.remove_synonyms: collections.remove_synonyms,
+    whole_feedback.write: feedback.write,
+    whole_feedback.list_feedback: feedback.list_feedback,
+    whole_feedback.delete: feedback.delete,
     whole_evaluation.keep: collections.keep_evaluation,
     whole_evaluation.show: collections.show_evaluation,
 }
@@ -136,6 +141,7 @@ def add_shard_routes(app: web.Application) -> None:
         ("GET", "/v1/shards/{shard}", taking.show),
         ("POST", "/v1/shards/{shard}/changes", giving.changes),
         ("GET", "/v1/shards/{shard}/indexes", giving.indexes),
+        ("GET", "/v1/shards/{shard}/feedback", giving.feedback),
         ("PUT", f"/v1/shards/{{shard}}/{aliases.PATH}", aliases.keep),
     ):
         app.router.add_route(method, path, handler)

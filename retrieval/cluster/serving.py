@@ -18,6 +18,7 @@ from indexes.collection.collection import Collection
 from indexes.parts.query import Candidates
 from indexes.reading import scrolling
 from indexes.store.following import Follower
+from retrieval.access.auth import Principal
 from retrieval.access.privacy import VECTOR_EXPORT, VectorExport
 from retrieval.admission.gates import AdmittedRequest
 from retrieval.base.request_id import REQUEST_ID
@@ -35,6 +36,7 @@ from retrieval.cluster.calls import (
     DocumentsCounted,
     DocumentsPage,
     Fetch,
+    FindVisible,
     FollowPassages,
     NodeShards,
     ReadDocument,
@@ -254,6 +256,9 @@ def do(shard: LocalShard, call: AnyCall, export: VectorExport) -> bytes:
             return pack(None)
         case ReadSeqs():
             return pack(collection.log.seqs_of(call.documents))
+        case FindVisible():
+            caller = Principal(groups=None if call.groups is None else tuple(call.groups))
+            return pack([*collection.log.visible(call.documents, caller.may_read)])
         case _:
             return pack(run_at_once(partial(ask_shard, shard, call)))
 

@@ -28,9 +28,10 @@ from retrieval.cluster.nodes import Node, Nodes
 from retrieval.cluster.running import keep_running
 from retrieval.cluster.targets import nodes_of
 from retrieval.handlers import collections
-from retrieval.handlers.state import CATALOG, STORE
+from retrieval.handlers.state import CATALOG, FEEDBACK, STORE
 from retrieval.handlers.wire import names_stored
 from retrieval.search.travel import pack, unpack
+from retrieval.upkeep.feedback import FeedbackEntry
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +126,7 @@ async def take(app: web.Application, nodes: Nodes, shard: str, node: str, state:
                 break
         original.give_to = node
         await asyncio.to_thread(catch_up, original, copy)
+        await app[FEEDBACK].on_thread(app[FEEDBACK].place, copy, await original.feedback())
         await asyncio.to_thread(copy.take)
     except BaseException:
         await remove_copy(app, shard)
@@ -174,6 +176,12 @@ class RemoteOriginal:
         frames = self._frames("GET", "indexes")
         found = unpack(next(frames, b""), CopiedIndexes)
         return (found.number, found.files, frames) if found.number else None
+
+    async def feedback(self) -> list[FeedbackEntry]:
+        """Return the feedback that is kept with the shard. Once it is given, no more comes."""
+        url = f"{self.giver.url}/v1/shards/{self.shard}/feedback"
+        async with self.nodes.link.exchange("GET", url) as reply:
+            return msgspec.msgpack.decode(await reply.read(), type=list[FeedbackEntry])
 
     def _frames(self, method: str, what: str, content: bytes | None = None) -> Generator[bytes, None, None]:
         """Yield the frames of an answer, each awaited on the loop. It ends early if the connection does."""

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from indexes.base.errors import InvalidInput, TooLarge
 from indexes.base.model import now_ms
-from indexes.collection.collection import Collection
-from retrieval.access.auth import PRINCIPAL
+from retrieval.access.auth import NODE, PRINCIPAL
 from retrieval.base.settings import Config
 from retrieval.handlers.state import CONFIG, FEEDBACK, HELD
 from retrieval.handlers.wire import answer, answer_from, body, collection_of
@@ -18,24 +17,15 @@ from retrieval.wire.collections import FeedbackBody, FeedbackKept, FeedbackList,
 
 
 async def write(request: web.Request) -> web.Response:
-    wanted = await body(request, SendFeedback)
+    entries = await sent_entries(request)
     _, collection = collection_of(request)
-    app, sent = request.app, wanted.feedback
-    most = app[CONFIG].limits.feedback_per_request_max
-    if not sent:
-        raise InvalidInput("feedback is empty, expected at least one entry", param="feedback")
-    if len(sent) > most:
-        raise TooLarge(f"{len(sent)} entries in one request, at most {most} are allowed", param="feedback")
-    received_ms = now_ms()
-    entries = [check_entry(one, f"feedback[{at}]", received_ms, app[CONFIG]) for at, one in enumerate(sent)]
-    feedback = app[FEEDBACK]
+    feedback = request.app[FEEDBACK]
 
     def keep() -> FeedbackKept:
-        visible = visible_among(collection, entries)
+        visible = collection.log.visible(named_in(entries), PRINCIPAL.get().may_read)
         if about := about_visible(entries, visible):
             feedback.keep(collection, about)
-        unknown = dict.fromkeys(one.document_id for one in entries if one.document_id not in visible)
-        return FeedbackKept(len(about), [*unknown])
+        return kept(about, entries, visible)
 
     return answer(await feedback.on_thread(keep))
 
@@ -62,19 +52,38 @@ async def delete(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-def visible_among(collection: Collection, entries: list[FeedbackEntry]) -> set[str]:
-    """Return the ids in the entries of documents that exist and that the caller may see."""
-    named = {each for one in entries for each in (one.document_id, *one.passed)}
-    return collection.log.visible(named, PRINCIPAL.get().may_read)
+async def sent_entries(request: web.Request) -> list[FeedbackEntry]:
+    """Return the feedback in the body. Raises InvalidInput or TooLarge."""
+    sent, config = (await body(request, SendFeedback)).feedback, request.app[CONFIG]
+    most = config.limits.feedback_per_request_max
+    if not sent:
+        raise InvalidInput("feedback is empty, expected at least one entry", param="feedback")
+    if len(sent) > most:
+        raise TooLarge(f"{len(sent)} entries in one request, at most {most} are allowed", param="feedback")
+    received_ms = now_ms()
+    return [check_entry(one, f"feedback[{at}]", received_ms, config) for at, one in enumerate(sent)]
+
+
+def named_in(entries: list[FeedbackEntry]) -> set[str]:
+    return {each for one in entries for each in (one.document_id, *one.passed)}
 
 
 def about_visible(entries: list[FeedbackEntry], visible: set[str]) -> list[FeedbackEntry]:
-    """Return the entries about visible documents, which name no others as passed."""
+    """Return the entries about visible documents, which name no others as passed. A node has asked the other shards
+    already which of those are visible."""
+    if PRINCIPAL.get() is NODE:
+        return [one for one in entries if one.document_id in visible]
     return [
         replace(one, passed=[each for each in one.passed if each in visible])
         for one in entries
         if one.document_id in visible
     ]
+
+
+def kept(about: list[FeedbackEntry], entries: list[FeedbackEntry], visible: set[str]) -> FeedbackKept:
+    """Say what was kept of the entries, and of which documents nothing."""
+    unknown = dict.fromkeys(one.document_id for one in entries if one.document_id not in visible)
+    return FeedbackKept(len(about), [*unknown])
 
 
 def chars_of(one: FeedbackEntry) -> int:

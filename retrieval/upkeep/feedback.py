@@ -71,7 +71,9 @@ class Feedback:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def keep(self, collection: Collection, entries: Sequence[FeedbackEntry]) -> None:
-        """Append entries durably. Raises TooLarge if they take more than half of the space allowed."""
+        """Append entries durably. Raises TooLarge if they take more than half of the space allowed, and NotReady while
+        the collection is being moved."""
+        collection.require_here()
         lines = b"".join(map(encode, entries))
         if len(lines) > (half := self._settings.file_bytes_max // 2):
             raise TooLarge(f"{len(lines)} bytes of feedback at once, at most {half}", param="feedback")
@@ -81,8 +83,15 @@ class Feedback:
         """Return the entries of the last `days`, oldest first."""
         return list(filter(self._is_recent, file_of(collection).read()[1]))
 
+    def place(self, collection: Collection, entries: Sequence[FeedbackEntry]) -> None:
+        """Durably keep these entries of a collection that is being moved here, and no others."""
+        remove(collection.folder / FILE)
+        if entries:
+            file_of(collection).append(b"".join(map(encode, entries)), self._settings.file_bytes_max)
+
     def forget(self, collection: Collection) -> None:
-        """Delete the file and all entries, durably."""
+        """Delete the file and all entries, durably. Raises NotReady while the collection is being moved."""
+        collection.require_here()
         remove(collection.folder / FILE)
 
     def forget_old(self, collection: Collection) -> None:

@@ -135,6 +135,7 @@ def test_it_serves(url: str) -> None:
     assert b"/openapi.json" in get(f"{url}/docs")
 
 
+@pytest.mark.slow
 def test_configuration_and_alerts_come_with_it(environment: Path) -> None:
     """All of configs/, beside the command."""
     shipped = {path.relative_to(ROOT / "configs") for path in (ROOT / "configs").rglob("*") if path.is_file()}

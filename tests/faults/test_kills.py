@@ -18,7 +18,7 @@ from tests.support.inspection import consistent
 from tests.support.oracle import Child, Oracle, read_until_killed
 from tests.support.workload import BACKUPS, TUNING, Options
 
-KILLS_IN_CI = 25
+KILLS_IN_CI = 10
 
 
 def kill_again_and_again(folder: Path, kills: int, seed: int) -> Oracle:

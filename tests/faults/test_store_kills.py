@@ -15,7 +15,7 @@ import pytest
 from tests.support.oracle import Child, Oracle, read_until_killed
 from tests.support.workload import BACKUPS, Options, open_with_store
 
-KILLS_IN_CI = 10
+KILLS_IN_CI = 4
 
 
 def lose_machines(folder: Path, kills: int, seed: int) -> Oracle:

@@ -145,6 +145,7 @@ def test_the_target_is_reached(outcomes: dict[float, TuneOutcome]) -> None:
         assert not outcome.held_out
 
 
+@pytest.mark.slow
 def test_the_outcome_says_what_its_settings_find(
     outcomes: dict[float, TuneOutcome], collection: Collection
 ) -> None:

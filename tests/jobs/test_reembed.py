@@ -134,6 +134,7 @@ def test_writes_meanwhile_are_taken_over(http: Http, service: ServerProcess) -> 
     assert not {"n240", "n241", "n242"} & contents(http, target).keys()
 
 
+@pytest.mark.slow
 def test_a_killed_copy_goes_on_where_it_stopped(http: Http, service: ServerProcess) -> None:
     """The command, killed in the middle, leaves a target that the next run completes without writing anything twice."""
     source, target = http.new_collection(model=OLD), "copy-4"

@@ -318,6 +318,7 @@ def rows(numbers: range) -> str:
     return "".join(json.dumps({"id": f"m{at}", "text": f"Row {at}. " * 30}) + "\n" for at in numbers)
 
 
+@pytest.mark.slow
 def test_killed_at_any_time(folder: Folder) -> None:
     """Killed again and again while the folder changes: in the end the collection is the folder, and no more."""
     for at in range(150):

@@ -106,6 +106,7 @@ def test_a_dry_run_reports_and_changes_nothing(
     assert after["recall_target"] == before["recall_target"] == 0.99
 
 
+@pytest.mark.slow
 def test_settings_are_applied_and_drawn(
     service: ServerProcess, http: Http, collection: str, queries: Path, tmp_path: Path
 ) -> None:

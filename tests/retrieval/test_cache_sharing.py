@@ -148,6 +148,7 @@ def test_equal_documents_are_answered_once(tmp_path: Path) -> None:
         asyncio.run(story(pair))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", SEARCHES, ids=["dense", "exact", "lexical"])
 def test_what_saw_a_later_commit_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: dict[str, Any]

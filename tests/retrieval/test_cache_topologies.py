@@ -245,6 +245,7 @@ def test_sentinels_name_the_new_master(tmp_path: Path) -> None:
             assert promoted.dbsize() > 0
 
 
+@pytest.mark.slow
 def test_a_cluster_of_three(tmp_path: Path) -> None:
     """Keys lie in all three nodes, gets of many are one call, and a node that comes back is used again."""
     with contextlib.ExitStack() as stack:

@@ -209,6 +209,7 @@ def test_without_redis_there_is_no_metric_of_it(http: Http) -> None:
     assert "nearline_redis_up" not in http.ok("GET", "/metrics")
 
 
+@pytest.mark.slow
 def test_two_services_under_writes_give_no_stale_answer(tmp_path: Path, model_folder: Path) -> None:
     """With one Redis and hardly any cache of their own: what was acknowledged is in every answer that comes after, and
     an answer from the cache is what a search without it gives at the same operation."""

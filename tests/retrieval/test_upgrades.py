@@ -38,6 +38,7 @@ def upgraded(tmp_path: Path, environ: Mapping[str, str]) -> Path:
     return data
 
 
+@pytest.mark.slow
 def test_an_idle_service_rebuilds_one_after_the_other(upgraded: Path, environ: Mapping[str, str]) -> None:
     """It answers from the start, nobody writes, and what is of use already is left alone."""
     with serving(upgraded, environ) as server:

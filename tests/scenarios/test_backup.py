@@ -93,6 +93,7 @@ def everything(http: Http, name: str) -> dict[str, tuple[int, str]]:
         wanted["cursor"] = page["cursor"]
 
 
+@pytest.mark.slow
 def test_a_backup_under_load_restores_to_exactly_its_seq(tmp_path: Path, model_folder: Path) -> None:
     """With writers and rebuilds running, each backup is the state after its seq, whole, and searchable."""
     oracle, backups = Oracle(), []

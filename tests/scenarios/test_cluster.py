@@ -418,7 +418,7 @@ def test_errors_are_those_of_the_whole_request(cluster: Cluster, sizes: dict[int
         http.call("POST", f"/v1/collections/{sizes[1]}/search", {"query": "x", "min_seq": "0.1"}).status
         == 422
     )
-    not_yet = http.call("POST", f"/v1/collections/{name}/feedback", {})
+    not_yet = http.call("POST", f"/v1/collections/{name}/rename", {"name": "other"})
     assert (not_yet.status, not_yet.body["error"]["param"]) == (409, "collection")
     # What belongs to a shard is not for a writer to say.
     shard = next(
@@ -426,6 +426,71 @@ def test_errors_are_those_of_the_whole_request(cluster: Cluster, sizes: dict[int
     )
     direct = http.call("POST", f"/v1/collections/{shard}/documents", {"documents": documents[:1]})
     assert (direct.status, direct.body["error"]["type"]) == (409, "conflict")
+
+
+def test_feedback_is_kept_with_the_documents_it_is_about(cluster: Cluster) -> None:
+    """Through any service, as in one piece: nothing about documents that are not there or that a key may not see, also
+    not that they were passed. It moves with its shard."""
+    http, at_b, kept = cluster.http, cluster.at_b, "/v1/collections/judged/feedback"
+    http.ok("POST", "/v1/collections", {"name": "judged", "shards": 4})
+    documents: list[dict[str, Any]] = [
+        {"id": f"j{at}", "text": f"A note about {THINGS[at % 6]}."} for at in range(12)
+    ]
+    for one, group in (("s", "staff"), ("x", "board")):
+        documents.append({"id": one, "text": f"For the {group}.", "metadata": {"acl": [group]}})
+    http.ok("POST", "/v1/collections/judged/documents", {"documents": documents})
+    sent = [{"query": f"note {at}", "document_id": f"j{at}", "grade": at % 4} for at in range(12)]
+    assert at_b.ok(
+        "POST", kept, {"feedback": [*sent, {"query": "gone", "document_id": "none", "grade": 1}]}
+    ) == {
+        "kept": 12,
+        "unknown": ["none"],
+    }
+    seen = [f"j{at}" for at in range(12)]
+    clicks = [{"query": "clicked", "document_id": "s", "shown": [*seen, "x", "none", "s"]}]
+    clicks += [{"query": "clicked", "document_id": "x", "shown": ["j1", "x"]}]
+    reader = KeyHttp(http.url, cluster.keys["reader"])
+    assert reader.ok("POST", kept, {"feedback": clicks}) == {"kept": 1, "unknown": ["x"]}
+    clicked = {"query": "clicked", "document_id": "s", "grade": None, "passed": seen}
+
+    def found(at: KeyHttp) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = at.ok("GET", kept)["feedback"]
+        assert [one.pop("time_ms") for one in at.ok("GET", kept)["feedback"]] == sorted(
+            one.pop("time_ms") for one in entries
+        )
+        return entries
+
+    assert found(http)[-1] == clicked
+    assert sorted(found(at_b), key=str) == sorted(
+        [*({**one, "passed": []} for one in sent), clicked], key=str
+    )
+    wrong = at_b.call("POST", kept, {"feedback": [sent[0], {**sent[1], "query": " "}]})
+    assert (wrong.status, wrong.body["error"]["param"]) == (422, "feedback[1].query")
+    assert len(found(http)) == 13
+    # Beside moves, what was acknowledged is kept once.
+    late: list[str] = []
+    moving = threading.Event()
+
+    def judge() -> None:
+        while not moving.is_set():
+            query = f"late {len(late)}"
+            several = [{"query": query, "document_id": one, "grade": 2} for one in seen]
+            assert at_b.ok("POST", kept, {"feedback": several})["kept"] == 12
+            late.append(query)
+
+    with ThreadPoolExecutor() as pool:
+        judging = pool.submit(judge)
+        try:
+            move_all(http, "judged", 4, to="b")
+            move_all(http, "judged", 4, to="a")
+        finally:
+            moving.set()
+        judging.result()
+    entries = found(http)
+    assert len(entries) == 13 + 12 * len(late)
+    assert {one["query"] for one in entries} >= {*late, "clicked", "note 0"}
+    at_b.ok("DELETE", kept)
+    assert found(http) == []
 
 
 def test_a_name_means_one_collection(cluster: Cluster) -> None:
@@ -640,6 +705,7 @@ def test_what_an_answer_could_not_know_of_is_explained(cluster: Cluster, explain
     http.ok("DELETE", f"/v1/collections/{name}/documents/vouchers")
 
 
+@pytest.mark.slow
 def test_an_expired_document_is_told_from_one_that_never_was(cluster: Cluster) -> None:
     """Until it is deleted, which happens beside this."""
     http = cluster.http
@@ -740,6 +806,7 @@ def move_all(http: KeyHttp, name: str, shards: int, to: str) -> None:
         assert reply.status == 409 or http.wait_for(reply.body["job"])["status"] == "succeeded", reply
 
 
+@pytest.mark.slow
 def test_a_standing_query_goes_on_while_a_writer_hangs(cluster: Cluster) -> None:
     """Its replica has the other shards; without one, the stream ends with an error."""
     http, at_b = cluster.http, cluster.at_b

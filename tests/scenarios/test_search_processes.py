@@ -106,6 +106,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Itera
         yield running
 
 
+@pytest.mark.slow
 def test_the_searches_of_a_request_share_its_budgets(service: ServerProcess) -> None:
     """Those of a batch that are answered side by side compare their words with as many terms as one search may, and no
     fewer. A search of its own may compare with all of them."""
@@ -247,7 +248,7 @@ def over(works: list[Future[int]]) -> bool:
 @pytest.mark.parametrize(
     "kills",
     [
-        25,
+        10,
         pytest.param(
             int(os.environ.get("NEARLINE_TORTURE_KILLS", "200")),
             marks=[pytest.mark.torture, pytest.mark.timeout(1800)],
