@@ -194,7 +194,8 @@ def in_words_of_all(
     error.message = PLACE.sub(whole_place, error.message)
     error.param = error.param and PLACE.sub(whole_place, error.param)
     if done:
-        error.message += f"; that was shard {shard}, and shards {', '.join(map(str, done))} have done their parts: {after_some}"
+        parts = f"shards {', '.join(map(str, done))} have done their parts"
+        error.message += f"; that was shard {shard}, and {parts}: {after_some}"
     return error
 
 
