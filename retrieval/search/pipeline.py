@@ -236,7 +236,7 @@ class Pipeline:
         strained = counted and 0 < self._config.search.strained_from <= self.under_way
         watch, plan = Stopwatch(), self._plan(collection, request, strained=strained)
         if not counted:
-            plan = replace(plan, counted=False, query=replace(plan.query, counted=False))
+            plan = plan.uncounted()
         self.under_way += 1
         budget.work.searches += 1
         try:
@@ -371,7 +371,7 @@ class Pipeline:
             embeds=sharded.settings.embeds,
         )
         plan = replace(plan, query=replace(plan.query, spoken=sharded.spoken()))
-        return plan if counted else replace(plan, counted=False, query=replace(plan.query, counted=False))
+        return plan if counted else plan.uncounted()
 
     def _plan(self, collection: Collection, request: SearchRequest, *, strained: bool = False) -> Plan:
         return make_plan(

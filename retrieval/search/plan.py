@@ -98,6 +98,10 @@ class Plan(msgspec.Struct, frozen=True):
             return None
         return (self.operators.text if self.operators else self.request.query) or None
 
+    def uncounted(self) -> Plan:
+        """The same search, whose hits are not counted."""
+        return replace(self, counted=False, query=replace(self.query, counted=False))
+
 
 class EmbeddedQuery(msgspec.Struct, frozen=True):
     """A plan whose query has its vector, with what fusion needs to know of the model that made it.

@@ -144,6 +144,7 @@ def test_configuration_and_alerts_come_with_it(environment: Path) -> None:
     assert {Path("default.toml"), Path("prometheus/alerts.yml"), Path("grafana/nearline.json")} <= shipped
 
 
+@pytest.mark.slow
 def test_a_missing_extra_is_named(environment: Path) -> None:
     """Every command is there; one that needs an extra says which, and how it is installed."""
     assert "serve" in run([environment / "bin/nearline", "--help"])

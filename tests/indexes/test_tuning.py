@@ -157,6 +157,7 @@ def test_the_outcome_says_what_its_settings_find(
         assert recall(collection, QUERIES) == pytest.approx(reported, abs=0.003)
 
 
+@pytest.mark.slow
 def test_the_curve_rises(outcomes: dict[float, TuneOutcome]) -> None:
     """Each point of it costs more than the one before and finds more."""
     for outcome in outcomes.values():

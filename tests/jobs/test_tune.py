@@ -129,6 +129,7 @@ def test_settings_are_applied_and_drawn(
         assert ET.parse(picture).getroot().tag.endswith("svg")
 
 
+@pytest.mark.slow
 def test_users_own_queries_tune(service: ServerProcess, collection: str, tmp_path: Path) -> None:
     """The log of queries that a service kept serves as well as a file of queries."""
     log = tmp_path / "queries.jsonl"
