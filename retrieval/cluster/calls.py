@@ -222,7 +222,8 @@ class CallReply(msgspec.Struct, array_like=True, frozen=True):
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     """A shard as its node has it. `spoken`: how many of its passages are in each language. `moving`: it takes no writes
     there, because it comes from another node or goes there. `aliases` are those of the collection, in its first shard,
-    with the times at which they were given. `origin` is another one if the shard was created again."""
+    with the times at which they were given. `origin` is another one if the shard was created again. `job` is the id of
+    one that works for it."""
 
     seq: int
     documents: int
@@ -234,6 +235,7 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     moving: Moving | None = None
     aliases: dict[str, int] = {}
     origin: str = ""
+    job: str = ""
 
     @property
     def is_copy(self) -> bool:

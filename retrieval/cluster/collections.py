@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -122,8 +123,8 @@ async def delete(request: web.Request) -> web.Response:
     if nodes.away():
         require_all(nodes, sharded)
     shards = [sharded.shard(number) for number in range(sharded.of) if number in sharded.states]
-    for one in shards:  # before anything is deleted
-        nodes.require_writer(one)
+    await nodes.look()
+    require_idle(nodes, shards)  # before anything is deleted
     await few_at_a_time(partial(change, nodes, one, "DELETE", path_of(one)) for one in shards)
     for one in shards:
         nodes.forget(one)
@@ -191,6 +192,15 @@ async def tell_all(
     )
     await nodes.look()
     return answers
+
+
+def require_idle(nodes: Nodes, shards: Iterable[str]) -> None:
+    """Raise Conflict if a job works for one of the shards, and as `Nodes.require_writer`."""
+    for one in shards:
+        nodes.require_writer(one)
+        state = nodes.reader_of(one).state_of(one)
+        if state is not None and state.job:
+            raise Conflict(f"job {state.job} works for shard {one}: wait for its end", param="collection")
 
 
 def require_all(nodes: Nodes, sharded: Sharded) -> None:

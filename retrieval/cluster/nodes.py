@@ -378,6 +378,11 @@ class Nodes:
         """Forget what was acknowledged of a shard that was deleted."""
         self._acknowledged.pop(shard, None)
 
+    def rename(self, shard: str, name: str) -> None:
+        """Go on waiting for what was acknowledged of a shard that has another name now."""
+        if (known := self._acknowledged.pop(shard, None)) is not None:
+            self._acknowledged[name] = known
+
     def note_hits(self, shard: str, passages: Sequence[int]) -> None:
         """Keep passages that a user got until the next call of their shard, which counts them."""
         held = self.hits.setdefault(shard, [])

@@ -14,10 +14,12 @@ JOBS_KEPT = 100
 RUNNING = web.AppKey["set[asyncio.Task[None]]"]("RUNNING")
 
 
-def keep_running(app: web.Application, work: Coroutine[Any, Any, None]) -> None:
+def keep_running(app: web.Application, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Run this, and return it, so that its caller may wait for it and leave."""
     task = asyncio.create_task(work)
     app[RUNNING].add(task)
     task.add_done_callback(app[RUNNING].discard)
+    return task
 
 
 async def end_all(app: web.Application) -> None:

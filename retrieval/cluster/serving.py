@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections.abc import Mapping
 from functools import partial
 
 import msgspec
@@ -54,7 +55,7 @@ from retrieval.cluster.names import ShardName
 from retrieval.cluster.taking import TAKES
 from retrieval.cluster.targets import NODES
 from retrieval.handlers.documents import encode_page
-from retrieval.handlers.state import CATALOG, CONFIG, GATES, PIPELINE, STORE
+from retrieval.handlers.state import CATALOG, CONFIG, GATES, PIPELINE, STORE, TASKS
 from retrieval.search.pipeline import wait_for_seq
 from retrieval.search.shard import LocalShard, run_at_once
 from retrieval.search.stopwatch import Stopwatch
@@ -67,10 +68,15 @@ logger = logging.getLogger(__name__)
 CONNECTIONS = web.AppKey["dict[web.WebSocketResponse, dict[bytes, asyncio.Task[None]]]"]("CONNECTIONS")
 
 
-def describe(app: web.Application) -> NodeShards:
-    """Say which shards there are here, and in which state. It reads the counts of languages: run it on a thread."""
+def describe(app: web.Application, jobs: Mapping[str, str]) -> NodeShards:
+    """Say which shards there are here, and in which state. `jobs` are those under way, by collection. It reads the
+    counts of languages: run it on a thread."""
     collections, catalog = app[CATALOG].collections, app[CATALOG]
-    shards = {name: state_of(one) for name, one in collections.items() if ShardName.parse(name) is not None}
+    shards = {
+        name: state_of(one, jobs.get(name, ""))
+        for name, one in collections.items()
+        if ShardName.parse(name) is not None
+    }
     return NodeShards(
         shards=shards,
         writes=not isinstance(app[STORE], Follower),
@@ -79,7 +85,7 @@ def describe(app: web.Application) -> NodeShards:
     )
 
 
-def state_of(collection: Collection) -> ShardState:
+def state_of(collection: Collection, job: str) -> ShardState:
     snapshot = collection.snapshot
     return ShardState(
         seq=snapshot.seq,
@@ -92,6 +98,7 @@ def state_of(collection: Collection) -> ShardState:
         moving=collection.moving,
         aliases=called.names if (called := collection.aliases.current) else {},
         origin=collection.log.origin,
+        job=job,
     )
 
 
@@ -160,7 +167,7 @@ async def answer(app: web.Application, content: bytes, entry: AdmittedRequest) -
         raise MalformedRequest(f"these are no calls of shards: {error}") from None
     REQUEST_ID.set(asked.request_id)
     if not asked.calls:
-        return pack(Replies(state=await asyncio.to_thread(describe, app)))
+        return pack(Replies(state=await asyncio.to_thread(describe, app, app[TASKS].under_way())))
     now = asyncio.get_running_loop().time()
     until = math.inf if asked.within_s is None else now + asked.within_s
     watch = Stopwatch(deadline=None if asked.within_s is None else until)

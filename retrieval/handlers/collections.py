@@ -145,6 +145,8 @@ async def rename(request: web.Request) -> web.Response:
     PRINCIPAL.get().require_unbound()
     request.app[TASKS].require_idle(name)
     new_name = PRINCIPAL.get().full(wanted.name)
+    if (held := request.app[CATALOG].collections.get(name)) is not None:
+        held.require_here()
     async with request.app[PROCESSES].released(name):
         collection = await asyncio.to_thread(request.app[CATALOG].rename, name, new_name)
     forget(request.app, name)

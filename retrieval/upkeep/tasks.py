@@ -194,6 +194,11 @@ class Tasks:
         if jobs := self._running_jobs(name):
             raise under_way(jobs[0])
 
+    def under_way(self) -> dict[str, str]:
+        """Return a job that is queued or running for each collection that has one, by its name."""
+        jobs = (self._jobs[job_id] for job_id in self._running if job_id in self._jobs)
+        return {job.collection: job.id for job in jobs}
+
     def _running_jobs(self, name: str) -> list[JobBody]:
         """Return the jobs that are queued or running for a collection."""
         jobs = (self._jobs[job_id] for job_id in self._running if job_id in self._jobs)

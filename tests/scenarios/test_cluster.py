@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -418,8 +419,6 @@ def test_errors_are_those_of_the_whole_request(cluster: Cluster, sizes: dict[int
         http.call("POST", f"/v1/collections/{sizes[1]}/search", {"query": "x", "min_seq": "0.1"}).status
         == 422
     )
-    not_yet = http.call("POST", f"/v1/collections/{name}/rename", {"name": "other"})
-    assert (not_yet.status, not_yet.body["error"]["param"]) == (409, "collection")
     # What belongs to a shard is not for a writer to say.
     shard = next(
         one["name"] for one in http.ok("GET", f"/v1/collections/{name}")["shards"] if one["node"] == "a"
@@ -491,6 +490,91 @@ def test_feedback_is_kept_with_the_documents_it_is_about(cluster: Cluster) -> No
     assert {one["query"] for one in entries} >= {*late, "clicked", "note 0"}
     at_b.ok("DELETE", kept)
     assert found(http) == []
+
+
+def test_a_collection_in_shards_is_renamed(cluster: Cluster) -> None:
+    """By any service, beside searches and writes through an alias: they are answered, or refused for a moment, and what
+    was acknowledged stays."""
+    http, at_b = cluster.http, cluster.at_b
+    http.ok("POST", "/v1/collections", {"name": "old", "shards": 4})
+    http.ok("PUT", "/v1/aliases/current", {"collection": "old"})
+    at_b.write("old", *({"id": f"o{at}", "text": f"Note {at}: {THINGS[at % 6]}."} for at in range(40)))
+    question = {"query": "note about the lighthouse", "mode": "lexical", "k": 40}
+    before = [hit["document_id"] for hit in http.ok("POST", "/v1/collections/old/search", question)["hits"]]
+    over, statuses, written = threading.Event(), set[int](), list[str]()
+
+    def search() -> None:
+        while not over.is_set():
+            reply = http.call(
+                "POST", "/v1/collections/current/search", {"query": "kettle", "mode": "lexical"}
+            )
+            statuses.add(reply.status)
+            assert reply.status != 200 or reply.body["hits"]
+
+    def write() -> None:
+        while not over.is_set():
+            document = {"id": f"w{len(written)}", "text": "Written beside it."}
+            reply = at_b.call("POST", "/v1/collections/current/documents", {"documents": [document]})
+            statuses.add(reply.status)
+            written.extend([document["id"]] if reply.status == 200 else [])
+
+    with ThreadPoolExecutor() as pool:
+        beside = [pool.submit(search), pool.submit(write)]
+        try:
+            for at, (known, name) in enumerate([("old", "new"), ("new", "old"), ("old", "new")]):
+                renamed = (http, at_b)[at % 2].ok("POST", f"/v1/collections/{known}/rename", {"name": name})
+                assert (renamed["name"], len(renamed["shards"])) == (name, 4)
+        finally:
+            over.set()
+        for one in beside:
+            one.result()
+    assert 200 in statuses <= {200, 404, 503}, statuses
+    assert written
+    for asked in (http, at_b):
+        cluster.wait_for(partial(is_gone, asked, "old"))
+        assert all(
+            asked.ok("GET", f"/v1/collections/current/documents/{one}")["id"] == one for one in written
+        )
+        found = asked.ok("POST", "/v1/collections/new/search", question)["hits"]
+        assert [one["document_id"] for one in found if one["document_id"][0] == "o"] == before
+    http.ok("POST", "/v1/collections", {"name": "other"})
+    wrong = [("new", "other", 409), ("new", "current", 409), ("new", "new", 409), ("new", "No~", 422)]
+    for known, name, status in [*wrong, ("current", "third", 404), ("old", "third", 404)]:
+        reply = at_b.call("POST", f"/v1/collections/{known}/rename", {"name": name})
+        assert (reply.status, reply.body["error"]["param"]) == (
+            status,
+            "collection" if status == 404 else "name",
+        )
+    # A service has died in the middle of it: the same request goes on.
+    placed = {one["name"]: one["node"] for one in http.ok("GET", "/v1/collections/new")["shards"]}
+    first = cluster.services[placed["new~0of4"]].url
+    secret = {"X-Nearline-Cluster": cluster.environ["NEARLINE_CLUSTER_SECRET"]}
+    half = Http(first).call("POST", "/v1/collections/new~0of4/rename", {"name": "end~0of4"}, headers=secret)
+    assert half.status == 200
+    assert len(at_b.ok("POST", "/v1/collections/new/rename", {"name": "end"})["shards"]) == 4
+    found = at_b.ok("POST", "/v1/collections/end/search", question)["hits"]
+    assert [one["document_id"] for one in found if one["document_id"][0] == "o"] == before
+    http.ok("DELETE", "/v1/aliases/current")
+    # One node has something of that name: the shards of the other have their old name again.
+    last = next(one for one, node in placed.items() if node != placed["new~0of4"]).partition("~")[2]
+    (cluster.folder / placed[f"new~{last}"] / f"never~{last}").mkdir()
+    refused = at_b.call("POST", "/v1/collections/end/rename", {"name": "never"})
+    assert (refused.status, refused.body["error"]["param"]) == (409, "name")
+    assert len(http.ok("GET", "/v1/collections/end")["shards"]) == 4
+    assert is_gone(http, "never")
+    # A shard that cannot be renamed or deleted: all keep their name, and are there.
+    job = Http(first).call("POST", "/v1/collections/end~0of4/reindex", {}, headers=secret).body["job"]
+    for method, path, body in (("POST", "end/rename", {"name": "never"}), ("DELETE", "end", None)):
+        refused = at_b.call(method, f"/v1/collections/{path}", body)
+        assert (refused.status, refused.body["error"]["param"]) == (409, "collection")
+        assert job in refused.body["error"]["message"]
+        assert at_b.call("GET", "/v1/collections/never").status == 404
+        assert len(at_b.ok("GET", "/v1/collections/end")["shards"]) == 4
+    cluster.wait_for(lambda: http.call("DELETE", "/v1/collections/end").status == 204)
+
+
+def is_gone(http: KeyHttp, name: str) -> bool:
+    return http.call("GET", f"/v1/collections/{name}").status == 404
 
 
 def test_a_name_means_one_collection(cluster: Cluster) -> None:
