@@ -81,15 +81,7 @@ OF_SHARDS: dict[object, Handler] = {
     whole_evaluation.keep: collections.keep_evaluation,
     whole_evaluation.show: collections.show_evaluation,
 }
-WRITING = {
-    whole_documents.write,
-    whole_documents.patch,
-    whole_documents.patch_many,
-    whole_documents.delete,
-    whole_documents.delete_many,
-    whole_collections.delete,
-    whole_collections.rename,
-}
+OF_A_SHARD = {whole_jobs.reindex, whole_jobs.tune, whole_jobs.erase, whole_jobs.rollback}  # its own indexes
 OF_ALL: dict[object, Handler] = {
     whole_searching.search_collections: searching.search_collections,
     whole_collections.create: collections.create,
@@ -113,7 +105,7 @@ async def handler_for_shards(request: web.Request) -> Handler | None:
     catalog = request.app[CATALOG]
     if full in catalog.collections or full in catalog.aliases or full in catalog.quarantined:
         shard = ShardName.parse(full)
-        if shard is not None and handler in WRITING and PRINCIPAL.get() is not NODE:
+        if shard is not None and changes(request) and PRINCIPAL.get() is not NODE:
             raise Conflict(
                 f"{name!r} is a shard: what changes is its collection, {shard.collection!r}",
                 param="collection",
@@ -131,6 +123,13 @@ async def handler_for_shards(request: web.Request) -> Handler | None:
             param="collection",
         )
     return OF_SHARDS[handler]
+
+
+def changes(request: web.Request) -> bool:
+    """Whether a request changes what is in a collection, or how it answers."""
+    handler = request.match_info.handler
+    scopes = {"write", "admin"} if request.method != "GET" else set[str]()
+    return request.app[SCOPES].get(handler) in scopes and handler not in OF_A_SHARD
 
 
 def add_shard_routes(app: web.Application) -> None:

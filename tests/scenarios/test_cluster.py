@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -25,6 +26,8 @@ from indexes.directory.catalog import Catalog
 from jobs.serving.process import ServerProcess, serving
 from jobs.sources.docstrings import docstrings
 from retrieval.cluster.names import read_token, shard_of_document
+from retrieval.cluster.routing import OF_A_SHARD
+from retrieval.server.routes import ROUTES
 from tests.support.commands import nearline
 from tests.support.http import Http, Reply
 from tests.support.redis_server import free_port
@@ -423,8 +426,13 @@ def test_errors_are_those_of_the_whole_request(cluster: Cluster, sizes: dict[int
     shard = next(
         one["name"] for one in http.ok("GET", f"/v1/collections/{name}")["shards"] if one["node"] == "a"
     )
-    direct = http.call("POST", f"/v1/collections/{shard}/documents", {"documents": documents[:1]})
-    assert (direct.status, direct.body["error"]["type"]) == (409, "conflict")
+    changing = [one for one in ROUTES if one.scope in ("write", "admin") and one.method != "GET"]
+    of_collections = [one for one in changing if "{collection}" in one.path and one.handler not in OF_A_SHARD]
+    assert len(of_collections) > 20
+    for route in of_collections:
+        path = re.sub(r"{\w+}", "0", route.path.replace("{collection}", shard))
+        direct = http.call(route.method, path, {})
+        assert (direct.status, direct.body["error"]["param"]) == (409, "collection"), route
 
 
 def test_feedback_is_kept_with_the_documents_it_is_about(cluster: Cluster) -> None:
