@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from retrieval.cluster.nodes import Nodes
 from retrieval.cluster.targets import nodes_of
 from retrieval.handlers import collections as whole
 from retrieval.handlers.state import CATALOG, METRICS
-from retrieval.handlers.wire import answer, body
+from retrieval.handlers.wire import answer, body, names_stored
 from retrieval.search.travel import pack
 from retrieval.wire.collections import AliasBody, SetAlias
 
@@ -35,28 +36,30 @@ class ChangeAlias(msgspec.Struct, array_like=True, frozen=True):
 
 
 async def set_alias(request: web.Request) -> web.Response:
-    """Set an alias of a collection in shards, or of one of this service. All services know it within a second."""
+    """Set an alias of a collection in shards, or of one of this service. All services know it within a second. If it
+    goes from one kind to the other, it always means one of the two here, where one in one piece comes first."""
     wanted, caller, nodes = await body(request, SetAlias), PRINCIPAL.get(), nodes_of(request)
     caller.require_unbound()
     alias, name = caller.full(request.match_info["alias"]), caller.full(wanted.collection)
     await nodes.look()
     if alias in nodes.collections():
         raise Conflict(f"{alias!r} is a collection", param="alias")
+    held = holders(nodes, alias)
     if name not in nodes.collections():
-        if alias in nodes.aliases():
-            raise Conflict(
-                f"{alias!r} is an alias of {nodes.aliases()[alias]!r}, which is in shards", param="alias"
-            )
-        return await whole.set_alias(request)
+        reply = await whole.set_alias(request)
+        await take_away(nodes, alias, held)
+        return reply
     check_name(alias, "alias")
     require_one_tenant(alias, name, "alias")
     catalog = request.app[CATALOG]
-    if alias in {*catalog.collections, *catalog.aliases, *catalog.quarantined} or nodes.has_name(alias):
+    own, others = alias in catalog.aliases, nodes.naming(alias)
+    if alias in {*catalog.collections, *catalog.quarantined} or len(others) > own:
         raise Conflict(f"{alias!r} is a name in use", param="alias")
-    held = holders(nodes, alias)
     await tell(nodes, name, ChangeAlias(alias, max(now_ms(), *(at + 1 for at in held.values()), 0)))
-    await few_at_a_time(partial(tell, nodes, one, ChangeAlias(alias, None)) for one in held if one != name)
-    await nodes.look()
+    if own:
+        await asyncio.to_thread(catalog.remove_alias, alias)
+        await names_stored(request.app)
+    await take_away(nodes, alias, (one for one in held if one != name))
     return answer(AliasBody(request.match_info["alias"], wanted.collection))
 
 
@@ -67,10 +70,15 @@ async def remove_alias(request: web.Request) -> web.Response:
     await nodes.look()
     if not (held := holders(nodes, alias)):
         return await whole.remove_alias(request)
-    await few_at_a_time(partial(tell, nodes, one, ChangeAlias(alias, None)) for one in held)
-    await nodes.look()
+    await take_away(nodes, alias, held)
     request.app[METRICS].forget(alias)
     return web.Response(status=204)
+
+
+async def take_away(nodes: Nodes, alias: str, names: Iterable[str]) -> None:
+    """Take an alias from collections in shards."""
+    await few_at_a_time(partial(tell, nodes, one, ChangeAlias(alias, None)) for one in names)
+    await nodes.look()
 
 
 def holders(nodes: Nodes, alias: str) -> dict[str, int]:

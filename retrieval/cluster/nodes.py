@@ -291,9 +291,9 @@ class Nodes:
             if not one.is_copy and (writer is None or name in writer.shards)
         }
 
-    def has_name(self, name: str) -> bool:
-        """Whether a node has a collection in one piece, or an alias, of this full name."""
-        return any(one.shards is not None and name in one.shards.names for one in self.members)
+    def naming(self, name: str) -> set[str]:
+        """Return the nodes that have a collection in one piece, or an alias, of this full name."""
+        return {one.name for one in self.members if one.shards is not None and name in one.shards.names}
 
     def away(self) -> list[str]:
         """Return the nodes of which no service answers."""

@@ -39,7 +39,7 @@ async def rename(request: web.Request) -> web.Response:
     check_name(new)
     catalog, done = request.app[CATALOG], nodes.collections().get(new)
     taken = new in catalog.collections or new in catalog.aliases or new in catalog.quarantined
-    if taken or nodes.has_name(new) or new in nodes.aliases() or (done and not is_rest(done, sharded)):
+    if taken or nodes.naming(new) or new in nodes.aliases() or (done and not is_rest(done, sharded)):
         raise Conflict(f"the name {new!r} is taken", param="name")
     left = set(range(sharded.of)).difference(done.states if done else ())
     require_idle(nodes, map(sharded.shard, left))  # before anything is renamed

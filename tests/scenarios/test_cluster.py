@@ -645,10 +645,32 @@ def test_an_alias_moves_from_one_collection_to_another(cluster: Cluster) -> None
     ]
     assert [one.status for one in refused] == [409] * 4
     assert http.call("PUT", "/v1/aliases/live", {"collection": "absent"}).status in (404, 409)
+    # From shards to one piece and back: it means one of the two at any time.
+    http.ok("POST", "/v1/collections", {"name": "single"})
+    http.write("single", {"id": "1", "text": "the single one"})
+    over = threading.Event()
+
+    def search() -> set[str]:
+        seen = set[str]()
+        while not over.is_set():
+            seen.add(" ".join(sorted({*http.texts("live", query="the one").split()} & {"new", "single"})))
+        return seen
+
+    with ThreadPoolExecutor() as pool:
+        searching = pool.submit(search)
+        try:
+            for name in ("single", "new", "single", "new"):
+                http.ok("PUT", "/v1/aliases/live", {"collection": name})
+                assert name in http.texts("live", query="the one")
+                cluster.wait_for(partial(is_gone, at_b, "live") if name == "single" else lambda: True)
+        finally:
+            over.set()
+        assert searching.result() == {"new", "single"}
+    cluster.wait_for(lambda: "new" in at_b.texts("live", query="the one"))
     http.ok("DELETE", "/v1/aliases/live")
     assert http.call("POST", "/v1/collections/live/search", {"query": "x"}).status == 404
     assert http.call("DELETE", "/v1/aliases/live").status == 404
-    for name in ("old", "new"):
+    for name in ("old", "new", "single"):
         http.ok("DELETE", f"/v1/collections/{name}")
 
 
