@@ -30,6 +30,7 @@ from retrieval.cluster.names import ShardName
 from retrieval.cluster.nodes import Nodes
 from retrieval.cluster.running import RUNNING, end_all, keep_running
 from retrieval.cluster.targets import NODES
+from retrieval.dialects import vector_stores
 from retrieval.handlers import answers as whole_answers
 from retrieval.handlers import assess as whole_assess
 from retrieval.handlers import collections as whole_collections
@@ -50,6 +51,7 @@ OF_SHARDS: dict[object, Handler] = {
     whole_searching.search: searching.search,
     whole_searching.search_batch: searching.search_batch,
     whole_searching.context: searching.context,
+    vector_stores.search: searching.search_store,
     whole_explaining.explain: explaining.explain,
     whole_watching.watch: watching.watch,
     whole_answers.answer: searching.answer_question,

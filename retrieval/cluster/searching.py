@@ -16,6 +16,8 @@ from retrieval.base.cancellation import gather_or_cancel
 from retrieval.cluster import documents
 from retrieval.cluster.targets import ShardedTarget, named_sharded, nodes_of, target_of
 from retrieval.context.building import check_context
+from retrieval.dialects.vector_store_schemas import OpenAIStoreSearch
+from retrieval.dialects.vector_stores import MOST, answer_best
 from retrieval.handlers import search as whole
 from retrieval.handlers.answers import answer_from, cited_in
 from retrieval.handlers.assess import assess_with
@@ -54,6 +56,11 @@ async def search(request: web.Request) -> web.Response:
     found = await find(wanted)
     request[RECEIPT] = found.receipt
     return json_answer(await whole.encode_answer(found, budget), whole.headers_of(found.timings_ms))
+
+
+async def search_store(request: web.Request) -> web.Response:
+    wanted = await body(request, OpenAIStoreSearch)
+    return await answer_best(request, wanted, finder(request, MOST)[0])
 
 
 async def search_batch(request: web.Request) -> web.Response:

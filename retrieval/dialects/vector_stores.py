@@ -49,7 +49,7 @@ from retrieval.dialects.vector_store_schemas import (
     OpenAIVectorStoreList,
 )
 from retrieval.handlers.collections import make, remove
-from retrieval.handlers.search import budget_of
+from retrieval.handlers.search import Find, budget_of
 from retrieval.handlers.state import CATALOG, ENTRY, PIPELINE
 from retrieval.handlers.wire import answer, answer_from, body, charge, collection_of, note_search, query_int
 from retrieval.observe.request_log import note_queries
@@ -61,10 +61,11 @@ VERSION = 1
 ID_CHARS_MAX = 48  # leaves room for a suffix
 LISTED_MAX, LISTED = 100, 20
 RESULTS = 10
+MOST = "max_num_results"
 DAY_S = 86_400
 OPENAIS_NAMES = {
     "filter": "filters",
-    "k": "max_num_results",
+    "k": MOST,
     "min_relevance": "ranking_options.score_threshold",
 }
 
@@ -248,17 +249,27 @@ def save_details(collection: Collection, details: StoreDetails) -> None:
 
 
 async def search(request: web.Request) -> web.Response:
-    """Return the passages most relevant to any of the queries, each once, by descending relevance."""
     wanted = await body(request, OpenAIStoreSearch)
     name, collection = collection_of(request)
+    budget = budget_of(request, MOST)
+
+    async def find(asked: SearchRequest) -> SearchAnswer:
+        found = await request.app[PIPELINE].search(name, collection, asked, budget=budget)
+        note_search(request.app, collection, asked, found)
+        return found
+
+    return await answer_best(request, wanted, find)
+
+
+async def answer_best(request: web.Request, wanted: OpenAIStoreSearch, find: Find) -> web.Response:
+    """Return the passages most relevant to any of the queries, each once, by descending relevance."""
     queries = [wanted.query] if isinstance(wanted.query, str) else wanted.query
     note_queries(request, queries)
     await charge(request.app, len(queries))
     options = wanted.ranking_options or OpenAIRankingOptions()
     most = wanted.max_num_results or RESULTS
-    budget = budget_of(request, param="max_num_results")
 
-    async def find(at: int, query: str) -> SearchAnswer:
+    async def find_for(at: int, query: str) -> SearchAnswer:
         asked = SearchRequest(
             query=query,
             k=most,
@@ -266,14 +277,12 @@ async def search(request: web.Request) -> web.Response:
             min_relevance=options.score_threshold,
         )
         try:
-            found = await request.app[PIPELINE].search(name, collection, asked, budget=budget)
+            return await find(asked)
         except InvalidInput as error:
             raise in_openais_names(error, None if isinstance(wanted.query, str) else at) from None
-        note_search(request.app, collection, asked, found)
-        return found
 
     best: dict[tuple[str, int], Hit] = {}
-    for found in await gather_or_cancel(starmap(find, enumerate(queries))):
+    for found in await gather_or_cancel(starmap(find_for, enumerate(queries))):
         for hit in found.hits:
             before = best.setdefault((hit.document_id, hit.passage), hit)
             if score_of(hit) > score_of(before):

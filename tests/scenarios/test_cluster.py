@@ -317,6 +317,25 @@ def test_several_collections_are_searched_together(cluster: Cluster) -> None:
     assert (absent.status, absent.body["error"]["param"]) == (404, "collections[1]")
 
 
+def test_a_vector_store_is_searched_as_in_one_piece(cluster: Cluster, sizes: dict[int, str]) -> None:
+    """Several queries, filters and thresholds of OpenAI's; what is wrong is named as OpenAI names it."""
+    asked = {
+        "query": ["the copper kettle in the winter", "two clocks"],
+        "max_num_results": 7,
+        "filters": {"type": "gte", "key": "number", "value": 3},
+        "ranking_options": {"score_threshold": 0.01},
+    }
+    paths = [f"/v1/vector_stores/{sizes[shards]}/search" for shards in (1, 4)]
+    whole, sharded = [cluster.http.ok("POST", path, asked) for path in paths]
+    assert len(sharded["data"]) == 7
+    assert [(one["file_id"], pytest.approx(one["score"], abs=1e-3)) for one in sharded["data"]] == [
+        (one["file_id"], one["score"]) for one in whole["data"]
+    ]
+    wrong = cluster.at_b.call("POST", paths[1], {**asked, "filters": {"type": "eq", "key": "no", "value": 1}})
+    assert (wrong.status, wrong.body["error"]["param"]) == (400, "filters")
+    assert cluster.http.call("GET", f"/v1/vector_stores/{sizes[4]}").status == 409
+
+
 def test_an_action_is_assessed_as_in_one_piece(cluster: Cluster, sizes: dict[int, str]) -> None:
     """The same similar events count, and so does the share of all events that ended badly."""
     wanted = {
