@@ -26,7 +26,7 @@ from indexes.base.durable import disk_errors, publish
 from indexes.base.errors import Conflict, InvalidInput
 from indexes.base.normalizing import normalize
 from indexes.collection.collection import Collection
-from indexes.directory.marker import NAME
+from indexes.directory.marker import NAME, SHARD_MARK
 from indexes.reading import scrolling
 from retrieval.access.auth import PRINCIPAL
 from retrieval.base.cancellation import gather_or_cancel
@@ -125,7 +125,9 @@ async def list_stores(request: web.Request) -> web.Response:
     catalog, caller = request.app[CATALOG], PRINCIPAL.get()
     aliases = catalog.aliases
     visible = {
-        caller.own(name): one for name, one in catalog.collections.items() if caller.sees(name, aliases)
+        caller.own(name): one
+        for name, one in catalog.collections.items()
+        if caller.sees(name, aliases) and SHARD_MARK not in name
     }
     found = sorted(visible.items(), reverse=backwards)
     if after:

@@ -334,6 +334,9 @@ def test_a_vector_store_is_searched_as_in_one_piece(cluster: Cluster, sizes: dic
     wrong = cluster.at_b.call("POST", paths[1], {**asked, "filters": {"type": "eq", "key": "no", "value": 1}})
     assert (wrong.status, wrong.body["error"]["param"]) == (400, "filters")
     assert cluster.http.call("GET", f"/v1/vector_stores/{sizes[4]}").status == 409
+    listed = [one["id"] for one in cluster.http.ok("GET", "/v1/vector_stores?limit=100")["data"]]
+    assert sizes[1] in listed
+    assert not any(one.startswith(sizes[4]) for one in listed)
 
 
 def test_an_action_is_assessed_as_in_one_piece(cluster: Cluster, sizes: dict[int, str]) -> None:
