@@ -25,7 +25,7 @@ import msgspec
 
 from indexes.base import failures
 from indexes.base.arrivals import Arrivals
-from indexes.base.durable import disk_errors, publish
+from indexes.base.durable import FolderLock, disk_errors, publish
 from indexes.base.errors import (
     Conflict,
     Damaged,
@@ -448,14 +448,16 @@ def slot_of(log: CollectionLog, reached: LogExtent) -> Read | None:
 
 
 def promote(data: Path, objects: Objects, url: str) -> None:
-    """Let the next service that serves a replica's directory write to the store. No service may use the directory.
+    """Let the next service that serves a replica's directory write to the store.
 
-    It takes over when it starts: the writer until now, if it still lives, stops.
+    It takes over when it starts: the writer until now, if it still lives, stops. Raises Locked while a service uses the
+    directory, and Conflict for any other directory.
     """
     record = read_record(data)
     if record is None or not record.replica or record.url != url:
         raise Conflict(f"{data} is no replica of {url}")
-    number, newest = newest_epoch(objects)
-    if newest is None:
-        raise Damaged(f"the store {url} is empty")
-    write_record(data, Record(url=url, epoch=number, token=newest.token))
+    with contextlib.closing(FolderLock(data / "LOCK")):
+        number, newest = newest_epoch(objects)
+        if newest is None:
+            raise Damaged(f"the store {url} is empty")
+        write_record(data, Record(url=url, epoch=number, token=newest.token))

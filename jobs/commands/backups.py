@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from dataclasses import asdict
 from datetime import datetime
@@ -16,7 +15,7 @@ from rich.progress import DownloadColumn, TimeRemainingColumn
 from rich.table import Table
 
 from indexes.base.child import step_back
-from indexes.base.durable import FolderLock, keep_private
+from indexes.base.durable import keep_private
 from indexes.directory.backup import restoring
 from indexes.directory.backup.backup import MANIFEST, back_up
 from indexes.directory.backup.verifying import verify_backup, verify_data
@@ -141,8 +140,7 @@ def promote(data: Path, url: str, as_json: bool) -> None:
     That service takes over from the one that writes now, which stops if it still runs.
     """
     keep_private()
-    with contextlib.closing(FolderLock(data / "LOCK")):
-        following.promote(data, Bucket(url), url)
+    following.promote(data, Bucket(url), url)
     print_result(
         {"data": str(data), "store": url}, f"{data} writes to {url} when it is served", as_json=as_json
     )

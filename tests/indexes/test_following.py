@@ -208,6 +208,11 @@ def test_a_promoted_replica_writes_and_the_old_writer_stops(tmp_path: Path, obje
         writer.write("docs", 2).result(WAIT_S)
     with pytest.raises(Conflict, match="is no replica"):
         promote(tmp_path / "a", objects, "memory:")
+    for folder in (tmp_path / "none", empty := tmp_path / "empty"):
+        empty.mkdir(exist_ok=True)
+        with pytest.raises(Conflict, match="is no replica"):
+            promote(folder, objects, "memory:")
+    assert not list(empty.iterdir())
     with pytest.raises(Conflict, match="a replica of the store"):
         Service(tmp_path / "b", objects, BUCKET)
     with pytest.raises(Conflict, match="has written to a store"):
