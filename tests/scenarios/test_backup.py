@@ -217,6 +217,8 @@ def test_trouble_is_one_clear_line(stopped: Path, tmp_path: Path, model_folder: 
         (["restore", "--from", tmp_path, "--data", tmp_path / "new"], "holds no backup"),
         (["restore", "--from", tmp_path / "backup", "--data", stopped], "'docs' is taken"),
         (["verify", "--data", tmp_path], "not a nearline data directory"),
+        (["accept", "--data", tmp_path, "-c", "docs", "--yes"], "not a nearline data directory"),
+        (["accept", "--data", tmp_path / "none", "-c", "docs"], "not a nearline data directory"),
     ]:
         ended = nearline(*arguments)
         assert (ended.returncode, len(ended.stderr.strip().splitlines())) == (1, 1), ended.stderr

@@ -302,10 +302,15 @@ def seal(folder: Path, progress: Progress) -> dict[str, SealedFile]:
 # --- lookups ------------------------------------------------------------------------------------------------
 
 
-def aliases_of(data: Path) -> dict[str, str]:
-    """The aliases. Raises NotADataDirectory if it is not one."""
+def require_data_directory(data: Path) -> None:
+    """Raises NotADataDirectory."""
     if not is_data_directory(data):
         raise NotADataDirectory(f"{data} is not a nearline data directory: it has no {MARKER}")
+
+
+def aliases_of(data: Path) -> dict[str, str]:
+    """The aliases. Raises NotADataDirectory if it is not one."""
+    require_data_directory(data)
     return read_marker(data).aliases
 
 

@@ -22,7 +22,14 @@ from indexes.base.durable import FolderLock, disk_errors, publish_folder, verify
 from indexes.base.errors import Conflict, Damaged, InvalidInput, NotFound
 from indexes.base.model import Progress
 from indexes.collection.collection import DRAFT_PREFIX
-from indexes.directory.backup.backup import CollectionBackup, choose, collections_in, copy_file, read_backup
+from indexes.directory.backup.backup import (
+    CollectionBackup,
+    choose,
+    collections_in,
+    copy_file,
+    read_backup,
+    require_data_directory,
+)
 from indexes.directory.catalog import check_name
 from indexes.directory.marker import (
     KEYS,
@@ -210,6 +217,7 @@ def accept(data: Path, name: str) -> Remains:
 
 
 def require_collection(data: Path, name: str) -> None:
+    require_data_directory(data)
     if name not in collections_in(data):
         raise NotFound(f"no collection {name!r}", param="collection")
 
