@@ -247,6 +247,11 @@ def _explain_absent(name: str, known: Iterable[str]) -> str:
     return f"nothing that was read has a column, field or key {name!r} of metadata; there are {there}"
 
 
+def named_twice(columns: Sequence[str]) -> str:
+    """Return the names that several columns have, for a message; "" if there are none."""
+    return shorten_names(sorted({name for name in columns if name and columns.count(name) > 1}))
+
+
 def shorten_names(names: Iterable[str]) -> str:
     """Format the first of `names` for a message, with the number of the others."""
     listed = list(names)

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from jobs.sources.files import SourceFile
-from jobs.sources.model import SourceDocument, SourceOptions, SourceReport, shorten_names
+from jobs.sources.model import SourceDocument, SourceOptions, SourceReport, named_twice, shorten_names
 from jobs.sources.rows import TEXT_FIELD_HINT, Row, documents_of, has_text
 
 ROWS_AT_ONCE = 256
@@ -64,6 +64,8 @@ def _documents(
         raise file.error(
             f"no column {missing}; the columns are {shorten_names(schema.names)}; {TEXT_FIELD_HINT}"
         )
+    if twice := named_twice(schema.names):
+        raise file.error(f"several columns have one name: {twice}")
     own = options.vector_field
     if own:
         _require_vectors(file, schema, own)

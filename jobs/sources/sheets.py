@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from jobs.sources.document_readers import document_from, extract_markdown
 from jobs.sources.files import SourceFile
 from jobs.sources.hidden_parts import HIDDEN_SHEET, find_hidden_sheets
-from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport, shorten_names
+from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport, named_twice
 from jobs.sources.rows import documents_of, has_text
 from jobs.sources.tables import TypedColumns
 
@@ -51,9 +51,8 @@ def _documents(
         name or (f"column {at}" if any(row[at - 1 : at] != [""] for row in cells if row[at - 1 : at]) else "")
         for at, name in enumerate([*heads, *[""] * (widest - len(heads))], 1)
     ]
-    twice = sorted({name for name in columns if name and columns.count(name) > 1})
-    if twice:
-        report.fail(SourceError(file.place(), f"the header names a column twice: {shorten_names(twice)}"))
+    if twice := named_twice(columns):
+        report.fail(SourceError(file.place(), f"the header names a column twice: {twice}"))
         return
     typed = TypedColumns.of(columns, cells, options, report)
     filled = ((number, row) for number, row in enumerate(cells, 2) if any(row))

@@ -15,6 +15,7 @@ from jobs.sources.model import (
     SourceOptions,
     SourceReport,
     metadata_of,
+    named_twice,
     shorten_names,
 )
 from jobs.sources.rows import ALL, TEXT_FIELD_HINT, Row, documents_of, id_field_in
@@ -117,9 +118,8 @@ def _read_header(file: SourceFile, header: str, options: SourceOptions) -> tuple
         raise file.error(f"no column {missing}; {known}; {TEXT_FIELD_HINT}", 1)
     if options.id_field is not None and options.id_field not in columns:
         raise file.error(f"no column '{options.id_field}'; {known}; --id-field says which holds the id", 1)
-    twice = sorted({name for name in columns if name and columns.count(name) > 1})
-    if twice:
-        raise file.error(f"the header names a column twice: {shorten_names(twice)}", 1)
+    if twice := named_twice(columns):
+        raise file.error(f"the header names a column twice: {twice}", 1)
     return delimiter, columns
 
 

@@ -97,6 +97,26 @@ def test_no_message_lists_hundreds_of_columns(tmp_path: Path, name: str) -> None
         assert len(report.summary()[1]) < 2000
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.arrow", "a.xlsx"])
+def test_no_column_hides_another(tmp_path: Path, name: str) -> None:
+    """Two columns of one name: nothing of the table is read, and the message has the name."""
+    heads, cells = ["id", "text", "tag", "tag"], ["1", "A row.", "one", "two"]
+    table = pa.table([pa.array([cell]) for cell in cells], names=heads)
+    sink = pa.BufferOutputStream()
+    if name == "a.arrow":
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        pq.write_table(table, sink)
+    content: dict[str, str | bytes] = {
+        "a.csv": f"{','.join(heads)}\n{','.join(cells)}\n",
+        "a.xlsx": xlsx(A=[heads, cells]),
+    }
+    documents, report = read(put(tmp_path, name, content.get(name, bytes(sink.getvalue()))))
+    assert documents == []
+    assert report.failed[0].reason.endswith(": tag")
+
+
 def test_rows_that_are_too_wide_among_others_are_one_failure(tmp_path: Path) -> None:
     """The others are read; nested fields count, empty ones do not."""
     wide = {"metadata": {"deep": {str(at): at for at in range(65)}}}
