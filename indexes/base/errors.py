@@ -100,6 +100,9 @@ class NotReady(Unavailable):
 class StorageError(NearlineError):
     """The storage failed. The process should not acknowledge anything that may not be durable."""
 
+    later = "the storage failed before, restart the service: "
+    """What comes before the message, if something is to be acknowledged afterwards."""
+
 
 class DiskFull(StorageError):
     """No space left; the whole write was rolled back."""

@@ -47,7 +47,7 @@ def any_reported() -> bool:
 def require_none() -> None:
     """Raise StorageError if a failure was reported. Call before doing anything that will be acknowledged."""
     if _first is not None:
-        raise StorageError(f"the storage failed before, restart the service: {_first.message}")
+        raise StorageError(f"{_first.later}{_first.message}")
 
 
 def listen(listener: Listener) -> Callable[[], None]:

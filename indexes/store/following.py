@@ -149,6 +149,11 @@ class Follower(Replication):
         return FollowState(seq, max(seq - here, 0), time.monotonic() - level_at)
 
     @property
+    def epoch(self) -> int:
+        """The newest epoch that this machine has seen: the service that has it is the one that writes."""
+        return self._epoch
+
+    @property
     def oldest_s(self) -> float:
         """The greatest age of a collection."""
         return max((time.monotonic() - one.level_at for one in list(self._followed.values())), default=0.0)

@@ -40,6 +40,11 @@ class NamesUpload:
         self._stored_from = source
         return opened.names.last.slot.number
 
+    def require_last(self) -> None:
+        """Raises Superseded if another service writes to the store now, and Unavailable."""
+        assert self._session.opened is not None
+        self._session.opened.names.require_last()
+
     def is_level(self, catalog: Catalog) -> bool:
         return self._describe(catalog)[0] == self.stored
 

@@ -14,6 +14,7 @@ tell. A writer appends one slot at a time, and tries the same bytes until it kno
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
 from typing import TypeVar
@@ -31,6 +32,8 @@ EPOCH_FOLDER = "epoch"
 
 class Superseded(StorageError):
     """Another writer has taken over: nothing more may be acknowledged here."""
+
+    later = ""
 
 
 class LogExtent(msgspec.Struct, frozen=True):
@@ -164,17 +167,26 @@ class SlotWriter:
         self._pending = slot
         self.settle()
 
+    def require_last(self) -> None:
+        """Raise Superseded if another writer has appended; its fence is enough."""
+        self.settle()
+        with contextlib.suppress(NotFound):
+            raise self._superseded(self.log.read(self.last.slot.number + 1).slot)
+
     def settle(self) -> None:
         """Finish what an earlier call began."""
         if (slot := self._pending) is None:
             return
         if not self._put(slot):
-            found, known = self.log.read(slot.number).slot, self.last.slot.reached.operations
-            raise Superseded(
-                f"another service has taken over {self.log.folder} in the store (epoch {found.epoch}, this one has "
-                f"{self.epoch}); what this one has after operation {known} is not in the store"
-            )
+            raise self._superseded(self.log.read(slot.number).slot)
         self._pending = None
+
+    def _superseded(self, found: Slot) -> Superseded:
+        known = self.last.slot.reached.operations
+        return Superseded(
+            f"another service has taken over {self.log.folder} in the store (epoch {found.epoch}, this one has "
+            f"{self.epoch}); what this one has after operation {known} is not in the store"
+        )
 
     def _put(self, slot: Slot) -> bool:
         content = seal(slot)

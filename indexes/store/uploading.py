@@ -22,7 +22,7 @@ from typing import Literal
 
 from indexes.base import failures
 from indexes.base.arrivals import Arrivals
-from indexes.base.errors import NearlineError, Unavailable
+from indexes.base.errors import NearlineError, StorageError, Unavailable
 from indexes.base.model import Progress, Replication, WriteResult, now_ms
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
@@ -38,6 +38,9 @@ from indexes.store.slots import Superseded
 logger = logging.getLogger(__name__)
 
 UPLOADS_TOGETHER = 4
+FENCE_EVERY_S = (
+    5.0  # how often a service that has nothing to upload finds out that another one has taken over
+)
 FILES_EVERY_S = 5.0  # how often the thread looks for settings that have changed
 CLEAR_EVERY_S = 3600.0
 FLUSH_S = 4.0  # at the end; the service has little more
@@ -84,7 +87,7 @@ class Uploader(Replication):
         )
         self._names = NamesUpload(self._session, data, clock)
         self._carrier = Carrier(self._session, clock)
-        self._names_due = self._clear_due = 0.0
+        self._names_due = self._clear_due = self._fence_due = 0.0
         self._is_probing = False
         self._pool = ThreadPoolExecutor(UPLOADS_TOGETHER, "store")
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
@@ -142,12 +145,20 @@ class Uploader(Replication):
         return tracked is not None and is_listed and self._session.upload_of(tracked).has(seq)
 
     @property
+    def epoch(self) -> int:
+        """The epoch that this service has taken in the store; 0 if the store could not be opened yet."""
+        opened = self._session.opened
+        return 0 if opened is None else opened.names.epoch
+
+    @property
     def lag_s(self) -> float:
         """For how long the oldest commit waits that is not in the store."""
         waiting = [one.waiting_since for one in list(self._session.tracked.values()) if one.waiting_since]
         return time.monotonic() - min(waiting) if waiting else 0.0
 
     def require_up(self) -> None:
+        if self._stopped:
+            failures.require_none()
         if self.options.acknowledge == "bucket" and self.error:
             raise Unavailable(
                 "writes wait for the store, which cannot be used now; the log says why",
@@ -208,7 +219,7 @@ class Uploader(Replication):
         self._session.available.stop(error.message)
         self._session.closing.set()
         failures.report(error)
-        self._confirmations.refuse(error)
+        self._confirmations.refuse(StorageError(error.message))
 
     @property
     def _is_busy(self) -> bool:
@@ -234,6 +245,9 @@ class Uploader(Replication):
         if now >= self._names_due or closing:
             self._names_due = now + self.options.lag_s_max / 2
             self._upload_names()
+        if now >= self._fence_due and not closing:
+            self._fence_due = now + FENCE_EVERY_S
+            self._names.require_last()
         at_once = self.options.acknowledge == "bucket" or closing
         wait_s = 0.0 if at_once else self.options.lag_s_max / 2
         for tracked in list(session.tracked.values()):

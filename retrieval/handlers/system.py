@@ -90,7 +90,7 @@ async def store_changes(request: web.Request) -> web.Response:
     while store.changes == since and app[READY]["ready"] and (left := until - time.monotonic()) > 0:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.wrap_future(store.arrivals.at(since + 1)), min(left, LOOK_S))
-    return answer(StoreChanges(store.changes))
+    return answer(StoreChanges(store.changes, store.epoch))
 
 
 def starting_server(app: web.Application) -> web.Server:

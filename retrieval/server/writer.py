@@ -87,6 +87,7 @@ class WriterLink:
         self._url, self._key = settings.writer.rstrip("/"), settings.writer_api_key
         self._session: aiohttp.ClientSession | None = None
         self._heard_at = time.monotonic()
+        self._epoch = 0  # that it has taken in the store, if it has said so
         self._limits = set[asyncio.Timeout]()  # of requests that wait for an answer
 
     def _hear(self) -> None:
@@ -141,8 +142,11 @@ class WriterLink:
                 ) as reply:
                     self._hear()
                     reply.raise_for_status()
-                    since = msgspec.json.decode(await reply.read(), type=StoreChanges).changes
-                is_told = True
+                    news = msgspec.json.decode(await reply.read(), type=StoreChanges)
+                since, self._epoch = news.changes, news.epoch
+                is_told = self._epoch >= follower.epoch  # else it has nothing to tell any more
+                if not is_told:
+                    await asyncio.sleep(PAUSE_S)
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
                 if is_told is not False:
                     logger.warning(
@@ -158,6 +162,12 @@ class WriterLink:
         asked."""
         if VIA in request.headers.getall("Via", ()):
             raise Conflict("store.writer leads to a replica, not to the service that writes")
+        follower = request.app[STORE]
+        if isinstance(follower, Follower) and 0 < self._epoch < follower.epoch:
+            raise Unavailable(
+                "another service has taken over the store from the one at store.writer; nothing was passed on to it",
+                retry_after_s=PAUSE_S,
+            )
         headers = without_hops(request.headers)
         headers["Via"] = VIA
         headers["X-Request-Id"] = request_id = REQUEST_ID.get()

@@ -151,6 +151,9 @@ class StoreChanges(msgspec.Struct):
     """News of the store, for its replicas."""
 
     changes: Annotated[int, Doc("How often this service has put something there since its start")]
+    epoch: Annotated[
+        int, Doc("Which of the services that have written to the store it is; 0: not known yet")
+    ] = 0
 
 
 class ShardBody(msgspec.Struct):

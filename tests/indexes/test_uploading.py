@@ -351,6 +351,27 @@ def test_a_new_machine_fences_the_old_one_off(tmp_path: Path, objects: MemoryObj
         Service(tmp_path / "old", objects, BUCKET)
 
 
+@pytest.mark.parametrize("options", [LOCAL, BUCKET])
+def test_a_service_with_nothing_to_upload_ends_too(
+    options: StoreOptions, tmp_path: Path, objects: MemoryObjects
+) -> None:
+    """Once its store was taken over: it would go on answering with what is old, and acknowledge what is lost."""
+    failed: list[StorageError] = []
+    forget = failures.listen(failed.append)
+    try:
+        with serving(tmp_path / "old", objects, options) as old:
+            old.create("docs")
+            old.write("docs", 1).result(WAIT_S)
+            with serving(tmp_path / "new", objects, options):
+                assert not failed
+                old.uploader._fence_due = 0.0
+                wait_for(lambda: bool(failed))
+                with pytest.raises(StorageError, match=r"^another service has taken over"):
+                    old.write("docs", 2).result(WAIT_S)
+    finally:
+        forget()
+
+
 def test_another_directory_is_refused(tmp_path: Path, objects: MemoryObjects) -> None:
     with serving(tmp_path / "a", objects) as service:
         service.create("docs")

@@ -190,6 +190,40 @@ def test_a_replica_follows_and_is_promoted(tmp_path: Path, environ: dict[str, st
         assert len(found(http, write(http, 5))) == 6
 
 
+def test_nothing_is_passed_on_to_a_writer_that_was_replaced(tmp_path: Path, environ: dict[str, str]) -> None:
+    """The replica knows from the store that another service writes, and says so; it follows that one. The replaced
+    writer, which has had nothing to write, ends."""
+    environ = {**environ, "NEARLINE_STORE_URL": "s3://books/replaced"}
+    body = {"documents": [{"id": "n1", "text": "note"}]}
+    with serving(tmp_path / "a", environ) as writer:
+        Http(writer.url).ok("POST", "/v1/collections", {"name": "docs"})
+        follows = {
+            "NEARLINE_STORE_REPLICA": "true",
+            "NEARLINE_STORE_WRITER": writer.url,
+            "NEARLINE_STORE_FORWARD_WRITES": "true",
+        }
+        with serving(tmp_path / "b", environ | follows) as replica:
+            http = Http(replica.url)
+            assert http.call("POST", "/v1/collections/docs/documents", body).status == 200
+            os.kill(writer.pid, signal.SIGSTOP)
+            with serving(tmp_path / "c", environ) as new:
+                os.kill(writer.pid, signal.SIGCONT)
+                late = time.monotonic() + 60
+                while (answer := http.call("POST", "/v1/collections/docs/documents", body)).status == 200:
+                    assert time.monotonic() < late
+                    time.sleep(0.1)
+                assert answer.status == 503, answer
+                Http(new.url).ok(
+                    "POST", "/v1/collections/docs/documents", {"documents": [{"id": "n2", "text": "b"}]}
+                )
+                while http.call("GET", "/v1/collections/docs/documents/n2").status != 200:
+                    assert time.monotonic() < late
+                    time.sleep(0.1)
+                while (answer := http.call("POST", "/v1/collections/docs/documents", body)).status != 503:
+                    assert time.monotonic() < late
+            assert writer.stop() != 0
+
+
 @pytest.mark.slow
 def test_a_replica_passes_writes_on(tmp_path: Path, environ: dict[str, str]) -> None:
     """A replica with `store.writer` is told what is new instead of asking for it, and with `forward_writes` a client
