@@ -8,6 +8,7 @@ next rebuild.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -17,7 +18,7 @@ from indexes.base.model import Scalar
 from indexes.base.suggestions import suggestion
 from indexes.filters.dates import is_month_or_year, looks_like_a_date, span_of
 from indexes.filters.filter_part import Column, FilterPart
-from indexes.filters.grammar import ORDERINGS, Comparison, Filter, Kind, conditions, kind_of
+from indexes.filters.grammar import ORDERINGS, Comparison, Filter, Kind, canonical, conditions, kind_of
 
 EXAMPLE_CHARS_MAX = 40
 PATHS_MAX = 5  # named of an object
@@ -26,16 +27,44 @@ DATES = "2026-01-05, 2026-01-05T10:00:00Z"
 FORMS = f"{DATES}, 2026-01 or 2026"
 
 
+class _Held:
+    """What the parts hold under a key. It is found out once, for a filter may name thousands of values."""
+
+    def __init__(self, key: str, parts: Sequence[FilterPart]) -> None:
+        self._key, self._parts = key, parts
+        self._columns = [part.columns(key) for part in parts]
+        self.columns = {kind: column for columns in self._columns for kind, column in columns.items()}
+
+    @cached_property
+    def dates(self) -> bool:
+        return any(part.has_dates(self._key) for part in self._parts)
+
+    @cached_property
+    def years(self) -> bool:
+        return any(part.has_years(self._key) for part in self._parts)
+
+    @cached_property
+    def other_strings(self) -> bool:
+        return any(part.has_other_strings(self._key) for part in self._parts)
+
+    def has(self, text: str) -> bool:
+        """Whether a document has this string, letter for letter."""
+        strings = [columns["string"] for columns in self._columns if "string" in columns]
+        return any(column.equal([canonical(text)]) for column in strings)
+
+
 def require_satisfiable(condition: Filter, parts: Sequence[FilterPart]) -> None:
     """Raise InvalidInput unless the filter can match, naming the place in it and what exists instead."""
     if not any(part.size for part in parts):
         return  # nothing is there yet, so nothing can be a mistake
+    keys: dict[str, _Held] = {}
     for where, asked in conditions(condition):
-        held = {kind: column for part in parts for kind, column in part.columns(asked.key).items()}
-        if held and isinstance(asked, Comparison):
+        if (held := keys.get(asked.key)) is None:
+            held = keys[asked.key] = _Held(asked.key, parts)
+        if held.columns and isinstance(asked, Comparison):
             for at, value in enumerate(asked.values):
                 place = f"{where}.value[{at}]" if isinstance(asked.value, list) else where
-                _require_kind(value, asked, place, held, parts)
+                _require_kind(value, asked, place, held)
         elif isinstance(asked, Comparison) or (asked.value and not _below(asked.key, parts)):
             require_key(asked.key, where, parts)
 
@@ -62,26 +91,23 @@ def _below(key: str, parts: Sequence[FilterPart]) -> list[str]:
     return sorted({one for part in parts for one in part.keys_below(key)})
 
 
-def _require_kind(
-    value: Scalar, asked: Comparison, where: str, held: dict[Kind, Column], parts: Sequence[FilterPart]
-) -> None:
-    """Require values of this one's kind. `held`: a column for each kind of value under the key."""
+def _require_kind(value: Scalar, asked: Comparison, where: str, held: _Held) -> None:
+    """Require values of this one's kind."""
     missing: str = kind_of(value)
-    if missing in held:
+    if missing in held.columns:
         if not isinstance(value, str) or asked.type == "prefix" or asked.literal:
             return
         if span_of(value) is None:
-            if _must_be_a_date(value, asked, parts):
+            if _must_be_a_date(value, asked, held):
                 raise InvalidInput(
                     f"{where}: {asked.key!r} holds dates, and {_shorten(value)!r} is not one; write {FORMS}",
                     param=where,
                 )
             return
-        held_by = FilterPart.has_years if is_month_or_year(value) else FilterPart.has_dates
-        if asked.type not in ORDERINGS or any(held_by(part, asked.key) for part in parts):
+        if asked.type not in ORDERINGS or (held.years if is_month_or_year(value) else held.dates):
             return
         missing = f"date ({DATES})"
-    raise _without(missing, asked.key, where, held)
+    raise _without(missing, asked.key, where, held.columns)
 
 
 def require_values(
@@ -102,17 +128,17 @@ def _without(missing: str, key: str, where: str, held: dict[Kind, Column]) -> In
     return InvalidInput(f"{where}: {key!r} holds {there}, no {missing} is among them", param=where)
 
 
-def _must_be_a_date(text: str, asked: Comparison, parts: Sequence[FilterPart]) -> bool:
+def _must_be_a_date(text: str, asked: Comparison, held: _Held) -> bool:
     """Whether a text that is not a date must be a mistake for one.
 
     It is if the key holds only dates, or if it holds dates among others and the text looks like a date. A text that a
     document has, letter for letter, is always meant.
     """
-    if not any(part.has_other_strings(asked.key) for part in parts):
+    if not held.other_strings:
         return True
-    if not looks_like_a_date(text) or not any(part.has_dates(asked.key) for part in parts):
+    if not looks_like_a_date(text) or not held.dates:
         return False
-    return asked.type in ORDERINGS or not any(part.match(Comparison("eq", asked.key, text)) for part in parts)
+    return asked.type in ORDERINGS or not held.has(text)
 
 
 def _describe_kind(kind: Kind, column: Column) -> str:

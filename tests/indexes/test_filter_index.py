@@ -32,12 +32,19 @@ from indexes.filters.grammar import (
     Compound,
     Exists,
     Filter,
+    Kind,
     Not,
     Unchecked,
     kind_of,
     parse_filter,
 )
-from indexes.filters.index import KEPT_FROM, REMEMBERED_MAX, FiltersBuilder, GrowingFilters
+from indexes.filters.index import (
+    KEPT_FROM,
+    REMEMBERED_MAX,
+    FiltersBuilder,
+    GrowingFilters,
+    GrowingFiltersView,
+)
 from indexes.filters.satisfiable import require_satisfiable
 from tests.support.cpu import slowness
 
@@ -581,6 +588,29 @@ def test_a_misspelt_key_among_many_costs_little() -> None:
                     require_satisfiable(Exists(key), [part])
         assert (time.thread_time() - begun) / slowness() < 0.3  # comparing all keys takes seconds
         assert part.keys_below("key") == []
+
+
+def test_many_values_are_checked_against_columns_that_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dates among the strings of a few documents, thousands of values of all kinds, some of which look like dates,
+    make no column be read again."""
+    read: list[str] = []
+    whole = GrowingFiltersView.column
+
+    def column(view: GrowingFiltersView, kind: Kind, key: str) -> Any:
+        read.append(key)
+        return whole(view, kind, key)
+
+    monkeypatch.setattr(GrowingFiltersView, "column", column)
+    growing = GrowingFilters()
+    for text in ("abc", "2026-01-05", "2026-99-99"):
+        growing.add({"s": [text, 1, True]})
+    kinds: list[Scalar] = ["abc", "2026-01-05", "2026-99-99", "2026", 7, True]
+    counted = []
+    for times in (1, 2000):
+        read.clear()
+        require_satisfiable(Comparison("nin", "s", kinds * times), [growing.view(2), growing.view(3)])
+        counted.append(len(read))
+    assert counted[0] == counted[1]
 
 
 def test_only_large_columns_stay_prepared() -> None:
