@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from indexes.base.errors import InvalidInput
 from indexes.base.model import TIERS, Progress
 from jobs.evaluation import queries as sources
 from jobs.evaluation.asking import Asker
@@ -54,6 +55,11 @@ async def evaluate(client: AsyncClient, options: EvaluationOptions, progress: Pr
     judgments = read_judgments(options.qrels) if options.qrels else []
     queries = given_queries(options)
     before = await client.collection(options.collection)
+    if before["model"] is None:
+        raise InvalidInput(
+            f"{options.collection!r} has vectors of your own and no model, and queries are texts",
+            param="collection",
+        )
     documents = await survey(asker, {one.document for one in judgments}, options.sample, options.seed)
     if queries is None:
         ids = [one["id"] for one in documents.sample]
@@ -62,7 +68,7 @@ async def evaluate(client: AsyncClient, options: EvaluationOptions, progress: Pr
     report = Report(
         time=started.isoformat(timespec="milliseconds"),
         collection=options.collection,
-        model=before["model"] or "vectors of its own",
+        model=before["model"],
         generation=before["generation"],
         seq=before["seq"],
         documents=before["documents"],

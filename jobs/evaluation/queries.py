@@ -23,6 +23,7 @@ from retrieval.upkeep.line_file import decode, read_lines
 from retrieval.upkeep.query_log import LoggedQuery
 
 SAMPLED_QUERY_WORDS = 12
+SAMPLED_QUERY_CHARS = 200  # where words have no spaces between them, or are no words
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +80,5 @@ async def from_documents(asker: Asker, ids: Sequence[str]) -> Queries:
                 raise
             continue
         words = (document["text"].split() or document["title"].split())[:SAMPLED_QUERY_WORDS]
-        queries.append(TextQuery(document_id, " ".join(words)))
+        queries.append(TextQuery(document_id, " ".join(words)[:SAMPLED_QUERY_CHARS]))
     return Queries("sampled passages", queries)

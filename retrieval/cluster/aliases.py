@@ -50,6 +50,7 @@ async def set_alias(request: web.Request) -> web.Response:
         await take_away(nodes, alias, held)
         return reply
     check_name(alias, "alias")
+    whole.require_whole_name(request.match_info["alias"], "alias")
     require_one_tenant(alias, name, "alias")
     catalog = request.app[CATALOG]
     own, others = alias in catalog.aliases, nodes.naming(alias)

@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from indexes.base.errors import Conflict, InvalidInput, NotFound, Unavailable
+from indexes.base.errors import Conflict, NotFound, Unavailable
 from indexes.directory.catalog import check_name
-from indexes.directory.marker import SHARD_MARK
 from retrieval.access.auth import NODE, PRINCIPAL
 from retrieval.cluster.asking import change, few_at_a_time, read, send
 from retrieval.cluster.documents import path_of
@@ -56,8 +55,7 @@ async def create(request: web.Request) -> web.Response:
     caller.require_unbound()
     if caller is NODE:
         return await whole.create(request)
-    if SHARD_MARK in wanted.name:
-        raise InvalidInput(f"{wanted.name[:100]!r} would be a shard: create its collection", param="name")
+    whole.require_whole_name(wanted.name, "name")
     name = caller.full(wanted.name)
     await nodes.look()
     known = nodes.collection(name)

@@ -19,6 +19,7 @@ from retrieval.cluster.names import ShardName
 from retrieval.cluster.nodes import Nodes, Sharded
 from retrieval.cluster.running import keep_running
 from retrieval.cluster.targets import nodes_of
+from retrieval.handlers.collections import require_whole_name
 from retrieval.handlers.state import CATALOG, METRICS
 from retrieval.handlers.wire import answer, body
 from retrieval.wire.collections import RenameCollection
@@ -37,6 +38,7 @@ async def rename(request: web.Request) -> web.Response:
     if sharded is None:
         raise NotFound(f"no collection {old!r}", param="collection")
     check_name(new)
+    require_whole_name(wanted.name, "name")
     catalog, done = request.app[CATALOG], nodes.collections().get(new)
     taken = new in catalog.collections or new in catalog.aliases or new in catalog.quarantined
     if taken or nodes.naming(new) or new in nodes.aliases() or (done and not is_rest(done, sharded)):

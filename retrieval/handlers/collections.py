@@ -14,9 +14,10 @@ from indexes.base.errors import InvalidInput, NotFound
 from indexes.base.languages import check_language
 from indexes.base.model import Settings, now_ms
 from indexes.collection.collection import Collection
+from indexes.directory.marker import SHARD_MARK
 from indexes.lexical.operators import plain_words
 from indexes.parts.learned import RankingSettings, SynonymSettings
-from retrieval.access.auth import PRINCIPAL
+from retrieval.access.auth import NODE, PRINCIPAL
 from retrieval.handlers.state import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, PROCESSES, TASKS
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, describe, names_stored
 from retrieval.search.relevance import check_coefficients
@@ -45,6 +46,7 @@ async def make(app: web.Application, wanted: CreateCollection) -> Collection:
     """Create a collection. Raises InvalidInput naming the field, Conflict for a name in use, and Forbidden for a key
     that may not create collections."""
     PRINCIPAL.get().require_unbound()
+    require_whole_name(wanted.name, "name")
     config, catalog = app[CONFIG], app[CATALOG]
     if wanted.shards > 1:
         raise InvalidInput(
@@ -123,6 +125,12 @@ async def remove(app: web.Application, name: str) -> None:
     await names_stored(app)
 
 
+def require_whole_name(name: str, param: str) -> None:
+    """Raise InvalidInput for the name of a shard, which only nodes give."""
+    if SHARD_MARK in name and PRINCIPAL.get() is not NODE:
+        raise InvalidInput(f"{name[:100]!r} would be a shard: expected the name of a collection", param=param)
+
+
 def own_name(app: web.Application, name: str) -> str:
     """Return the full name of a collection or alias. Raises NotFound for one that the caller may not see."""
     caller, aliases = PRINCIPAL.get(), app[CATALOG].aliases
@@ -144,6 +152,7 @@ async def rename(request: web.Request) -> web.Response:
     name = own_name(request.app, request.match_info["collection"])
     PRINCIPAL.get().require_unbound()
     request.app[TASKS].require_idle(name)
+    require_whole_name(wanted.name, "name")
     new_name = PRINCIPAL.get().full(wanted.name)
     if (held := request.app[CATALOG].collections.get(name)) is not None:
         held.require_here()
@@ -225,6 +234,7 @@ def check_synonyms(lists: Sequence[Sequence[str]]) -> None:
 async def set_alias(request: web.Request) -> web.Response:
     alias, wanted, caller = request.match_info["alias"], await body(request, SetAlias), PRINCIPAL.get()
     caller.require_unbound()
+    require_whole_name(alias, "alias")
     catalog = request.app[CATALOG]
     await asyncio.to_thread(catalog.set_alias, caller.full(alias), caller.full(wanted.collection))
     await names_stored(request.app)

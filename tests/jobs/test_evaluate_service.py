@@ -35,6 +35,7 @@ from nearline import AsyncClient
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model
 from tests.jobs.test_evaluate import check_page
+from tests.support.commands import nearline
 from tests.support.http import Http
 
 SENTENCES, SEALED, HOT = 1500, 1300, 250  # the rest stays in the delta
@@ -355,6 +356,24 @@ def test_an_empty_collection_and_missing_metadata(server: ServerProcess, tmp_pat
     assert "'owner'" in reasons["tenant"]
     assert "no true neighbor is in the cold tier" in reasons["cold"]
     check_page((tmp_path / "r.html").read_text())
+
+
+def test_any_passage_can_be_a_query(server: ServerProcess) -> None:
+    """Also of a text without spaces that is longer than a query may be. Without a model it is refused at once."""
+    http = Http(server.url)
+    name = http.new_collection()
+    texts = {
+        "p": "A mill of the town.",
+        "blob": f"See the picture: {'A1b2C3d4' * 2000}",
+        "zh": "水车在城里。" * 2000,
+    }
+    http.write(name, *({"id": one, "text": text} for one, text in texts.items()))
+    measured = nearline("evaluate", "-c", name, "--url", server.url, *FAST)
+    assert measured.returncode == 0, measured.stderr
+    assert json.loads(measured.stdout)["queries"] == 3
+    http.ok("POST", "/v1/collections", {"name": "own-vectors", "dimensions": 8})
+    refused = nearline("evaluate", "-c", "own-vectors", "--url", server.url, *FAST)
+    assert (refused.returncode, "no model" in refused.stderr) == (2, True), refused.stderr
 
 
 def test_a_report_that_cannot_be_written_is_printed(server: ServerProcess, tmp_path: Path) -> None:

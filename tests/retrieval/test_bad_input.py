@@ -320,6 +320,13 @@ def test_every_bad_name_is_told_the_rule_and_the_field(http: Http, name: str) ->
         reply = http.call(method, path, body)
         assert (reply.status, reply.body["error"]["param"]) == (422, param), reply
         assert "expected 1 to 63 of a-z, 0-9, '-' and '_'" in reply.body["error"]["message"]
+    for method, path, body, param in (
+        ("POST", "/v1/collections", {"name": "x~1of2"}, "name"),
+        ("POST", f"/v1/collections/{name}/rename", {"name": "x~3of2"}, "name"),
+        ("PUT", "/v1/aliases/x~0of2", {"collection": name}, "alias"),
+    ):
+        reply = http.call(method, path, body)
+        assert (reply.status, reply.body["error"]["param"]) == (422, param), reply
     for wrong in (key("search", tenant="A B"), key("search", collections=["A B"])):
         with pytest.raises(InvalidInput, match="expected 1 to 63 of a-z, 0-9, '-' and '_'") as refused:
             check_key(wrong)
