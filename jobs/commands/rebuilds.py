@@ -69,6 +69,10 @@ def build_here(store: str, collection: str, hot_capacity: int | None, *, as_json
         stages(hidden=as_json) as progress,
     ):
         built = build_from(objects, collection, folder / "log", options, hot_capacity, progress)
+        if not as_json:
+            errors.print(
+                f"It is in the store, and may be adopted later. Waiting for that, for {ANSWER_S:g} s at most ..."
+            )
         answer = await_answer(objects, built.offer, ANSWER_S)
     adopted = answer is not None and not answer.refusal
     result = {"offer": built.offer, "adopted": adopted} | msgspec.to_builtins(built.manifest.outcome())
