@@ -225,9 +225,11 @@ class WritesLost(Unavailable):
 
 
 def require_newest(app: web.Application, shard: Collection | None) -> None:
-    """Raise NotReady if the node that a shard was given to may have newer writes than there are here. While it does not
-    answer, what is here goes on being read."""
+    """Raise NotReady if another node may have more of a shard than there is here: the one that it was given to, unless
+    that does not answer, or the one that it is still copied from. Who asks here has last looked before it moved."""
     moving, nodes = None if shard is None else shard.moving, app[NODES]
+    if moving is not None and moving.role == "copy":
+        raise NotReady(f"the shard is being copied from node {moving.node}")
     if moving is not None and moving.role == "given" and nodes is not None and nodes.is_up(moving.node):
         raise NotReady(f"the shard is given to node {moving.node}")
 

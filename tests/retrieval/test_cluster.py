@@ -8,16 +8,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import force_setattr
 
-from indexes.base.errors import Conflict, InvalidInput, NotFound, TooLarge, Unavailable
+from indexes.base.errors import Conflict, InvalidInput, NotFound, NotReady, TooLarge, Unavailable
 from indexes.base.model import Settings
 from indexes.base.moving import Moving
+from indexes.collection.collection import Collection
 from indexes.directory.marker import NAME
 from indexes.filters.grammar import parse_filter
 from indexes.parts.query import Query
@@ -40,7 +43,8 @@ from retrieval.cluster.names import ShardName, read_token, shard_of_document, to
 from retrieval.cluster.nodes import HITS_KEPT, Node, Nodes
 from retrieval.cluster.placing import balance, place
 from retrieval.cluster.remote import RemoteShard
-from retrieval.cluster.serving import likely_hits
+from retrieval.cluster.serving import likely_hits, require_newest
+from retrieval.cluster.targets import NODES
 from retrieval.cluster.watching import lost_since
 from retrieval.search.joint import raise_if_of_all
 from retrieval.search.shard import Ask, Fetched, LocalShard, What
@@ -185,6 +189,15 @@ def test_what_was_acknowledged_is_not_forgotten_while_a_shard_moves(
     held["http://b"] = state_at(7)  # restored from an earlier state
     asyncio.run(nodes.look())
     assert nodes.acknowledged(shard) == 7
+
+
+def test_an_incomplete_copy_answers_nothing() -> None:
+    """A service that has last looked before a shard moved away from a node may ask there while it is moved back."""
+    app = web.Application()
+    app[NODES] = nodes_of("a", "b")
+    with pytest.raises(NotReady, match="being copied from node b"):
+        require_newest(app, cast("Collection", SimpleNamespace(moving=Moving("copy", "b"))))
+    require_newest(app, cast("Collection", SimpleNamespace(moving=None)))
 
 
 @pytest.mark.parametrize("is_away", [False, True])

@@ -28,7 +28,6 @@ from typing import IO
 from indexes.base import failpoints
 from indexes.base.structs import learn_structs
 from jobs import cli
-from jobs.serving import service
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240
@@ -149,7 +148,6 @@ def be_forked(requests: socket.socket) -> None:
     for name in [name for name in sys.modules if name.startswith("jobs.commands")]:
         del sys.modules[name]  # they look at their environment when they are imported
     learn_structs()
-    service.DRAIN_S = 0.0  # no load balancer has to notice
     gc.freeze()
     while True:
         asked, files, _, _ = socket.recv_fds(requests, 1, 3)
