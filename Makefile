@@ -43,7 +43,7 @@ test: setup $(VENV)/.testing ## the tests, two files at a time (ARGS="-n 0": one
 	$(TWO_AT_A_TIME) $(ARGS)
 
 slow: setup $(VENV)/.testing ## the tests that take seconds each and that `test` leaves out
-	$(TWO_AT_A_TIME) -m slow $(ARGS)
+	$(TWO_AT_A_TIME) -m "slow and not torture" $(ARGS)
 
 # Each in an environment of its own, since they bring plugins of pytest and pins of their own. Not part of `test`.
 SUITES := langchain haystack schemathesis
