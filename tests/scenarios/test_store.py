@@ -212,7 +212,7 @@ def test_nothing_is_passed_on_to_a_writer_that_was_replaced(tmp_path: Path, envi
                 while (answer := http.call("POST", "/v1/collections/docs/documents", body)).status == 200:
                     assert time.monotonic() < late
                     time.sleep(0.1)
-                assert answer.status == 503, answer
+                assert answer.status in (500, 503), answer  # of the old writer, or of the replica
                 Http(new.url).ok(
                     "POST", "/v1/collections/docs/documents", {"documents": [{"id": "n2", "text": "b"}]}
                 )
