@@ -172,9 +172,12 @@ class CollectionUpload:
         for part in self.held.checkpoints.make_parts(self.log, known, end, 1.0 if erase else LIVE_MIN):
             parts.append(part)
             self._upload_changes()  # callers that wait for the store do not wait for all parts
+        files = (
+            self._files_now()
+        )  # first: a copy that is complete by then must not be without its mark before
         with self.log.transaction() as db:  # at one commit: parts, rows and change together make its state
             reached = self._writer.last.slot.reached
-            change = last_change(db, reached, reached.documents, self._files_now())
+            change = last_change(db, reached, reached.documents, files)
             rows = read_rows(db, end, reached_by(db).documents)
             live = live_documents(db)
         state = change.state

@@ -14,7 +14,7 @@ import msgspec
 from indexes.base.errors import Conflict, DeadlineExceeded, NearlineError, NotFound, NotReady, Unavailable
 from retrieval.base.cancellation import gather_or_cancel
 from retrieval.base.request_id import REQUEST_ID
-from retrieval.cluster.calls import ANSWERS, Addressed, CallReply, Calls
+from retrieval.cluster.calls import ANSWERS, Addressed, CallReply, Calls, FindVisible
 from retrieval.cluster.link import READ_S, RETRY_AFTER_S
 from retrieval.cluster.nodes import LOOK_S, Node, Nodes
 from retrieval.search.steps import Away
@@ -56,7 +56,15 @@ async def ask(
                 lost.append(at)
                 continue
             # Those that have been chosen in this round share a request, which costs one more call little.
-            node = min(left, key=lambda one: (one.url not in by_node, one.under_way))
+            behind = isinstance(call.call, FindVisible)  # a write follows, so a replica knows too little
+            node = min(
+                left,
+                key=lambda one: (
+                    behind and not one.takes_writes_of(call.to.name),
+                    one.url not in by_node,
+                    one.under_way,
+                ),
+            )
             by_node.setdefault(node.url, (node, []))[1].append(at)
         waited_s = time.monotonic() - begun
         moving = [] if without else [
@@ -147,8 +155,13 @@ async def ask_node(nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadlin
 def answer_of(nodes: Nodes, call: Away[Any], reply: CallReply) -> Any:
     shard = call.to
     if reply.refusal is not None:
+        error = reply.refusal.error
+        if isinstance(error, NotReady):
+            nodes.know(shard.name, reply.seq)
+            shard.least = max(shard.least, reply.seq)
+            return error
         if not shard.wanted <= reply.seq < shard.least:
-            return reply.refusal.error
+            return error
         nodes.lose(shard.name, reply.seq)
         shard.least = reply.seq
         return AskAgain()

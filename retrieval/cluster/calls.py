@@ -212,7 +212,7 @@ class CallRefused(msgspec.Struct, array_like=True, frozen=True):
 
 class CallReply(msgspec.Struct, array_like=True, frozen=True):
     """The answer to a call, packed, or why there is none. `seq` is the last operation of the state that answered; with
-    a refusal, the last one of the shard if later ones were lost, else 0."""
+    a refusal, the last one of a shard that has lost later ones or was given to another node, else 0."""
 
     seq: int
     answer: bytes | None

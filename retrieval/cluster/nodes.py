@@ -134,7 +134,8 @@ class Nodes:
     news: asyncio.Event = field(
         default_factory=asyncio.Event, init=False
     )  # set once more is known, and replaced
-    # The last operation of each shard that a write through this service was acknowledged with, and when.
+    # The last operation of each shard that a write through this service was acknowledged with, or that it was given
+    # to another node with, and when.
     _acknowledged: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
     _found: Findings | None = field(default=None, init=False)
     _began: float = field(default_factory=time.monotonic, init=False)
@@ -356,9 +357,13 @@ class Nodes:
 
     def acknowledge(self, shard: str, seq: int) -> None:
         """Note that a write was acknowledged: from now on every answer through this service knows of it."""
-        self._acknowledged[shard] = max(seq, self.acknowledged(shard)), time.monotonic()
+        self.know(shard, seq)
         self._written = True
         self._tell()
+
+    def know(self, shard: str, seq: int) -> None:
+        """Have every answer from now on know of an operation of a shard."""
+        self._acknowledged[shard] = max(seq, self.acknowledged(shard)), time.monotonic()
 
     def _tell(self) -> None:
         self.news.set()

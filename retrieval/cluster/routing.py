@@ -113,7 +113,8 @@ async def handler_for_shards(request: web.Request) -> Handler | None:
                 param="collection",
             )
         if shard is not None:
-            serving.require_newest(request.app, catalog.collections.get(full))
+            held = catalog.collections.get(full)
+            serving.require_newest(request.app, held.moving if held else None)
         return None
     found = await nodes.find(full)
     if found is None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -14,6 +15,7 @@ import numpy as np
 from aiohttp import WSMsgType, web
 
 from indexes.base.errors import NearlineError, NotReady, Unavailable
+from indexes.base.moving import Moving
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from indexes.parts.query import Candidates
@@ -187,27 +189,38 @@ async def answer(app: web.Application, content: bytes, entry: AdmittedRequest) -
         watch.left = True
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a shard does not answer. `seq` is as in `CallReply`."""
+
+    error: NearlineError
+    seq: int = 0
+
+
 async def open_shard(
     app: web.Application, asked: Addressed, watch: Stopwatch, until: float
-) -> LocalShard | NearlineError:
+) -> LocalShard | Refusal:
     """Return a shard in a state that holds the operation asked for, or why there is none."""
+    if (collection := app[CATALOG].collections.get(asked.shard)) is None:
+        return Refusal(NotReady(f"shard {asked.shard} is not here"))
+    moving = collection.moving
     try:
-        if (collection := app[CATALOG].collections.get(asked.shard)) is None:
-            return NotReady(f"shard {asked.shard} is not here")
-        require_newest(app, collection)
-        if (
-            not isinstance(asked.call, AwaitSeq)
-            and asked.seq > collection.log.newest_seq
-            and writes(app, collection)
-        ):
-            return WritesLost(collection.log.newest_seq, asked)
+        require_newest(app, moving)
+    except NotReady as error:
+        return Refusal(error, moving.seq if moving else 0)
+    try:
+        newest = collection.log.newest_seq
+        if not isinstance(asked.call, AwaitSeq) and asked.seq > newest and writes(app, collection):
+            why = f"shard {asked.shard} is at seq {newest}, before {asked.seq}, which was lost"
+            return Refusal(Unavailable(why), newest)
         await wait_for_seq(collection, asked.seq, until)
         snapshot = collection.snapshot
         if snapshot.seq < asked.seq:
-            return Unavailable(f"shard {asked.shard} is at seq {snapshot.seq} here, before {asked.seq}")
+            why = f"shard {asked.shard} is at seq {snapshot.seq} here, before {asked.seq}"
+            return Refusal(Unavailable(why))
         return LocalShard(collection, snapshot, watch, WorkBudget())
     except NearlineError as error:
-        return error
+        return Refusal(error)
 
 
 def writes(app: web.Application, shard: Collection) -> bool:
@@ -215,32 +228,23 @@ def writes(app: web.Application, shard: Collection) -> bool:
     return shard.moving is None and not isinstance(app[STORE], Follower)
 
 
-class WritesLost(Unavailable):
-    """The shard is at `seq`, where it is written, before an operation that was acknowledged: it was deleted and created
-    again, or restored."""
-
-    def __init__(self, seq: int, asked: Addressed) -> None:
-        super().__init__(f"shard {asked.shard} is at seq {seq}, before {asked.seq}, which was lost")
-        self.seq = seq
-
-
-def require_newest(app: web.Application, shard: Collection | None) -> None:
-    """Raise NotReady if another node may have more of a shard than there is here: the one that it was given to, unless
-    that does not answer, or the one that it is still copied from. Who asks here has last looked before it moved."""
-    moving, nodes = None if shard is None else shard.moving, app[NODES]
+def require_newest(app: web.Application, moving: Moving | None) -> None:
+    """Raise NotReady if another node may have more of a shard that moves than there is here: the one that it was given
+    to, unless that does not answer, or the one that it is still copied from. Who asks here has last looked before."""
+    nodes = app[NODES]
     if moving is not None and moving.role == "copy":
         raise NotReady(f"the shard is being copied from node {moving.node}")
     if moving is not None and moving.role == "given" and nodes is not None and nodes.is_up(moving.node):
         raise NotReady(f"the shard is given to node {moving.node}")
 
 
-def reply_of(shard: LocalShard | NearlineError, call: AnyCall, export: VectorExport) -> CallReply:
+def reply_of(shard: LocalShard | Refusal, call: AnyCall, export: VectorExport) -> CallReply:
     try:
-        if isinstance(shard, NearlineError):
-            raise shard
+        if isinstance(shard, Refusal):
+            return CallReply(shard.seq, None, CallRefused.of(shard.error))
         return CallReply(shard.seq, do(shard, call, export))
     except NearlineError as error:
-        return CallReply(error.seq if isinstance(error, WritesLost) else 0, None, CallRefused.of(error))
+        return CallReply(0, None, CallRefused.of(error))
 
 
 def do(shard: LocalShard, call: AnyCall, export: VectorExport) -> bytes:

@@ -169,9 +169,12 @@ def body_of(error: NearlineError) -> ErrorBody:
 
 
 def error_of(detail: ErrorDetail) -> NearlineError:
-    """Return the error that another service answered with."""
+    """Return the error that another service answered with. What its class keeps beside the message stays there."""
     kind = _kinds().get(detail.type, NearlineError)
-    return kind(detail.message, param=detail.param)
+    error = kind.__new__(kind)
+    of_tree = next(base for base in kind.__mro__ if base.__module__ == NearlineError.__module__)
+    of_tree.__init__(error, detail.message, param=detail.param)  # type: ignore[misc]
+    return error
 
 
 @functools.cache

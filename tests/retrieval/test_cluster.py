@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -20,7 +19,6 @@ from msgspec.structs import force_setattr
 from indexes.base.errors import Conflict, InvalidInput, NotFound, NotReady, TooLarge, Unavailable
 from indexes.base.model import Settings
 from indexes.base.moving import Moving
-from indexes.collection.collection import Collection
 from indexes.directory.marker import NAME
 from indexes.filters.grammar import parse_filter
 from indexes.parts.query import Query
@@ -196,8 +194,8 @@ def test_an_incomplete_copy_answers_nothing() -> None:
     app = web.Application()
     app[NODES] = nodes_of("a", "b")
     with pytest.raises(NotReady, match="being copied from node b"):
-        require_newest(app, cast("Collection", SimpleNamespace(moving=Moving("copy", "b"))))
-    require_newest(app, cast("Collection", SimpleNamespace(moving=None)))
+        require_newest(app, Moving("copy", "b"))
+    require_newest(app, None)
 
 
 @pytest.mark.parametrize("is_away", [False, True])

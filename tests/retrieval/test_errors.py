@@ -15,7 +15,7 @@ from indexes.base.errors import NearlineError
 from jobs.serving.process import serving
 from retrieval.handlers.error_shapes import own_response
 from retrieval.handlers.error_shapes import response as shaped
-from retrieval.wire.errors import STATUS, status_of, type_name, without_folders
+from retrieval.wire.errors import STATUS, ErrorDetail, error_of, status_of, type_name, without_folders
 from tests.retrieval.test_examples import bodies_of, filled
 from tests.support.http import Http
 
@@ -35,6 +35,14 @@ OURS = sorted(
 def test_every_error_of_the_tree_is_in_the_table(kind: type[NearlineError]) -> None:
     """Each class has a line of its own, so that adding one means deciding its status."""
     assert kind in STATUS
+
+
+def test_every_error_comes_back_from_the_wire() -> None:
+    """Also those that are defined where they are raised: another node may answer with them."""
+    for kind in subclasses(NearlineError):
+        error = error_of(ErrorDetail(type_name(kind), "it is so", "field"))
+        assert (type(error), error.message, error.param) == (kind, "it is so", "field")
+        assert own_response(error).status == status_of(error)
 
 
 def test_the_tree_is_drawn_in_full() -> None:
