@@ -73,7 +73,7 @@ class Principal:
         """Replace full names in a message by those that this caller knows."""
         if not self.tenant:
             return message
-        return re.sub(rf"(?<=[a-z0-9_-])@{self.tenant}(?![\w@-]|\.\w)", "", message)
+        return re.sub(rf"(?<=[a-z0-9_@-])@{self.tenant}(?![\w@-]|\.\w)", "", message)
 
     def sees(self, full: str, aliases: Mapping[str, str]) -> bool:
         """Whether a collection, by its full name, exists for this caller."""

@@ -88,6 +88,8 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     matryoshka: list[Name] = []
     threads: Count = 0
     run_threads: Positive = 1
+    provider: Name = "cpu"
+    provider_options: dict[Name, str] = field(default_factory=dict)
 
 
 class EmbeddingSection(Section, frozen=True, kw_only=True):
@@ -323,6 +325,8 @@ RESTART = frozenset(
         "models.matryoshka",
         "models.threads",
         "models.run_threads",
+        "models.provider",
+        "models.provider_options",
         "embedding",
         "index.delta_passages_max",
         "index.segments_max",

@@ -190,7 +190,7 @@ async def answer(app: web.Application, content: bytes, entry: AdmittedRequest) -
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class NoAnswer:
     """Why a shard does not answer. `seq` is as in `CallReply`."""
 
     error: NearlineError
@@ -199,28 +199,28 @@ class Refusal:
 
 async def open_shard(
     app: web.Application, asked: Addressed, watch: Stopwatch, until: float
-) -> LocalShard | Refusal:
+) -> LocalShard | NoAnswer:
     """Return a shard in a state that holds the operation asked for, or why there is none."""
     if (collection := app[CATALOG].collections.get(asked.shard)) is None:
-        return Refusal(NotReady(f"shard {asked.shard} is not here"))
+        return NoAnswer(NotReady(f"shard {asked.shard} is not here"))
     moving = collection.moving
     try:
         require_newest(app, moving)
     except NotReady as error:
-        return Refusal(error, moving.seq if moving else 0)
+        return NoAnswer(error, moving.seq if moving else 0)
     try:
         newest = collection.log.newest_seq
         if not isinstance(asked.call, AwaitSeq) and asked.seq > newest and writes(app, collection):
             why = f"shard {asked.shard} is at seq {newest}, before {asked.seq}, which was lost"
-            return Refusal(Unavailable(why), newest)
+            return NoAnswer(Unavailable(why), newest)
         await wait_for_seq(collection, asked.seq, until)
         snapshot = collection.snapshot
         if snapshot.seq < asked.seq:
             why = f"shard {asked.shard} is at seq {snapshot.seq} here, before {asked.seq}"
-            return Refusal(Unavailable(why))
+            return NoAnswer(Unavailable(why))
         return LocalShard(collection, snapshot, watch, WorkBudget())
     except NearlineError as error:
-        return Refusal(error)
+        return NoAnswer(error)
 
 
 def writes(app: web.Application, shard: Collection) -> bool:
@@ -238,9 +238,9 @@ def require_newest(app: web.Application, moving: Moving | None) -> None:
         raise NotReady(f"the shard is given to node {moving.node}")
 
 
-def reply_of(shard: LocalShard | Refusal, call: AnyCall, export: VectorExport) -> CallReply:
+def reply_of(shard: LocalShard | NoAnswer, call: AnyCall, export: VectorExport) -> CallReply:
     try:
-        if isinstance(shard, Refusal):
+        if isinstance(shard, NoAnswer):
             return CallReply(shard.seq, None, CallRefused.of(shard.error))
         return CallReply(shard.seq, do(shard, call, export))
     except NearlineError as error:

@@ -43,6 +43,7 @@ from retrieval.embedding.models import (
 )
 from retrieval.embedding.queries import QueryReader
 from retrieval.embedding.results import EmbeddedTexts, Long, Observer
+from retrieval.embedding.sessions import ExecutionProvider
 
 WARM_UP_QUERIES = 3
 ATTEMPTS = 30  # while too many documents wait; each refusal asks for a wait of a second to a minute
@@ -284,7 +285,8 @@ class Embedders:
         model = await asyncio.to_thread(load_model, folder)
         if model.manifest.makes != "vectors":
             raise InvalidInput(f"{name} is a reranker, not an embedding model", param="model")
-        encoder = await asyncio.to_thread(Encoder, model, threads=threads)
+        provider = provider_of(self._config)
+        encoder = await asyncio.to_thread(Encoder, model, threads=threads, provider=provider)
         counter = TokenCounter(encoder.tokenizers)
         limits, costs = self._config.embedding, CostModel()
         await asyncio.to_thread(warm_up, encoder, costs)
@@ -324,6 +326,10 @@ def runs_of(config: Config) -> tuple[int, int]:
     cores = config.models.threads or available_threads()
     threads = min(config.models.run_threads, cores)
     return threads, max(1, cores // threads)
+
+
+def provider_of(config: Config) -> ExecutionProvider:
+    return ExecutionProvider(config.models.provider, config.models.provider_options)
 
 
 def embeds(folder: Path) -> bool:

@@ -19,7 +19,7 @@ from indexes.base.model import Floats
 from retrieval.base.cgroups import cgroup_cores
 from retrieval.embedding.models import Kind, KnownAnswer, Model
 from retrieval.embedding.pairs import pairs, read_query
-from retrieval.embedding.sessions import OUTPUT, open_model
+from retrieval.embedding.sessions import CPU, OUTPUT, ExecutionProvider, open_model
 from retrieval.embedding.tokens import SpecialTokens, TokenizerPool, Tokens, pad_id, read_enough, windows
 
 BATCH_TOKENS_MAX = 1024  # per run in `encode`; more is not faster, and memory grows with it
@@ -28,8 +28,9 @@ BATCH_TOKENS_MAX = 1024  # per run in `encode`; more is not faster, and memory g
 class Encoder:
     """A model ready to run. Every method may be called from any thread; several threads run in parallel."""
 
-    def __init__(self, model: Model, *, threads: int) -> None:
-        """Load the session with `threads` threads per run. Raises Damaged if known texts get wrong vectors."""
+    def __init__(self, model: Model, *, threads: int, provider: ExecutionProvider = CPU) -> None:
+        """Load the session with `threads` threads per run, on this provider if it can be used. Raises Damaged if known
+        texts get wrong vectors."""
         manifest = model.manifest
         self.name = manifest.name
         self.fingerprint = manifest.fingerprint  # the same for all graphs of a model
@@ -50,7 +51,7 @@ class Encoder:
             }
         self.makes = manifest.makes
         known = [self._known(answer) for answer in manifest.known_answers]
-        opened = open_model(model, self._feed(known) if known else None, threads=threads)
+        opened = open_model(model, self._feed(known) if known else None, threads=threads, provider=provider)
         self._session = opened.session
         self.variant = opened.variant  # the graph that runs here
         self.refused = opened.refused  # graphs tried before it that gave known texts wrong vectors here

@@ -8,6 +8,9 @@ served:
     far off, or NaN   it is refused with a warning, and the next is tried
     none is left      Damaged
 
+With another provider than the CPU, each graph is tried with it first, those of floating-point arithmetic before those
+of integers, whose operators few providers have.
+
 Which one serves does not change the model's fingerprint: their vectors are close, and collections written with one can
 be searched with the other.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +39,18 @@ Feed = Mapping[str, npt.NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
+class ExecutionProvider:
+    """What computes a model: an execution provider of ONNX Runtime, such as "cuda", with its own options."""
+
+    name: str = "cpu"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+CPU = ExecutionProvider()
+PROVIDER = "ExecutionProvider"
+
+
+@dataclass(frozen=True)
 class Refusal:
     """A graph that is not used, and the reason in one line."""
 
@@ -45,31 +60,37 @@ class Refusal:
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A session whose vectors were verified, the graph it runs, and the graphs refused before it."""
+    """A session whose vectors were verified, the graph it runs, on which provider if not on the CPU, and the graphs
+    refused before it."""
 
     session: onnxruntime.InferenceSession
     variant: str
     refused: tuple[Refusal, ...]
 
 
-def open_model(model: Model, known: Feed | None, *, threads: int) -> OpenedModel:
+def open_model(
+    model: Model, known: Feed | None, *, threads: int, provider: ExecutionProvider = CPU
+) -> OpenedModel:
     """Open the first graph of `model` that loads and gives the known texts their vectors, with `threads` threads per
-    run.
+    run; on the CPU if none does on another provider.
 
     `known` has the texts of the manifest's known answers, in order, as inputs of the graph; None if there are none.
     Raises Damaged with every graph's reason if no graph qualifies.
     """
     refused: list[Refusal] = []
-    for variant in model.manifest.variants:
+    variants = model.manifest.variants
+    tries = [] if provider == CPU else [(one, provider) for one in reversed(variants)]
+    for variant, by in [*tries, *((one, CPU) for one in variants)]:
+        name = variant.name if by is CPU else f"{variant.name} on {by.name}"
         try:
-            session = open_session(model.path_of(variant), threads=threads)
+            session = open_session(model.path_of(variant), threads=threads, provider=by)
             if known is not None:
                 _compare(session, known, model.manifest.known_answers, variant)
         except Damaged as error:
-            logger.warning("model %s: %s is not used: %s", model.manifest.name, variant.name, error.message)
-            refused.append(Refusal(variant.name, error.message))
+            logger.warning("model %s: %s is not used: %s", model.manifest.name, name, error.message)
+            refused.append(Refusal(name, error.message))
         else:
-            return OpenedModel(session, variant.name, tuple(refused))
+            return OpenedModel(session, name, tuple(refused))
     reasons = "; ".join(f"{refusal.variant}: {refusal.reason}" for refusal in refused)
     raise Damaged(f"no graph in {model.folder} can be used here, export it on this machine: {reasons}")
 
@@ -107,8 +128,16 @@ def cosines(left: Floats, right: Floats) -> Floats:
         return np.asarray((left * right).sum(axis=1) / lengths, dtype=np.float32)
 
 
-def open_session(path: Path, *, threads: int) -> onnxruntime.InferenceSession:
-    """Open a session over the graph at `path`, configured for serving. Raises Damaged if it cannot be loaded."""
+def open_session(
+    path: Path, *, threads: int, provider: ExecutionProvider = CPU
+) -> onnxruntime.InferenceSession:
+    """Open a session over the graph at `path`, configured for serving. Raises Damaged if it cannot be loaded, or not
+    with this provider."""
+    offered = {one.removesuffix(PROVIDER).lower(): one for one in onnxruntime.get_available_providers()}
+    if (wanted := offered.get(provider.name.lower())) is None:
+        raise Damaged(
+            f"the installed ONNX Runtime has no provider {provider.name!r}; it has {', '.join(sorted(offered))}"
+        )
     options = onnxruntime.SessionOptions()
     # The runtime ignores CPU quotas and would start a thread for each visible core.
     options.intra_op_num_threads = threads
@@ -121,6 +150,9 @@ def open_session(path: Path, *, threads: int) -> onnxruntime.InferenceSession:
     options.enable_cpu_mem_arena = False
     options.log_severity_level = 3
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(str(path), options, [(wanted, dict(provider.options))])
     except Exception as error:
         raise Damaged(f"{path} cannot be loaded: {error}") from error
+    if (used := session.get_providers()[0]) != wanted:  # what a provider needs may be missing
+        raise Damaged(f"ONNX Runtime opened it with {used} instead of {wanted}")
+    return session

@@ -37,6 +37,7 @@ from retrieval.base.cancellation import Abandoned
 from retrieval.base.index_options import options_of
 from retrieval.base.settings import Config
 from retrieval.embedding.counting import TokenCounter
+from retrieval.embedding.embedders import provider_of
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import find_models, load_model, read_manifest
 from retrieval.embedding.queries import QueryReader
@@ -285,7 +286,7 @@ class SearchWorker:
             folder = find_models(Path(self._config.models.folder)).get(name)
             if folder is None:
                 raise NotFound(f"there is no model {name!r}; the service searches by words alone")
-            encoder = Encoder(load_model(folder), threads=1)
+            encoder = Encoder(load_model(folder), threads=1, provider=provider_of(self._config))
             self._readers[name] = QueryReader(
                 encoder, read_manifest(folder), TokenCounter(encoder.tokenizers)
             )

@@ -32,6 +32,7 @@ from retrieval.embedding.costs import CostModel
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import ModelManifest, load_model
 from retrieval.embedding.results import TooLong
+from retrieval.embedding.sessions import CPU, ExecutionProvider
 from retrieval.search.plan import Plan
 from retrieval.search.ranking import Fused, round_scores
 from retrieval.search.rounds import Rounds
@@ -56,13 +57,13 @@ class PairsRead(NamedTuple):
 class Reranker:
     """A cross-encoder ready to run. Every method may be called from any thread."""
 
-    def __init__(self, folder: Path, *, threads: int) -> None:
+    def __init__(self, folder: Path, *, threads: int, provider: ExecutionProvider = CPU) -> None:
         """Load and warm up the model. Raises NotFound, Damaged, or InvalidInput for a model that makes vectors."""
         model = load_model(folder)
         if model.manifest.makes != "scores":
             raise InvalidInput(f"{folder.name} is an embedding model, not a reranker", param="rerank.model")
         self.manifest: ModelManifest = model.manifest
-        self.encoder = Encoder(model, threads=threads)
+        self.encoder = Encoder(model, threads=threads, provider=provider)
         self._costs, self._learning = CostModel(), threading.Lock()
         for tokens in WARM_UP_TOKENS:
             for _ in range(2):

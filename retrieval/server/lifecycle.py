@@ -34,7 +34,7 @@ from retrieval.cache import MemoryStore, ResultCache, SharedVectors
 from retrieval.context.llm import LanguageModel
 from retrieval.dialects.store_expiry import delete_expired_regularly
 from retrieval.documents.uploads import Uploads
-from retrieval.embedding.embedders import Embedders, runs_of
+from retrieval.embedding.embedders import Embedders, provider_of, runs_of
 from retrieval.handlers.state import (
     CATALOG,
     CEILING,
@@ -217,7 +217,8 @@ async def reranker_ctx(app: web.Application) -> AsyncIterator[None]:
     if config.rerank.model:
         try:
             folder = Path(config.models.folder) / config.rerank.model
-            app[RERANKER] = await asyncio.to_thread(Reranker, folder, threads=runs_of(config)[0])
+            threads, provider = runs_of(config)[0], provider_of(config)
+            app[RERANKER] = await asyncio.to_thread(Reranker, folder, threads=threads, provider=provider)
         except NearlineError as error:
             logger.warning("the reranker is not available: %s", error.message)
     yield

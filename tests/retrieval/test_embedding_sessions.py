@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import onnxruntime
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -31,7 +32,15 @@ from retrieval.embedding.models import (
     load_model,
     read_manifest,
 )
-from retrieval.embedding.sessions import OUTPUT, Refusal, open_session
+from retrieval.embedding.sessions import (
+    CPU,
+    OUTPUT,
+    PROVIDER,
+    ExecutionProvider,
+    Refusal,
+    cosines,
+    open_session,
+)
 
 onnx = pytest.importorskip("onnx", reason="making graphs to break needs onnx")
 
@@ -190,6 +199,47 @@ def test_each_graph_has_its_own_floor(folder: Path) -> None:
         else:
             with pytest.raises(Damaged, match="plain"):
                 Encoder(load_model(folder), threads=1)
+
+
+OTHERS = sorted(
+    {one.removesuffix(PROVIDER).lower() for one in onnxruntime.get_available_providers()} - {CPU.name}
+)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("provider", OTHERS)
+def test_each_provider_that_is_installed(provider: str, model_folder: Path) -> None:
+    """The graph of floating-point arithmetic is tried first. A text gets the same vector alone and among others, close
+    to that of the CPU."""
+    model = load_model(model_folder)
+    encoder, on_cpu = (
+        Encoder(model, threads=1, provider=ExecutionProvider(one)) for one in (provider, "cpu")
+    )
+    assert (encoder.variant, encoder.refused) == (f"{model.manifest.variants[-1].name} on {provider}", ())
+    texts = [f"{'a longer ' * count}note about the harbor" for count in range(9)]
+    together = encoder.encode(texts, "document")
+    alone = np.concatenate([encoder.encode([one], "document") for one in texts])
+    assert cosines(together, alone).min() > 0.9999
+    assert cosines(together, on_cpu.encode(texts, "document")).min() > 0.97
+
+
+def test_a_provider_that_is_not_there(folder: Path) -> None:
+    """The CPU does what it cannot, and each refusal says what there is."""
+    encoder = Encoder(load_model(folder), threads=1, provider=ExecutionProvider("magic", {"device": "9"}))
+    assert encoder.variant == "quick"
+    assert [one.variant for one in encoder.refused] == ["plain on magic", "quick on magic"]
+    assert "no provider 'magic'; it has" in encoder.refused[0].reason
+    assert " cpu" in encoder.refused[0].reason
+
+
+@pytest.mark.skipif(not OTHERS, reason="ONNX Runtime has no provider but the CPU here")
+def test_a_provider_proves_itself_too(folder: Path) -> None:
+    """A graph that computes something else with it is not used with it."""
+    write_graph(folder / FALLBACK, turned(table()))
+    seal(folder)
+    encoder = Encoder(load_model(folder), threads=1, provider=ExecutionProvider(OTHERS[0]))
+    assert encoder.variant == f"quick on {OTHERS[0]}"
+    assert [one.variant for one in encoder.refused] == [f"plain on {OTHERS[0]}"]
 
 
 def test_fingerprint_is_the_models(folder: Path) -> None:
