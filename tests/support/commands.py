@@ -25,9 +25,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
 
-from indexes.base import failpoints
+from indexes.base import durable, failpoints
+from indexes.base.errors import NearlineError
+from indexes.base.languages import chance_of
 from indexes.base.structs import learn_structs
 from jobs import cli
+from retrieval.base.settings import Config
+from retrieval.embedding import models
+from retrieval.server.app import create_app
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240
@@ -148,6 +153,10 @@ def be_forked(requests: socket.socket) -> None:
     for name in [name for name in sys.modules if name.startswith("jobs.commands")]:
         del sys.modules[name]  # they look at their environment when they are imported
     learn_structs()
+    check_models_once()
+    with tempfile.TemporaryDirectory() as folder:
+        create_app(Config(), Path(folder))  # compiles the patterns of its routes
+    chance_of("load the detector of languages", (), {})
     gc.freeze()
     while True:
         asked, files, _, _ = socket.recv_fds(requests, 1, 3)
@@ -162,6 +171,26 @@ def be_forked(requests: socket.socket) -> None:
             return
         for file in files:
             os.close(file)
+
+
+def check_models_once() -> None:
+    """Hash the files of the models now, and again in a fork only if they have changed."""
+
+    @functools.cache
+    def check(path: Path, size: int, digest: str, *_state: int) -> None:
+        durable.verify(path, size, digest)
+
+    def verify(path: Path, size: int, digest: str) -> None:
+        if path.is_file():
+            found = path.stat()
+            check(path.resolve(), size, digest, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+        else:
+            durable.verify(path, size, digest)
+
+    vars(models)["verify"] = verify
+    for folder in models.find_models(ROOT / "models").values():
+        with contextlib.suppress(NearlineError):  # then it is no better in a fork
+            models.load_model(folder)
 
 
 def begin(out: int, err: int, connection: int) -> None:
