@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from indexes.base.languages import UNSURE, guess_language, primary
 from indexes.base.masks import Bits, bits_at
-from indexes.base.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
+from indexes.base.model import Bm25, DenseResult, Floats, Ids, Ranking, Spared, Tier
 from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.dense.cold_skips import ColdSkipper, ListBounds
 from indexes.filters.grammar import Filter
@@ -92,11 +92,16 @@ class Snapshot:
         return self.matching(condition, on_step)
 
     def spare(self, query: Query) -> Query:
-        """The query with what the cold policy says about it. What comes back with its candidates is for
-        `skipper.learn`, if the query is counted."""
+        """The query with what the cold policy says about it. What comes back with its candidates is for `learn`, if the
+        query is counted."""
         if self.skipper is None:
             return query
         return msgspec.structs.replace(query, sparing=self.skipper.sparing(counted=query.counted))
+
+    def learn(self, spared: Spared | None) -> None:
+        """Take what the cold policy learns from a query."""
+        if spared is not None and self.skipper is not None:
+            self.skipper.learn(spared)
 
     def _with_sparing_of_this(self, query: Query) -> Query:
         """Return the query with how it may spare the cold tier of this generation."""

@@ -14,9 +14,10 @@ import msgspec
 from indexes.base.errors import Conflict, DeadlineExceeded, NearlineError, NotFound, NotReady, Unavailable
 from retrieval.base.cancellation import gather_or_cancel
 from retrieval.base.request_id import REQUEST_ID
-from retrieval.cluster.calls import ANSWERS, Addressed, CallReply, Calls, FindVisible
+from retrieval.cluster.calls import ANSWERS, Addressed, Calls, FindVisible
 from retrieval.cluster.link import READ_S, RETRY_AFTER_S
 from retrieval.cluster.nodes import LOOK_S, Node, Nodes
+from retrieval.search.calls import CallReply
 from retrieval.search.steps import Away
 from retrieval.search.travel import unpack
 

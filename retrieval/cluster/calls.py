@@ -7,79 +7,17 @@ GET /v1/shards   a WebSocket for calls of the shards of a node (`link.Caller`, `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from indexes.base.errors import NearlineError, Unavailable
-from indexes.base.model import Floats, Ranking, Settings, StoredPassage
+from indexes.base.model import Settings
 from indexes.base.moving import Moving
 from indexes.filters.grammar import Filter
 from indexes.parts.learned import RankingSettings, SynonymSettings
-from indexes.parts.query import Query, TermCounts
-from indexes.reading.facets import FacetCounts, FacetQuery
-from retrieval.search.shard import (
-    Ahead,
-    Ask,
-    DocumentRead,
-    Example,
-    Fetched,
-    Follow,
-    Followed,
-    Rivals,
-    Searched,
-    What,
-)
-from retrieval.wire.errors import ErrorDetail, error_of, type_name
-
-
-class Call(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """One call of a shard."""
-
-
-class SearchShard(Call, frozen=True):
-    """The first `likely` passages of each ranking come along: most hits are among them."""
-
-    ask: Ask
-    likely: int = 0
-
-
-class CountTerms(Call, frozen=True):
-    query: Query
-
-
-class Fetch(Call, frozen=True):
-    ids: Sequence[int]
-    what: What
-
-
-class CountFacets(Call, frozen=True):
-    condition: Filter | None
-    asked: Sequence[FacetQuery]
-
-
-class ReadExamples(Call, frozen=True):
-    documents: Sequence[str]
-
-
-class ScanShard(Call, frozen=True):
-    vectors: Floats
-    depth: int
-    condition: Filter | None
-
-
-class ReadDocument(Call, frozen=True):
-    document: str
-    alike: int
-
-
-class FollowPassages(Call, frozen=True):
-    asked: Follow
-
-
-class CountAhead(Call, frozen=True):
-    rivals: Rivals
+from retrieval.search.calls import ANSWERS as OF_PARTITIONS
+from retrieval.search.calls import Call, CallRefused, CallReply, PartitionCall
 
 
 class AwaitSeq(Call, frozen=True):
@@ -114,13 +52,6 @@ class ReadPage(Call, frozen=True):
     bytes_max: int
 
 
-class ShardSearched(msgspec.Struct, array_like=True, frozen=True):
-    """What was found, and the passages that come along."""
-
-    searched: Searched
-    passages: Mapping[int, StoredPassage]
-
-
 class DocumentsCounted(msgspec.Struct, array_like=True, frozen=True):
     """Those that match. `held` are all passages of the shard."""
 
@@ -137,32 +68,9 @@ class DocumentsPage(msgspec.Struct, array_like=True, frozen=True):
     following: int | None
 
 
-AnyCall = (
-    SearchShard
-    | CountTerms
-    | Fetch
-    | CountFacets
-    | ReadExamples
-    | ScanShard
-    | ReadDocument
-    | FollowPassages
-    | CountAhead
-    | AwaitSeq
-    | ReadSeqs
-    | FindVisible
-    | CountMatching
-    | ReadPage
-)
+AnyCall = PartitionCall | AwaitSeq | ReadSeqs | FindVisible | CountMatching | ReadPage
 ANSWERS: dict[type[Call], Any] = {
-    SearchShard: ShardSearched,
-    CountTerms: TermCounts,
-    Fetch: Fetched,
-    CountFacets: list[FacetCounts],
-    ReadExamples: list[Example | None],
-    ScanShard: list[Ranking],
-    ReadDocument: DocumentRead,
-    FollowPassages: Followed,
-    CountAhead: Ahead,
+    **OF_PARTITIONS,
     AwaitSeq: None,
     ReadSeqs: dict[str, int],
     FindVisible: list[str],
@@ -187,36 +95,6 @@ class Calls(msgspec.Struct, array_like=True, frozen=True):
     within_s: float | None
     hits: list[tuple[str, list[int]]] = []
     request_id: str = ""
-
-
-class CallRefused(msgspec.Struct, array_like=True, frozen=True):
-    """Why a call has no answer: the kind of the error as on the wire, and what it says."""
-
-    kind: str
-    message: str
-    param: str | None = None
-    retry_after_s: float = 1.0
-
-    @staticmethod
-    def of(error: NearlineError) -> CallRefused:
-        wait_s = error.retry_after_s if isinstance(error, Unavailable) else 1.0
-        return CallRefused(type_name(type(error)), error.message, error.param, wait_s)
-
-    @property
-    def error(self) -> NearlineError:
-        error = error_of(ErrorDetail(self.kind, self.message, self.param))
-        if isinstance(error, Unavailable):
-            error.retry_after_s = self.retry_after_s
-        return error
-
-
-class CallReply(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to a call, packed, or why there is none. `seq` is the last operation of the state that answered; with
-    a refusal, the last one of a shard that has lost later ones or was given to another node, else 0."""
-
-    seq: int
-    answer: bytes | None
-    refusal: CallRefused | None = None
 
 
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ from indexes.base.model import Floats, Ranking, StoredPassage
 from indexes.filters.grammar import Filter
 from indexes.parts.query import Query, TermCounts
 from indexes.reading.facets import FacetCounts, FacetQuery
-from retrieval.cluster.calls import (
-    AnyCall,
+from retrieval.cluster.calls import AnyCall
+from retrieval.search.calls import (
     CountAhead,
     CountFacets,
     CountTerms,

@@ -150,7 +150,7 @@ def add_shard_routes(app: web.Application) -> None:
     ):
         app.router.add_route(method, path, handler)
         scopes[handler] = "admin"
-    app[serving.CONNECTIONS] = {}
+    app[serving.CONNECTIONS], app[serving.ON_THREADS] = {}, set()
     app.on_shutdown.append(serving.close_all)
 
 

@@ -6,50 +6,38 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
-import numpy as np
 from aiohttp import WSMsgType, web
 
 from indexes.base.errors import NearlineError, NotReady, Unavailable
+from indexes.base.model import Spared
 from indexes.base.moving import Moving
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
-from indexes.parts.query import Candidates
 from indexes.reading import scrolling
 from indexes.store.following import Follower
 from retrieval.access.auth import Principal
 from retrieval.access.privacy import VECTOR_EXPORT, VectorExport
 from retrieval.admission.gates import AdmittedRequest
+from retrieval.base.cancellation import gather_or_cancel
 from retrieval.base.request_id import REQUEST_ID
 from retrieval.cluster.calls import (
     Addressed,
     AnyCall,
     AwaitSeq,
-    CallRefused,
-    CallReply,
     Calls,
-    CountAhead,
-    CountFacets,
     CountMatching,
-    CountTerms,
     DocumentsCounted,
     DocumentsPage,
-    Fetch,
     FindVisible,
-    FollowPassages,
     NodeShards,
-    ReadDocument,
-    ReadExamples,
     ReadPage,
     ReadSeqs,
     Replies,
-    ScanShard,
-    SearchShard,
-    ShardSearched,
     ShardState,
 )
 from retrieval.cluster.link import NUMBER_BYTES
@@ -57,15 +45,18 @@ from retrieval.cluster.names import ShardName
 from retrieval.cluster.taking import TAKES
 from retrieval.cluster.targets import NODES
 from retrieval.handlers.documents import encode_page
-from retrieval.handlers.state import CATALOG, CONFIG, GATES, PIPELINE, STORE, TASKS
+from retrieval.handlers.state import CATALOG, CONFIG, GATES, IN_PROCESSES, PIPELINE, STORE, TASKS
+from retrieval.search.calls import CallRefused, CallReply, PartitionCall, SearchShard, answer_call
 from retrieval.search.pipeline import wait_for_seq
-from retrieval.search.shard import LocalShard, run_at_once
+from retrieval.search.shard import LocalShard
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.search.travel import pack, unpack
 from retrieval.wire.errors import MalformedRequest
 
 logger = logging.getLogger(__name__)
 
+# The answers to calls under way on search threads.
+ON_THREADS = web.AppKey("ON_THREADS", set[int])
 # The connections of other nodes, each with the answers under way, by the number of their calls.
 CONNECTIONS = web.AppKey["dict[web.WebSocketResponse, dict[bytes, asyncio.Task[None]]]"]("CONNECTIONS")
 
@@ -162,7 +153,7 @@ async def reply_to(
 
 
 async def answer(app: web.Application, content: bytes, entry: AdmittedRequest) -> bytes:
-    """Answer calls of shards, one after the other on a search thread. One that fails has its error in its place."""
+    """Answer calls of shards. One that fails has its error in its place."""
     try:
         asked: Calls = unpack(content, Calls)
     except (msgspec.DecodeError, ValueError, TypeError) as error:
@@ -179,14 +170,58 @@ async def answer(app: web.Application, content: bytes, entry: AdmittedRequest) -
     with entry.waiting():  # each for the same time, so one after the other takes no longer
         shards = [await open_shard(app, one, watch, until) for one in asked.calls]
 
-    def work() -> bytes:
-        calls = zip(shards, asked.calls, strict=True)
-        return pack(Replies(calls=[reply_of(shard, one.call, app[VECTOR_EXPORT]) for shard, one in calls]))
-
+    calls = [spare(shard, one.call) for shard, one in zip(shards, asked.calls, strict=True)]
     try:
-        return await app[PIPELINE].on_thread(work)
+        return pack(Replies(calls=await answer_all(app, shards, calls, watch)))
     finally:
         watch.left = True
+
+
+async def answer_all(
+    app: web.Application,
+    shards: Sequence[LocalShard | NoAnswer],
+    calls: Sequence[AnyCall],
+    watch: Stopwatch,
+) -> list[CallReply]:
+    """Answer calls, each of the shard at its place: those of several shards in search processes, side by side, and so
+    those that come beside others. A single one is answered sooner on a search thread of this service, where the rest
+    is, too."""
+    by_shard: dict[str, tuple[LocalShard, list[int], list[PartitionCall]]] = {}
+    for at, (shard, call) in enumerate(zip(shards, calls, strict=True)):
+        if isinstance(shard, LocalShard) and isinstance(call, PartitionCall):
+            _, places, some = by_shard.setdefault(shard.collection.name, (shard, [], []))
+            places.append(at)
+            some.append(call)
+    replies: dict[int, CallReply] = {}
+
+    async def ask(shard: LocalShard, places: list[int], some: list[PartitionCall]) -> None:
+        found = await app[IN_PROCESSES].ask_shard(shard, some, watch.deadline)
+        if found is not None:
+            replies.update(zip(places, found, strict=True))
+
+    on_threads = app[ON_THREADS]
+    if len(by_shard) > 1 or on_threads:
+        await gather_or_cancel(ask(*one) for one in by_shard.values())
+    left = [at for at in range(len(calls)) if at not in replies]
+    if left:
+        export = app[VECTOR_EXPORT]
+        on_threads.add(id(watch))
+        try:
+            found = await app[PIPELINE].on_thread(
+                lambda: [reply_of(shards[at], calls[at], export) for at in left]
+            )
+        finally:
+            on_threads.discard(id(watch))
+        replies.update(zip(left, found, strict=True))
+    return [replies[at] for at in range(len(calls))]
+
+
+def spare(shard: LocalShard | NoAnswer, call: AnyCall) -> AnyCall:
+    """Return a search with how it may spare the cold tier."""
+    if not (isinstance(call, SearchShard) and isinstance(shard, LocalShard)):
+        return call
+    query = shard.snapshot.spare(call.ask.query)
+    return msgspec.structs.replace(call, ask=msgspec.structs.replace(call.ask, query=query))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,75 +274,40 @@ def require_newest(app: web.Application, moving: Moving | None) -> None:
 
 
 def reply_of(shard: LocalShard | NoAnswer, call: AnyCall, export: VectorExport) -> CallReply:
+    """Answer a call on a search thread."""
+    if isinstance(shard, NoAnswer):
+        return CallReply(shard.seq, None, CallRefused.of(shard.error))
+    if isinstance(call, PartitionCall):
+        spared: list[Spared] = []
+        reply = answer_call(shard, call, spared)
+        for one in spared:
+            shard.snapshot.learn(one)
+        return reply
     try:
-        if isinstance(shard, NoAnswer):
-            return CallReply(shard.seq, None, CallRefused.of(shard.error))
-        return CallReply(shard.seq, do(shard, call, export))
+        return CallReply(shard.seq, pack(do(shard, call, export)))
     except NearlineError as error:
         return CallReply(0, None, CallRefused.of(error))
 
 
-def do(shard: LocalShard, call: AnyCall, export: VectorExport) -> bytes:
-    """Answer a call, packed. Run it on a search thread."""
+def do(shard: LocalShard, call: AnyCall, export: VectorExport) -> object:
+    """Answer a call that is of a node and its log."""
     collection = shard.collection
     assert isinstance(collection, Collection)
     match call:
         case CountMatching():
             found = scrolling.count(collection, call.condition, shard.watch.on_step)
-            return pack(DocumentsCounted(found.documents, found.passages, found.seq, shard.snapshot.live))
+            return DocumentsCounted(found.documents, found.passages, found.seq, shard.snapshot.live)
         case ReadPage():
-            return pack(read_page(collection, shard, call, export))
-        case SearchShard():
-            query = shard.snapshot.spare(call.ask.query)
-            ask = msgspec.structs.replace(call.ask, query=query)
-            searched = run_at_once(partial(shard.search, ask))
-            if (spared := searched.candidates.spared) is not None and shard.snapshot.skipper is not None:
-                shard.snapshot.skipper.learn(spared)
-            first = likely_hits(searched.candidates, call.likely)
-            return pack(ShardSearched(searched, collection.passages(first)))
+            return read_page(collection, shard, call, export)
         case AwaitSeq():
-            return pack(None)
+            return None
         case ReadSeqs():
-            return pack(collection.log.seqs_of(call.documents))
+            return collection.log.seqs_of(call.documents)
         case FindVisible():
             caller = Principal(groups=None if call.groups is None else tuple(call.groups))
-            return pack([*collection.log.visible(call.documents, caller.may_read)])
+            return [*collection.log.visible(call.documents, caller.may_read)]
         case _:
-            return pack(run_at_once(partial(ask_shard, shard, call)))
-
-
-async def ask_shard(shard: LocalShard, call: AnyCall) -> object:
-    """Answer a call that is a method of a shard."""
-    match call:
-        case CountTerms():
-            return await shard.statistics(call.query)
-        case Fetch():
-            return await shard.fetch(call.ids, call.what)
-        case CountFacets():
-            return await shard.facets(call.condition, call.asked)
-        case ReadExamples():
-            return await shard.examples(call.documents)
-        case ReadDocument():
-            return await shard.read(call.document, call.alike)
-        case FollowPassages():
-            return await shard.follow(call.asked)
-        case CountAhead():
-            return await shard.count_ahead(call.rivals)
-        case ScanShard():
-            return await shard.scan(call.vectors, call.depth, call.condition)
-        case _:
-            raise TypeError(f"{type(call).__name__} is no method of a shard")
-
-
-def likely_hits(candidates: Candidates, each: int) -> list[int]:
-    """Return the passages that are among the first of a ranking, or are named by the query."""
-    first = (candidates.dense_ranks.view(np.uint32) < each) | (
-        candidates.lexical_ranks.view(np.uint32) < each
-    )
-    if candidates.names is not None:
-        first |= candidates.names > 0
-    chosen: list[int] = candidates.ids[first].tolist() if each else []
-    return chosen
+            raise TypeError(f"{type(call).__name__} is no call of a node")
 
 
 def read_page(

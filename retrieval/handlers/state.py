@@ -25,6 +25,7 @@ from retrieval.documents.extracting import TextExtractor
 from retrieval.documents.uploads import Uploads
 from retrieval.embedding.embedders import Embedders
 from retrieval.observe.metrics import Metrics
+from retrieval.processes.asking import InProcesses
 from retrieval.processes.pool import SearchProcesses
 from retrieval.search.pipeline import Pipeline
 from retrieval.search.reranking import Reranker
@@ -52,6 +53,7 @@ SHARED = web.AppKey[SharedStore | None]("SHARED")  # state shared between servic
 EMBEDDERS = web.AppKey("EMBEDDERS", Embedders)
 PIPELINE = web.AppKey("PIPELINE", Pipeline)
 PROCESSES = web.AppKey("PROCESSES", SearchProcesses)
+IN_PROCESSES = web.AppKey("IN_PROCESSES", InProcesses)
 RERANKER = web.AppKey[Reranker | None]("RERANKER")  # None if none is configured or it cannot be loaded
 LLM = web.AppKey("LLM", LanguageModel)
 QUERY_LOG = web.AppKey("QUERY_LOG", QueryLog)

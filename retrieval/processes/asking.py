@@ -4,7 +4,7 @@ here, where the caches, the budgets and the counts of hits are."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 
 import msgspec
@@ -19,15 +19,19 @@ from retrieval.admission.ceiling import AnswerBudget
 from retrieval.admission.turns import PATIENT, Flow, Turns
 from retrieval.base.settings import Config
 from retrieval.embedding.embedders import Embedders
-from retrieval.processes.frames import AskSearch, SearchReply
+from retrieval.processes.frames import AskSearch, AskShard, SearchReply, ShardReply
 from retrieval.processes.pool import SearchProcesses
 from retrieval.search.answer_cache import Answered, State
+from retrieval.search.calls import CallReply, PartitionCall, ReadDocument, ScanShard
 from retrieval.search.plan import Plan
+from retrieval.search.shard import LocalShard
 from retrieval.search.stages import Found
 from retrieval.search.stopwatch import Stopwatch
+from retrieval.search.travel import pack
 from retrieval.wire.options import OverBudget
 
 ACTIVE_PER_PROCESS = 4  # as many as share a run of the model
+HERE = (ScanShard, ReadDocument)  # calls that read the log and no index
 WORK = [field for field in fields(WorkBudget) if field.name != "searches"]
 UNDIVIDED = {"comparisons", "prefix_terms"}
 WORK_OF: Mapping[OverBudget, tuple[str, ...]] = {
@@ -71,13 +75,39 @@ class InProcesses:
             return None
         if embedder is not None and plan.request.cache and answer.vector is not None:
             await embedder.keep(str(plan.text), np.frombuffer(answer.vector, np.float32))
-        if answer.seq > collection.snapshot.seq:
-            # Or the next search, if the service itself answers it, would go back in time.
-            await asyncio.wrap_future(collection.arrivals.at(answer.seq))
+        await reach(collection, answer.seq)
         collection.hits.count(answer.hits)
         settled = collection.log.newest_seq == answer.seq
         state = State(answer.generation, answer.seq, answer.content, settled)
         return Answered(state, Found(answer.answer, answer.vanished, answer.grounds, answer.spared), "miss")
+
+    async def ask_shard(
+        self, shard: LocalShard, calls: Sequence[PartitionCall], deadline: float | None
+    ) -> list[CallReply] | None:
+        """Answer calls of a shard at its state or a later one, in order; None if no process can answer them, or not all
+        of their kinds."""
+        collection = shard.collection
+        assert isinstance(collection, Collection)
+        if any(isinstance(call, HERE) for call in calls) or not self._processes.takes(collection):
+            return None
+        asked = AskShard(
+            id=0,
+            collection=collection.name,
+            calls=pack(calls),
+            seq=shard.seq,
+            documents=collection.documents,
+            key=PRINCIPAL.get().key,
+            deadline=deadline,
+        )
+        answer = await self._processes.answer(collection, asked)
+        if answer is None:
+            return None
+        assert isinstance(answer, ShardReply)
+        await reach(collection, answer.seq)
+        collection.hits.count(answer.hits)
+        for spared in answer.spared:
+            shard.snapshot.learn(spared)
+        return answer.replies
 
     async def _ask(
         self, collection: Collection, plan: Plan, watch: Stopwatch, budget: AnswerBudget, vector: bytes | None
@@ -91,9 +121,11 @@ class InProcesses:
         async def ask(parts: int) -> tuple[AskSearch, SearchReply | None]:
             async with self._active.turn(Flow(PRINCIPAL.get().key, PATIENT.get())):
                 asked = ask_of(collection, plan, watch, budget, lend(budget.work, parts), vector)
-                answer = None
+                answer: SearchReply | None = None
                 try:
-                    answer = await self._processes.answer(collection, asked)
+                    found = await self._processes.answer(collection, asked)
+                    assert not isinstance(found, ShardReply)
+                    answer = found
                 finally:
                     take_back(budget.work, asked.work if answer is None else answer.work)
                 return asked, answer
@@ -114,6 +146,13 @@ class InProcesses:
                 return charge(answer, asked, watch, budget)
             asked, answer = await ask(1)
             return charge(answer, asked, watch, budget)
+
+
+async def reach(collection: Collection, seq: int) -> None:
+    """Wait until this service has a state that a process has answered from, or the next search, if the service itself
+    answers it, would go back in time."""
+    if seq > collection.snapshot.seq:
+        await asyncio.wrap_future(collection.arrivals.at(seq))
 
 
 def lend(budget: WorkBudget, parts: int) -> WorkBudget:

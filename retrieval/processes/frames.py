@@ -13,6 +13,7 @@ from indexes.base.model import Spared, Sparing
 from indexes.base.work import WorkBudget
 from indexes.parts.learned import RankingSettings
 from retrieval.base.settings import Config
+from retrieval.search.calls import CallReply
 from retrieval.search.stages import CachedAnswer
 
 LENGTH_BYTES = 4
@@ -90,6 +91,18 @@ class AskSearch(Frame, frozen=True):
     param: str | None
 
 
+class AskShard(Frame, frozen=True):
+    """Calls of a shard, packed, that another service has sent. The rest is as of `AskSearch`."""
+
+    id: int
+    collection: str
+    calls: bytes
+    seq: int
+    documents: int
+    key: str
+    deadline: float | None
+
+
 class Leave(Frame, frozen=True):
     """The caller of a search has left. Answered as the search would be, or by a `Failure`."""
 
@@ -107,9 +120,9 @@ class Alive(Frame, frozen=True):
 
 
 class SearchReply(Frame, frozen=True):
-    """The answer to `Ask`, and the state that was searched. `hits` are the passages to count, `vector` that of the text
-    if it was embedded here, `spans` the stages on the monotonic clock, and `spared` what the cold policy learns from
-    it."""
+    """The answer to `AskSearch`, and the state that was searched. `hits` are the passages to count, `vector` that of
+    the text if it was embedded here, `spans` the stages on the monotonic clock, and `spared` what the cold policy
+    learns from it."""
 
     id: int
     answer: CachedAnswer
@@ -127,9 +140,19 @@ class SearchReply(Frame, frozen=True):
     spared: Spared | None
 
 
+class ShardReply(Frame, frozen=True):
+    """The answers to `AskShard`, in order, from one state. The rest is as of `SearchReply`."""
+
+    id: int
+    seq: int
+    replies: list[CallReply]
+    hits: list[int]
+    spared: list[Spared]
+
+
 class SearchFailure(Frame, frozen=True):
-    """Why a search has no answer. `kind` is a class of `indexes.base.errors`; None if the process cannot answer, and
-    another one may."""
+    """Why a search, or calls of a shard, have no answer. `kind` is a class of `indexes.base.errors`; None if the
+    process cannot answer, and another one may."""
 
     id: int
     kind: str | None
@@ -170,8 +193,10 @@ class Forgotten(Frame, frozen=True):
     name: str
 
 
-Order = Configure | FollowCollection | CatchUp | Forget | AskSearch | Leave
-Reply = Begun | Alive | SearchReply | SearchFailure | Following | Reached | Forgotten
+Asked = AskSearch | AskShard
+Answer = SearchReply | ShardReply
+Order = Configure | FollowCollection | CatchUp | Forget | Asked | Leave
+Reply = Begun | Alive | Answer | SearchFailure | Following | Reached | Forgotten
 
 ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

@@ -33,11 +33,12 @@ from indexes.parts.memory import cpu_s, memory_bytes
 from retrieval.base.settings import Config
 from retrieval.embedding.encoder import available_threads
 from retrieval.processes.frames import (
+    Answer,
+    Asked,
     AskSearch,
     Configure,
     FollowCollection,
     Opened,
-    SearchReply,
 )
 from retrieval.processes.process import ProcessDied, SearchProcess
 from retrieval.wire.errors import SearchCrashed
@@ -124,13 +125,15 @@ class SearchProcesses:
         """Whether a process can answer a search of this collection now. The others are told to open it."""
         return self._choose(collection) is not None
 
-    async def answer(self, collection: Collection, ask: AskSearch) -> SearchReply | None:
-        """Answer a search of a collection; None if no process can. `ask` gets its number here.
+    async def answer(self, collection: Collection, ask: Asked) -> Answer | None:
+        """Answer a search of a collection, or calls of a shard; None if no process can. `ask` gets its number here.
 
         Raises what the search raises, SearchCrashed for one that ends processes, and Unavailable if one has ended and
         no other comes up.
         """
-        asked = msgspec.msgpack.encode((ask.collection, ask.request))
+        asked = msgspec.msgpack.encode(
+            (ask.collection, ask.request if isinstance(ask, AskSearch) else ask.calls)
+        )
         what, deaths, crashed = blake2b(asked, digest_size=16).digest(), 0.0, False
         self._require_harmless(what)
         while True:
@@ -163,11 +166,13 @@ class SearchProcesses:
             await asyncio.sleep(LOOK_EVERY_S)
         return process
 
-    def _refuse(self, what: bytes, ask: AskSearch) -> None:
+    def _refuse(self, what: bytes, ask: Asked) -> None:
         now = time.monotonic()
         self._refused = {one: until for one, until in self._refused.items() if until > now}
         self._refused[what] = now + REFUSED_S
-        request = ask.request if self._config.log.queries else b"(log.queries is off)"
+        request: object = "(log.queries is off)"
+        if self._config.log.queries:
+            request = ask.request if isinstance(ask, AskSearch) else ask.calls
         logger.error(
             "a search of %s ended two processes and is refused for %g s: %s",
             ask.collection, REFUSED_S, request,

@@ -15,8 +15,9 @@ import msgspec
 from retrieval.processes.frames import (
     REPLIES,
     Alive,
+    Answer,
     Arriving,
-    AskSearch,
+    Asked,
     Begun,
     CatchUp,
     FollowCollection,
@@ -30,6 +31,7 @@ from retrieval.processes.frames import (
     Reply,
     SearchFailure,
     SearchReply,
+    ShardReply,
     encode_frame,
 )
 
@@ -71,7 +73,7 @@ class SearchProcess(asyncio.Protocol):
         self.followed: dict[str, Opened] = {}  # collections as it searches them
         self.reached: dict[str, int] = {}  # the last operation that it searches, by collection
         self.catching_up: dict[str, float] = {}  # when it was told to, by collection
-        self.waiting: dict[int, asyncio.Future[SearchReply]] = {}  # by the number of the search, oldest first
+        self.waiting: dict[int, asyncio.Future[Answer]] = {}  # by the number of the search, oldest first
         self._heard = 0.0  # when it last replied, or was asked while it had nothing to do
         self._hung = False
         self._begun: int | None = None  # the search that it works on, if that is not the oldest
@@ -183,9 +185,9 @@ class SearchProcess(asyncio.Protocol):
         finally:
             self._forgotten.pop(name, None)
 
-    async def ask(self, ask: AskSearch) -> SearchReply:
+    async def ask(self, ask: Asked) -> Answer:
         """Return the answer. Raises ProcessDied, what the search raises, and LookupError if the process cannot."""
-        future: asyncio.Future[SearchReply] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         if not (self.waiting or self._left):
             self._heard = time.monotonic()
         self.waiting[ask.id] = future
@@ -203,16 +205,16 @@ class SearchProcess(asyncio.Protocol):
                 pass
             case Begun():
                 self._begun = reply.id
-            case SearchReply() | SearchFailure():
+            case SearchReply() | ShardReply() | SearchFailure():
                 self._begun = None
                 self._left.discard(reply.id)
                 future = self.waiting.pop(reply.id, None)
                 if future is None or future.done():
                     return  # its caller has left
-                if isinstance(reply, SearchReply):
-                    future.set_result(reply)
-                else:
+                if isinstance(reply, SearchFailure):
                     future.set_exception(reply.error or LookupError(reply.message))
+                else:
+                    future.set_result(reply)
             case Following():
                 self.came_up = True
                 if reply.collection is None:

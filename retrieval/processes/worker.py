@@ -27,7 +27,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from indexes.base.errors import DeadlineExceeded, InvalidInput, NearlineError, NotFound
-from indexes.base.model import Floats
+from indexes.base.model import Floats, Spared
+from indexes.base.work import WorkBudget
 from indexes.collection.replica import Replica
 from indexes.dense.vectors import search_with_one_thread
 from indexes.parts.learned import SYNONYMS, SettingsFile, SynonymSettings
@@ -44,8 +45,11 @@ from retrieval.embedding.queries import QueryReader
 from retrieval.processes.frames import (
     ORDERS,
     Alive,
+    Answer,
     Arriving,
+    Asked,
     AskSearch,
+    AskShard,
     Begun,
     CatchUp,
     Configure,
@@ -60,15 +64,18 @@ from retrieval.processes.frames import (
     Reply,
     SearchFailure,
     SearchReply,
+    ShardReply,
     encode_frame,
 )
 from retrieval.processes.spending import Spending
+from retrieval.search.calls import PartitionCall, answer_call
 from retrieval.search.plan import EmbeddedQuery, Plan, make_plan
 from retrieval.search.rounds import rounds_of
 from retrieval.search.shard import LocalShard, run_at_once
 from retrieval.search.similar import read_examples
 from retrieval.search.stages import SEARCHES_MAX, Found, count_facets_of, run_stages
 from retrieval.search.stopwatch import Stopwatch
+from retrieval.search.travel import unpack
 from retrieval.wire.search import SearchRequest
 
 logger = logging.getLogger(__name__)
@@ -125,6 +132,19 @@ class PlannedSearch:
         return self.ask.caller[0]
 
 
+@dataclass(slots=True, eq=False)
+class PlannedCalls:
+    """Calls of a shard that wait or are under way."""
+
+    ask: AskShard
+    found: FollowedCollection
+    watch: Stopwatch
+
+    @property
+    def key(self) -> str:
+        return self.ask.key
+
+
 class NotFollowed(Exception):
     """The collection is not searched here."""
 
@@ -139,8 +159,8 @@ class SearchWorker:
         self._config, self._data = Config(), Path()
         self._followed: dict[str, FollowedCollection] = {}
         self._readers: dict[str, QueryReader] = {}
-        self._waiting: deque[AskSearch] = deque()
-        self._planned: list[PlannedSearch] = []
+        self._waiting: deque[Asked] = deque()
+        self._planned: list[PlannedSearch | PlannedCalls] = []
         self._spending = Spending()
         self._under_way: set[int] = set()  # searches that were not replied to yet
         self._left: set[int] = set()  # those whose callers have left
@@ -183,7 +203,7 @@ class SearchWorker:
         self._ended = not data
         for order in self._arriving.feed(data):
             match order:
-                case AskSearch():
+                case AskSearch() | AskShard():
                     self._under_way.add(order.id)
                     self._waiting.append(order)
                 case Leave(number) if number in self._under_way:
@@ -355,8 +375,6 @@ class SearchWorker:
         if search is not self._planned[0]:
             self._send(Begun(search.ask.id))
         with self._replying(search.ask.id):
-            if search.vector is None:
-                self._embed_planned(search)
             self._send(self._answer(search))
         self._planned.remove(search)
         self._spending.add(search.key, time.thread_time() - begun)
@@ -379,7 +397,7 @@ class SearchWorker:
             logger.exception("a search failed")
             self._send(SearchFailure(number, None, repr(error)))
 
-    def _plan(self, ask: AskSearch) -> PlannedSearch:
+    def _plan(self, ask: Asked) -> PlannedSearch | PlannedCalls:
         if ask.id in self._left:
             raise Abandoned
         found = self._followed.get(ask.collection)
@@ -387,10 +405,13 @@ class SearchWorker:
             raise NotFollowed(ask.collection)
         replica, watch = found.replica, Stopwatch(deadline=ask.deadline)
         watch.look = partial(self._look, ask.id)
-        key, tenant, groups = ask.caller
-        PRINCIPAL.set(Principal(key=key, tenant=tenant, groups=groups))
         if replica.snapshot.seq < ask.seq and not self._catch_up_with(found):
             raise NotFollowed(ask.collection)
+        if isinstance(ask, AskShard):
+            self._spending.arrive(ask.key)
+            return PlannedCalls(ask, found, watch)
+        key, tenant, groups = ask.caller
+        PRINCIPAL.set(Principal(key=key, tenant=tenant, groups=groups))
         request = msgspec.json.decode(ask.request, type=SearchRequest)
         plan = make_plan(
             request,
@@ -412,7 +433,8 @@ class SearchWorker:
         reader = search.found.reader
         lacking = [
             one for one in self._planned
-            if one.vector is None and one.plan.text is not None and one.found.reader is reader
+            if isinstance(one, PlannedSearch)
+            and one.vector is None and one.plan.text is not None and one.found.reader is reader
         ]  # fmt: skip
         if reader is None or search not in lacking:
             return
@@ -422,17 +444,33 @@ class SearchWorker:
             one.vector, one.own = vector, True
             one.watch.spans.append((begun, time.perf_counter(), "embed"))
 
-    def _answer(self, search: PlannedSearch) -> SearchReply:
+    def _answer(self, planned: PlannedSearch | PlannedCalls) -> Answer:
+        if isinstance(planned, PlannedSearch) and planned.vector is None:
+            self._embed_planned(planned)
+        if self._followed.get(planned.ask.collection) is not planned.found:
+            raise NotFollowed(planned.ask.collection)  # it was closed since
+        planned.found.replica.documents = planned.ask.documents
+        planned.found.hits.take()
+        return (
+            self._answer_calls(planned) if isinstance(planned, PlannedCalls) else self._answer_search(planned)
+        )
+
+    def _answer_calls(self, planned: PlannedCalls) -> ShardReply:
+        replica, spared = planned.found.replica, list[Spared]()
+        snapshot, watch = replica.snapshot, planned.watch
+        calls: list[PartitionCall] = unpack(planned.ask.calls, list[PartitionCall])
+        replies = [
+            answer_call(LocalShard(replica, snapshot, watch, WorkBudget()), call, spared) for call in calls
+        ]
+        return ShardReply(planned.ask.id, snapshot.seq, replies, planned.found.hits.take(), spared)
+
+    def _answer_search(self, search: PlannedSearch) -> SearchReply:
         ask, watch, replica, begun = search.ask, search.watch, search.found.replica, time.thread_time()
-        if self._followed.get(ask.collection) is not search.found:
-            raise NotFollowed(ask.collection)  # it was closed since
         key, tenant, groups = ask.caller
         PRINCIPAL.set(Principal(key=key, tenant=tenant, groups=groups))
-        replica.documents = ask.documents
         budget = AnswerBudget(ask.bytes_max, param=ask.param)
         budget.taken, budget.work = ask.taken, ask.work
         share, embedded = BudgetShare(budget), embedded_query(search)
-        search.found.hits.take()
         for _ in range(SEARCHES_MAX):  # as the pipeline does
             shard = LocalShard(replica, replica.snapshot, watch, budget.work)
             answer = self._search(shard, embedded, watch, share)

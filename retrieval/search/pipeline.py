@@ -419,8 +419,7 @@ class Pipeline:
 
         async def search() -> Answered:
             answered = await search_now()
-            if (spared := answered.found.spared) is not None and snapshot.skipper is not None:
-                snapshot.skipper.learn(spared)
+            snapshot.learn(answered.found.spared)
             return answered
 
         async def search_now() -> Answered:

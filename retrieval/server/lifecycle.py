@@ -45,6 +45,7 @@ from retrieval.handlers.state import (
     FOLDERS,
     FREQUENT,
     GATES,
+    IN_PROCESSES,
     KEYS,
     LIMITER,
     LLM,
@@ -288,7 +289,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
         # On a service without keys, all callers count as one caller without a key.
         return app[GATES].is_crowded("search", key or None)
 
-    elsewhere = InProcesses(app[PROCESSES], app[EMBEDDERS], config, crowded)
+    elsewhere = app[IN_PROCESSES] = InProcesses(app[PROCESSES], app[EMBEDDERS], config, crowded)
     app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config, app[RERANKER], crowded, elsewhere)
     app[METRICS].watch(partial(collectors.load, app[GATES], app[LIMITER], app[PIPELINE]))
     # A search's matrix products are small; BLAS would spread each over all cores and wait for all of them.

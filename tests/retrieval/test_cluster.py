@@ -28,12 +28,8 @@ from retrieval.cluster.calls import (
     ANSWERS,
     AnyCall,
     AwaitSeq,
-    CallRefused,
-    CallReply,
     NodeShards,
     Replies,
-    SearchShard,
-    ShardSearched,
     ShardState,
 )
 from retrieval.cluster.link import Link
@@ -41,9 +37,10 @@ from retrieval.cluster.names import ShardName, read_token, shard_of_document, to
 from retrieval.cluster.nodes import HITS_KEPT, Node, Nodes
 from retrieval.cluster.placing import balance, place
 from retrieval.cluster.remote import RemoteShard
-from retrieval.cluster.serving import likely_hits, require_newest
+from retrieval.cluster.serving import require_newest
 from retrieval.cluster.targets import NODES
 from retrieval.cluster.watching import lost_since
+from retrieval.search.calls import CallRefused, CallReply, SearchShard, ShardSearched, likely_hits
 from retrieval.search.joint import raise_if_of_all
 from retrieval.search.shard import Ask, Fetched, LocalShard, What
 from retrieval.search.steps import Away, all_of, run_in_steps

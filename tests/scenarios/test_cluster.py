@@ -24,11 +24,13 @@ import pytest
 from indexes.base.model import IndexOptions
 from indexes.base.moving import Moving, write_moving
 from indexes.directory.catalog import Catalog
+from indexes.parts.memory import cpu_s
 from jobs.serving.process import ServerProcess, serving
 from jobs.sources.docstrings import docstrings
 from retrieval.cluster.names import read_token, shard_of_document
 from retrieval.cluster.routing import OF_A_SHARD
 from retrieval.server.routes import ROUTES
+from tests.support.children import children
 from tests.support.commands import nearline
 from tests.support.http import Http, Reply
 from tests.support.redis_server import free_port
@@ -152,7 +154,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
     environ = {
         "NEARLINE_CLUSTER_NODES": json.dumps({"a": [urls["a"], urls["copy"]], "b": [urls["b"]]}),
         "NEARLINE_CLUSTER_SECRET": "between us",
-        "NEARLINE_SERVER_SEARCH_PROCESSES": "0",
+        "NEARLINE_SERVER_SEARCH_PROCESSES": "2",
         "NEARLINE_MODELS_FOLDER": str(model_folder.parent.resolve()),
     }
     found = Cluster(folder, ports, environ, {}, keys)
@@ -246,6 +248,44 @@ def test_shards_answer_as_one_piece_does(
         for hit in whole["hits"]:
             same = next((one for one in divided["hits"] if one["document_id"] == hit["document_id"]), hit)
             assert (same["text"], same.get("highlights")) == (hit["text"], hit.get("highlights"))
+
+
+def test_search_processes_answer_for_shards(cluster: Cluster, sizes: dict[int, str]) -> None:
+    """What comes together is answered there, with the same hits. If they are killed, no search fails."""
+    queries = [f"{verb} {thing}" for verb in VERBS for thing in THINGS]
+    done: list[str] = []
+    ended = threading.Event()
+
+    def found(at: KeyHttp, query: str) -> list[tuple[str, Any]]:
+        hits = at.search(sizes[4], query=query, cache=False)["hits"]
+        return [(hit["document_id"], pytest.approx(hit["score"], abs=2e-5)) for hit in hits]
+
+    def spent() -> float:
+        return sum(cpu_s(one) for service in cluster.services.values() for one in children(service.pid))
+
+    def search(first: int) -> None:
+        for at in itertools.count(first):
+            if ended.is_set():
+                return
+            query = queries[at % len(queries)]
+            assert found((cluster.http, cluster.at_b)[at % 2], query) == wanted[query]
+            done.append(query)
+
+    wanted = {query: found(cluster.http, query) for query in queries}
+    with ThreadPoolExecutor(6) as pool:
+        searching = [pool.submit(search, first) for first in range(6)]
+        try:
+            before = spent()
+            cluster.wait_for(lambda: spent() > before + 0.5)
+            for service in cluster.services.values():
+                for one in children(service.pid):
+                    os.kill(one, signal.SIGKILL)
+            killed = len(done)
+            cluster.wait_for(lambda: len(done) > killed + 100)
+        finally:
+            ended.set()
+        for searched in searching:
+            searched.result()
 
 
 def test_shards_answer_as_one_piece_while_they_move(cluster: Cluster, sizes: dict[int, str]) -> None:
@@ -1052,7 +1092,7 @@ def test_what_was_being_moved_when_a_service_was_killed(tmp_path: Path, model_fo
         "NEARLINE_CLUSTER_NODES": json.dumps(
             {"a": [f"http://127.0.0.1:{port}"], "b": ["http://127.0.0.1:9"]}
         ),
-        "NEARLINE_SERVER_SEARCH_PROCESSES": "0",
+        "NEARLINE_SERVER_SEARCH_PROCESSES": "2",
         "NEARLINE_MODELS_FOLDER": str(model_folder.parent.resolve()),
     }
     names = ["docs~0of3", "docs~1of3", "docs~2of3"]
@@ -1077,7 +1117,7 @@ def test_a_search_misses_no_write_while_shards_move(tmp_path: Path, model_folder
     ports = {name: free_port() for name in "ab"}
     environ = {
         "NEARLINE_CLUSTER_NODES": json.dumps({name: [f"http://127.0.0.1:{ports[name]}"] for name in ports}),
-        "NEARLINE_SERVER_SEARCH_PROCESSES": "0",
+        "NEARLINE_SERVER_SEARCH_PROCESSES": "2",
         "NEARLINE_MODELS_FOLDER": str(model_folder.parent.resolve()),
     }
     with contextlib.ExitStack() as stack:

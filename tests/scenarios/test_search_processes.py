@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -22,6 +21,7 @@ from indexes.base.work import WorkBudget
 from jobs.serving.process import ServerProcess, serving
 from retrieval.embedding.encoder import available_threads
 from retrieval.processes.pool import PROCESSES_MAX, as_many_as_serve
+from tests.support.children import children
 from tests.support.commands import nearline
 from tests.support.http import Http, Reply
 
@@ -221,17 +221,6 @@ def test_callers_that_leave_harm_nobody(service: ServerProcess) -> None:
             caller.close()
     use_processes(http, name)
     assert metric(http, "_restarts_total") == before
-
-
-def children(pid: int) -> list[int]:
-    """The search processes of a service."""
-    found = []
-    for one in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError):
-            parent = int((one / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            if parent == pid and b"search_process" in (one / "cmdline").read_bytes():
-                found.append(int(one.name))
-    return found
 
 
 def runs(pid: int) -> bool:
