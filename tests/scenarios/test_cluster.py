@@ -718,7 +718,9 @@ def test_an_alias_moves_from_one_collection_to_another(cluster: Cluster) -> None
     def search() -> set[str]:
         seen = set[str]()
         while not over.is_set():
-            seen.add(" ".join(sorted({*http.texts("live", query="the one").split()} & {"new", "single"})))
+            wanted = {"query": "the one", "cache": False}
+            reply = http.call("POST", "/v1/collections/live/search", wanted)
+            seen |= {*json.dumps(reply.body).split()} & {"new", "single"} or {json.dumps(reply.body)}
         return seen
 
     with ThreadPoolExecutor() as pool:
