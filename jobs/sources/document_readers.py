@@ -30,6 +30,8 @@ MIME_TYPES = {
 }
 ZIPPED = {"docx", "epub", "pptx", "xlsx"}
 OLDER_OFFICE = b"\xd0\xcf\x11\xe0"  # .doc, .xls, .ppt, and encrypted files of the newer formats
+DEPTH_MAX, TEXT_DEPTH = 48, 1000  # of elements in the main part; kreuzberg reads some 60
+INLINE = "b, big, br, code, em, font, i, kbd, mark, s, small, span, strong, sub, sup, tt, u, var, wbr"
 # Boilerplate around the text of a page: HTML elements, ARIA roles, and classes of common generators.
 BOILERPLATE = (
     "script, style, noscript, template, iframe, svg, img, nav, footer, form, button, dialog, menu, "
@@ -139,11 +141,32 @@ def page_text(page: str) -> tuple[str | None, str]:
         alone = len(outer) == 1 and len(outer[0].text()) >= MAIN_SHARE_MIN * len(body.text())
         main = outer[0] if alone else body
     main.unwrap_tags(["a"])
+    flatten(tree, main)
     for summary in main.css("summary"):
         if summary.css_first("h1, h2, h3, h4, h5, h6"):  # otherwise the heading becomes bold text
             summary.unwrap()
     text = extract_markdown(f"<html><body>{main.html}</body></html>".encode(), "html").content
     return title or first_heading(text), strip_links(text)
+
+
+def flatten(tree: Any, main: Any) -> None:
+    """Replace elements that are nested too deep by what is in them, in lines of its own: kreuzberg drops them, with
+    their text."""
+    deep, inside = [], [(main, 0)]
+    while inside:
+        node, depth = inside.pop()
+        if depth == TEXT_DEPTH:  # no person wrote this, and unwrapping takes the square of the depth
+            node.replace_with(node.text(separator=" "))
+            continue
+        inside += [(one, depth + 1) for one in node.iter()]
+        if depth > DEPTH_MAX:
+            deep.append(node)
+    for node in deep:
+        if not node.css_matches(INLINE):
+            node.insert_before(tree.create_node("br"))
+            node.insert_after(tree.create_node("br"))
+        if node.tag != "br":
+            node.unwrap()
 
 
 def is_within(node: Any, tags: Collection[str]) -> bool:

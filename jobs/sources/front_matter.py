@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from jobs.sources.columns import infer
+from jobs.sources.model import ACL
 
 BLOCK_CHARS_MAX = 65_536  # longer blocks are data; PyYAML takes a second for this much
 
@@ -110,7 +111,9 @@ def _reason(error: Exception) -> str:
 
 
 def _members(values: Mapping[Any, object]) -> dict[str, object]:
-    return {str(key): value for key, one in values.items() if (value := _plain(one)) is not None}
+    return {
+        str(key): value for key, one in values.items() if (value := _plain(one)) is not None or key == ACL
+    }
 
 
 def _plain(value: object) -> object | None:

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from jobs.sources.files import SourceFile
-from jobs.sources.model import SourceDocument, SourceOptions, SourceReport, named_twice, shorten_names
+from jobs.sources.model import ACL, SourceDocument, SourceOptions, SourceReport, named_twice, shorten_names
 from jobs.sources.rows import TEXT_FIELD_HINT, Row, documents_of, has_text
 
 ROWS_AT_ONCE = 256
@@ -81,7 +81,11 @@ def _documents(
                 number += 1
                 yield (
                     number,
-                    {key: cell for key, cell in zip(schema.names, cells, strict=True) if cell is not None},
+                    {
+                        key: cell
+                        for key, cell in zip(schema.names, cells, strict=True)
+                        if cell is not None or key == ACL
+                    },
                 )
 
     yield from documents_of(file, rows(), options, report)

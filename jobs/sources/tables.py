@@ -10,6 +10,7 @@ from itertools import chain
 from jobs.sources.columns import ColumnType, infer
 from jobs.sources.files import ENCODING_HINT, SourceFile
 from jobs.sources.model import (
+    ACL,
     SourceDocument,
     SourceError,
     SourceOptions,
@@ -86,7 +87,7 @@ class TypedColumns:
         self, file: SourceFile, line: int, cells: Sequence[str], report: SourceReport
     ) -> dict[str, object]:
         """Return the row's fields without empty cells; id, text and title are kept as strings even if empty."""
-        row: dict[str, object] = {}
+        row: dict[str, object] = {ACL: None} if ACL in self.types else {}
         for name, cell in zip(self.names, cells):
             if name and name not in self.types:
                 row[name] = cell

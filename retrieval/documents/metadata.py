@@ -18,6 +18,7 @@ from indexes.base.paths import leaves
 from indexes.filters.dates import instant_of_date
 from indexes.filters.grammar import fits
 from retrieval.access.auth import ACL
+from retrieval.access.key_file import GROUP_CHARS_MAX
 from retrieval.base.merge_patch import apply_patch
 from retrieval.base.settings import Config
 from retrieval.wire.decoding import decode_part
@@ -72,10 +73,15 @@ def check_acl(metadata: Metadata, where: str) -> None:
     groups = metadata.get(ACL)
     listed = [one for one in (groups if isinstance(groups, list) else [groups]) if one is not None]
     nested = any(key.startswith(f"{ACL}.") for key in metadata)
-    named = listed and all(isinstance(one, str) and one.strip() for one in listed)
+    named = listed and all(
+        isinstance(one, str) and one.strip() and len(one) <= GROUP_CHARS_MAX for one in listed
+    )
     if nested or (ACL in metadata and not named):
         place = f"{where}.{ACL}"
-        raise InvalidInput(f"{place} must list the groups that may see the document", param=place)
+        raise InvalidInput(
+            f"{place} must list the groups that may see the document, each of 1 to {GROUP_CHARS_MAX} characters",
+            param=place,
+        )
 
 
 def check_limits(title: str, metadata: Metadata, where: str, config: Config) -> None:

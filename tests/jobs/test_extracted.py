@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import json
+import re
 import resource
 import zipfile
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from pyarrow import feather
 
 from indexes.base.errors import InvalidInput
 from jobs.sources import SourceOptions, SourceReport, sandbox
-from jobs.sources.document_readers import charset_of, page_text, strip_links
+from jobs.sources.document_readers import TEXT_DEPTH, charset_of, page_text, strip_links
 from jobs.sources.extraction import CPU_S_MIN, CPU_S_PER_MB, extract
 from jobs.sources.files import FoundFile, SourceFile
 from jobs.sources.sandbox import Sandbox
@@ -51,6 +52,27 @@ def test_a_page_is_its_main_text(tmp_path: Path) -> None:
     assert "| Lamp | 30   |" in one.text
     for left_out in ["var x", "Products", "Buy more", "Imprint", "/days"]:
         assert left_out not in one.text
+
+
+@pytest.mark.parametrize("depth", [3, 30, 61, 100, 400, 1500])
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("<div>w{0}. ", "</div>"),
+        ("<ul><li>w{0}. ", "</ul>"),
+        ("<div><blockquote>w{0}. ", "</blockquote></div>"),
+        ("<table><tr><td>w{0}. ", "</td></tr></table>"),
+        ("<span>w{0}. ", "</span>"),
+    ],
+    ids=["div", "list", "quote", "table", "span"],
+)
+def test_text_is_read_however_deep(begin: str, end: str, depth: int) -> None:
+    """As in a long thread of replies, or in tables that lay out a page."""
+    page = "".join(map(begin.format, range(depth))) + "<b>in</b>most" + end * depth + "<p>last"
+    text = page_text(f"<html><body>{page}</body></html>")[1]
+    assert [one for one in range(depth) if f"w{one}." not in text] == []
+    assert text.replace("**", "").split()[-1] == "last"
+    assert depth > TEXT_DEPTH or "inmost" in re.sub(r"\W", "", text)
 
 
 def test_the_main_part_of_a_page() -> None:
@@ -638,3 +660,24 @@ def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert (
         report.failed[0].reason == "needs the extra files: in a checkout of Nearline, pip install '.[files]'"
     )
+
+
+def test_an_acl_without_a_value_is_kept(tmp_path: Path) -> None:
+    """For the service to refuse the document, which everybody could see without it."""
+    put(tmp_path, "cells.csv", "id,text,acl\n1,one,staff\n2,two,\n")
+    put(tmp_path, "page.md", "---\nacl: ~\nother: ~\n---\nSome text.")
+    put(tmp_path, "lines.jsonl", json.dumps({"id": "3", "text": "three", "acl": None}))
+    put(tmp_path, "short.xlsx", xlsx(None, S=[["id", "text", "acl"], ["4", "four", "staff"], ["5", "five"]]))
+    pq.write_table(pa.table({"id": ["6"], "text": ["six"], "acl": [None]}), tmp_path / "rows.parquet")
+    documents, report = read(tmp_path)
+    assert report.failed == []
+    found = {one.text.strip(): dict(one.metadata) for one in documents}
+    assert found == {
+        "one": {"acl": "staff"},
+        "two": {"acl": None},
+        "Some text.": {"acl": None},
+        "three": {"acl": None},
+        "four": {"acl": "staff"},
+        "five": {"acl": None},
+        "six": {"acl": None},
+    }
