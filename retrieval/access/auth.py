@@ -39,8 +39,8 @@ from retrieval.wire.errors import Forbidden, Unauthorized
 
 logger = logging.getLogger(__name__)
 
-# What a route requires: one of the scopes, `key` for any valid key, `public` for none.
-Needed = Scope | Literal["key", "public"]
+# What a route requires: a scope, `key` for any valid key, `node` for another node of the cluster, `public` for none.
+Needed = Scope | Literal["key", "node", "public"]
 
 RELOAD_S = 0.25
 TOKEN = re.compile(r"nl_(?P<id>[0-9a-f]{12})_(?P<secret>[A-Za-z0-9_-]{43})")
@@ -109,6 +109,12 @@ class Principal:
         """Raise Forbidden for a key bound to collections, for things that belong to none or to all of them."""
         if self.collections:
             raise Forbidden("this key is bound to some collections and may use those alone")
+
+    def require_service(self) -> None:
+        """Raise Forbidden for a key of a tenant, or bound to collections, for what is of the whole service."""
+        if self.tenant:
+            raise Forbidden("this key is of one tenant, and what it asked for is of all")
+        self.require_unbound()
 
     def require_whole(self) -> None:
         """Raise Forbidden for a key with groups, for what would reveal something of documents that it may not see."""
@@ -184,6 +190,9 @@ class Keys(KeyStore):
             self.reload()
         if (secret := headers.get(CLUSTER_HEADER)) is not None:
             return self._admit_node(secret)
+        if needed == "node":
+            self.find(headers)
+            raise Forbidden(f"only other nodes of the cluster may ask this, which send {CLUSTER_HEADER}")
         if needed == "public" or (key := self.find(headers)) is None:
             return ANYBODY
         allowed = {"search", "write", "admin"} if needed == "key" else {needed, "admin"}

@@ -219,8 +219,10 @@ def patience_of(nodes: Nodes, shard: str, node: Node | None, error: NearlineErro
         if nodes.is_moving(shard):
             return MOVING_S
         return AGREE_S if isinstance(error, Conflict) or not nodes.away() else 0.0
-    has_moved = node is not None and not node.takes_writes_of(shard) and bool(nodes.having(shard))
-    return MOVING_S if isinstance(error, NotFound) and error.param == "collection" and has_moved else 0.0
+    gone = isinstance(error, NotFound) and error.param == "collection"
+    if gone and node is not None and not node.takes_writes_of(shard):  # it has moved, or was deleted
+        return MOVING_S if nodes.having(shard) else AGREE_S
+    return 0.0
 
 
 async def few_at_a_time(sends: Iterable[Callable[[], Awaitable[dict[str, Any]]]]) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ from retrieval.cluster.targets import ShardedTarget, nodes_of, sharded_of, targe
 from retrieval.handlers import documents as whole
 from retrieval.handlers.state import BODY, CONFIG, HELD
 from retrieval.handlers.wire import answer, answer_from, body, query_int
+from retrieval.search.joint import raise_if_of_all
 from retrieval.search.plan import filter_of
 from retrieval.search.stopwatch import elapsed_ms
 from retrieval.wire.documents import (
@@ -46,7 +47,6 @@ from retrieval.wire.documents import (
 )
 from retrieval.wire.documents import CountDocuments as CountRequest
 
-NOTHING = {"documents/patch": "changed", "documents/delete": "deleted"}  # what the answer counts, by path
 COUNTS = ("documents", "unchanged", "passages", "tokens")  # of what was written
 PLACE = re.compile(r"documents\[(\d+)\]")
 
@@ -140,12 +140,15 @@ async def change_chosen(
         for one in chosen:
             ids[shard_of_document(one, sharded.of)].append(one)
         bodies: dict[int, Any] = {shard: {**sent, "ids": some} for shard, some in (ids or {0: []}).items()}
-    else:  # a shard without the keys of the filter would refuse it
-        counts = await target_of(request).counts(chosen)
-        bodies = dict.fromkeys((shard for shard, one in counts.items() if one.documents), sent)
-        if not bodies:
-            return sharded, {shard: {"seq": one.seq, NOTHING[path]: 0} for shard, one in counts.items()}
-    return sharded, await send_all(nodes, sharded, request.method, path, bodies)
+        return sharded, await send_all(nodes, sharded, request.method, path, bodies)
+    # Where a shard is written, not a replica, it is known whether some of its documents match.
+    bodies = dict.fromkeys(range(sharded.of), sent)
+    replies = await send_all(nodes, sharded, request.method, path, bodies, refusable="filter")
+    refused = [one for one in replies.values() if isinstance(one, InvalidInput)]
+    changed = {shard: one for shard, one in replies.items() if not isinstance(one, InvalidInput)}
+    if refused and not any(sharded.documents_in(shard) for shard in changed):
+        raise_if_of_all(refused)
+    return sharded, changed
 
 
 async def send_all(
@@ -156,10 +159,12 @@ async def send_all(
     bodies: Mapping[int, Any],
     places: Mapping[int, Sequence[int]] | None = None,
     after_some: str = "send the request again, which is harmless",
+    refusable: str | None = None,
 ) -> dict[int, Any]:
     """Send to each shard its part of a request, all at once, and return the answers. `places` says which documents of
     the request each part has. Raises the first error, in the words of the whole request; they end with `after_some` if
-    other shards have done their parts."""
+    other shards have done their parts. A shard may refuse the part `refusable` of its request, of which it knows less
+    than others: then that error is its answer."""
     for shard in bodies:  # before anything is written
         nodes.require_writer(sharded.shard(shard))
 
@@ -173,13 +178,22 @@ async def send_all(
         return reply
 
     replies = dict(zip(bodies, await gather_or_cancel(send(*one) for one in bodies.items()), strict=True))
-    failed = {shard: one for shard, one in replies.items() if isinstance(one, NearlineError)}
+    failed = {
+        shard: one
+        for shard, one in replies.items()
+        if isinstance(one, NearlineError) and not is_about(one, refusable)
+    }
     if failed:
         shard, error = next(iter(failed.items()))
         raise in_words_of_all(
             error, shard, sorted(bodies.keys() - failed.keys()), (places or {}).get(shard, ()), after_some
         )
     return replies
+
+
+def is_about(error: NearlineError, part: str | None) -> bool:
+    """Whether a request was invalid in this part of it."""
+    return isinstance(error, InvalidInput) and part is not None and (error.param or "").startswith(part)
 
 
 def in_words_of_all(

@@ -103,7 +103,7 @@ async def start(request: web.Request, kind: str, options: dict[str, int] | None)
 
 async def show(request: web.Request) -> web.Response:
     if (move := request.app[MOVES].get(request.match_info["job"])) is not None:
-        PRINCIPAL.get().require_unbound()
+        PRINCIPAL.get().require_service()
         return answer(move)
     known = request.app[SHARD_JOBS].get(request.match_info["job"])
     if known is None or not PRINCIPAL.get().sees(known.collection, {}):

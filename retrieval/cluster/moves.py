@@ -39,7 +39,7 @@ Move = tuple[str, str]  # a shard, and the node that it shall be at
 async def move(request: web.Request) -> web.Response:
     """Begin to move a shard to another node."""
     wanted, nodes, caller = await body(request, MoveShard), nodes_of(request), PRINCIPAL.get()
-    caller.require_unbound()
+    caller.require_service()
     require_known(nodes, [wanted.to], "to")
     shard = caller.full(wanted.shard)
     if ShardName.parse(shard) is None or not nodes.having(shard):
@@ -52,7 +52,7 @@ async def move(request: web.Request) -> web.Response:
 async def balance(request: web.Request) -> web.Response:
     """Begin to move shards until each node has as many as any other, without some nodes that shall have none."""
     wanted, nodes = await body(request, BalanceShards), nodes_of(request)
-    PRINCIPAL.get().require_unbound()
+    PRINCIPAL.get().require_service()
     require_known(nodes, wanted.without, "without")
     await nodes.look()
     named = [one for one in nodes.settings.nodes if one not in wanted.without]

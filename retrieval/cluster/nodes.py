@@ -78,6 +78,10 @@ class Sharded:
     def documents(self) -> int:
         return sum(one.documents for one in self.states.values())
 
+    def documents_in(self, shard: int) -> int:
+        """How many documents a shard had at the last look."""
+        return self.states[shard].documents if shard in self.states else 0
+
     @property
     def generation(self) -> int:
         return max((one.generation for one in self.states.values()), default=0)

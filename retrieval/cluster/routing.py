@@ -149,7 +149,7 @@ def add_shard_routes(app: web.Application) -> None:
         ("PUT", f"/v1/shards/{{shard}}/{aliases.PATH}", aliases.keep),
     ):
         app.router.add_route(method, path, handler)
-        scopes[handler] = "admin"
+        scopes[handler] = "node"
     app[serving.CONNECTIONS], app[serving.ON_THREADS] = {}, set()
     app.on_shutdown.append(serving.close_all)
 

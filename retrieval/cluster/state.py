@@ -16,7 +16,7 @@ LABELS = ("node", "service")
 
 
 async def show(request: web.Request) -> web.Response:
-    PRINCIPAL.get().require_unbound()
+    PRINCIPAL.get().require_service()
     nodes = request.app[NODES]
     return answer(
         ClusterBody(

@@ -18,6 +18,7 @@ from msgspec import UNSET, UnsetType
 
 from indexes.base.errors import Conflict, NotFound, NotReady
 from indexes.store.uploading import Uploader
+from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.gates import Load
 from retrieval.handlers.browsers import protect
 from retrieval.handlers.error_shapes import response
@@ -80,7 +81,9 @@ async def readyz(request: web.Request) -> web.Response:
 
 async def store_changes(request: web.Request) -> web.Response:
     """How often something was put into the store; waits, if told so, until that is no longer `since`. Raises Conflict
-    if this service writes to none."""
+    if this service writes to none, and Forbidden for keys that do not see everything."""
+    PRINCIPAL.get().require_service()
+    PRINCIPAL.get().require_whole()
     since = query_int(request, "since", 0, least=0, most=2**62)
     wait_s = query_int(request, "wait_s", 0, least=0, most=WAIT_S_MAX)
     store, app = request.app[STORE], request.app

@@ -181,7 +181,11 @@ class JointShard(Partition):
         return found
 
     async def scan(self, vectors: Floats, depth: int, condition: Filter | None) -> list[Ranking]:
-        found = await all_of([shard.scan(vectors, depth, condition) for shard in self.shards])
+        faults: list[InvalidInput] = []
+        scans = [scan_of(shard, vectors, depth, condition, faults) for shard in self.shards]
+        found = await all_of(scans)
+        if len(faults) == len(self.shards):
+            raise_if_of_all(faults)
         return [first_of(one, depth) for one in zip(*found, strict=True)]
 
     async def read(self, document_id: str, alike: int = 0) -> DocumentRead:
@@ -251,7 +255,10 @@ def told(error: InvalidInput) -> tuple[bool, bool, int]:
 async def facets_of(
     shard: Partition, condition: Filter | None, asked: Sequence[FacetQuery], faults: list[InvalidInput]
 ) -> list[FacetCounts]:
-    """Count facets in one shard; the values of a key that this shard does not have are none, noted in `faults`."""
+    """Count facets in one shard; the values of a key that this shard does not have are none, noted in `faults`. A
+    search has found out whether any shard knows the keys of the condition."""
+    if condition is not None:
+        condition = Unchecked(condition)
     try:
         return await shard.facets(condition, asked)
     except InvalidInput as error:
@@ -261,6 +268,19 @@ async def facets_of(
         faults.append(error)
     everything = Compound("or", [Exists(key), Exists(key, value=False)])
     return await shard.facets(Unchecked(everything if condition is None else condition), asked)
+
+
+async def scan_of(
+    shard: Partition, vectors: Floats, depth: int, condition: Filter | None, faults: list[InvalidInput]
+) -> list[Ranking]:
+    """Scan one shard. Where it does not have the keys of the condition, which is noted in `faults`, nothing matches."""
+    try:
+        return await shard.scan(vectors, depth, condition)
+    except InvalidInput as error:
+        if condition is None:
+            raise
+        faults.append(error)
+    return await shard.scan(vectors, depth, Unchecked(condition))
 
 
 def add_counts(found: Sequence[FacetCounts]) -> FacetCounts:

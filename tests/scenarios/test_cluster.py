@@ -131,10 +131,10 @@ class Cluster:
         raise AssertionError(f"not so within {UP_S} s: {up}")
 
 
-def make_key(data: Path, *scopes: str, groups: str | None = None) -> str:
-    options = [part for one in scopes for part in ("--scope", one)] + (
-        [] if groups is None else ["--group", groups]
-    )
+def make_key(data: Path, *scopes: str, **only: str) -> str:
+    """Make an access key; `only` are further options of the command."""
+    options = [part for one in scopes for part in ("--scope", one)]
+    options += [part for name, value in only.items() for part in (f"--{name}", value)]
     made = nearline("keys", "create", "--data", data, *options, "--json")
     assert made.returncode == 0, made.stderr
     key: str = json.loads(made.stdout)["key"]
@@ -148,7 +148,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     keys = {
         "a": make_key(folder / "a", "search", "write", "admin"),
-        "reader": make_key(folder / "a", "search", groups="staff"),
+        "reader": make_key(folder / "a", "search", group="staff"),
         "b": make_key(folder / "b", "search", "write", "admin"),
     }
     environ = {
@@ -332,6 +332,53 @@ def test_shards_answer_as_one_piece_while_they_move(cluster: Cluster, sizes: dic
         one.join()
     assert not faults
     assert compared >= len(SEARCHES)
+
+
+def test_a_filter_chooses_at_every_shard_while_they_move(cluster: Cluster) -> None:
+    """What matches is changed and deleted wherever it is written: a replica may not have it yet."""
+    callers = cluster.http, cluster.at_b
+    cluster.http.ok("POST", "/v1/collections", {"name": "marked", "shards": 4})
+    written = [{"id": str(one), "text": f"number {one}", "metadata": {"g": "x"}} for one in range(40)]
+    marked: dict[str, Any] = {"filter": {"type": "eq", "key": "g", "value": "x"}}
+    ended, faults = threading.Event(), list[object]()
+
+    def change() -> None:
+        for at in itertools.count():
+            if ended.is_set():
+                return
+            http = callers[at % 2]
+            http.write("marked", *written)
+            for path, body, counted in (
+                ("patch", {**marked, "metadata": {"v": at}}, "changed"),
+                ("delete", marked, "deleted"),
+            ):
+                reply = callers[(at + 1) % 2].call("POST", f"/v1/collections/marked/documents/{path}", body)
+                if reply.status != 200 or reply.body[counted] != 40:
+                    faults.append((at, path, reply))
+
+    with ThreadPoolExecutor() as pool:
+        changing = pool.submit(change)
+        try:
+            for to in "ba":
+                move_all(cluster.http, "marked", 4, to)
+        finally:
+            ended.set()
+        changing.result()
+    assert faults == []
+    # A key that only one shard knows.
+    cluster.http.write("marked", *written, {"id": "only", "text": "number 7", "metadata": {"rare": 1}})
+    rare = {"type": "eq", "key": "rare", "value": 1}
+    for more in ({}, {"exact": True, "mode": "dense"}, {"facets": ["g"]}, {"facets": ["rare"]}):
+        found = cluster.at_b.search("marked", query="number", filter=rare, cache=False, **more)
+        assert [one["document_id"] for one in found["hits"]] == ["only"], more
+    for path, body in (("patch", {"metadata": {"v": 1}}), ("delete", {})):
+        for wanted in (rare, {**rare, "key": "nowhere"}):
+            reply = cluster.at_b.call(
+                "POST", f"/v1/collections/marked/documents/{path}", {"filter": wanted, **body}
+            )
+            expected = (200, None) if wanted is rare else (422, "filter")
+            assert (reply.status, reply.body.get("error", {}).get("param")) == expected, reply
+    cluster.http.ok("DELETE", "/v1/collections/marked")
 
 
 def test_several_collections_are_searched_together(cluster: Cluster) -> None:
@@ -741,6 +788,11 @@ def test_an_alias_moves_from_one_collection_to_another(cluster: Cluster) -> None
         http.ok("DELETE", f"/v1/collections/{name}")
 
 
+def is_known(caller: KeyHttp) -> bool:
+    """Whether a service has read the key that was just made."""
+    return caller.call("GET", "/v1/collections").status == 200
+
+
 def test_keys_and_groups_hold(cluster: Cluster) -> None:
     """Nodes ask each other with the secret alone; a key that sees some documents sees no others, wherever they are."""
     http = cluster.http
@@ -771,8 +823,25 @@ def test_keys_and_groups_hold(cluster: Cluster) -> None:
         assert reply.status == 401, secret
     for method, path in (("PUT", ""), ("GET", ""), ("POST", "/changes"), ("GET", "/indexes")):
         assert Http(http.url).call(method, f"/v1/shards/memos~0of3{path}").status == 401
-    assert http.call("POST", "/v1/shards/memos~0of3/changes", raw=b"x").status == 400
-    assert http.call("GET", "/v1/shards").status == 400  # no WebSocket
+    as_node = {"X-Nearline-Cluster": "between us"}
+    changes = "/v1/shards/memos~0of3/changes"
+    assert Http(http.url).call("POST", changes, raw=b"x", headers=as_node).status == 400
+    assert Http(http.url).call("GET", "/v1/shards", headers=as_node).status == 400  # no WebSocket
+    # Not for keys, which see the collections of a tenant, or some.
+    acme = make_key(cluster.folder / "a", "search", "write", "admin", tenant="acme")
+    bound = make_key(cluster.folder / "a", "search", "write", "admin", collection="memos")
+    for key in (acme, bound, cluster.keys["a"]):
+        caller = KeyHttp(http.url, key)
+        cluster.wait_for(partial(is_known, caller))
+        for method, path in (("PUT", ""), ("GET", ""), ("POST", "/changes"), ("GET", "/feedback")):
+            assert caller.call(method, f"/v1/shards/memos~0of3{path}").status == 403
+        assert caller.call("GET", "/v1/shards").status == 403
+        if key != cluster.keys["a"]:
+            assert caller.call("GET", "/v1/cluster").status == 403
+            assert caller.call("POST", "/v1/cluster/balance", {}).status == 403
+            move = {"shard": "memos~0of3", "to": "b"}
+            assert caller.call("POST", "/v1/cluster/moves", move).status == 403
+            assert caller.call("GET", "/v1/store/changes").status == 403
 
 
 PAID = "when are refunds paid"
