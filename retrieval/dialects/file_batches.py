@@ -37,7 +37,7 @@ from retrieval.dialects.vector_store_schemas import (
     OpenAIStoreFile,
     OpenAIStoreFileList,
 )
-from retrieval.handlers.state import ENTRY
+from retrieval.handlers.state import ENTRY, UPLOADS
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, in_callers_words, query_int
 
 FOLDER = "file_batches"
@@ -93,8 +93,18 @@ async def attach_all(
             code: Literal["unsupported_file", "invalid_file"] = (
                 "unsupported_file" if error.param == "file" else "invalid_file"
             )
-            failed[one.file_id] = OpenAILastError(code, in_callers_words(app, error).message)
+            message = in_callers_words(app, error).message
+            failed[one.file_id] = OpenAILastError(code, await without_name(app, message, one.file_id))
     return FileBatch(VERSION, f"vsfb_{secrets.token_hex(12)}", int(time.time()), list(wanted), failed)
+
+
+async def without_name(app: web.Application, message: str, file_id: str) -> str:
+    """Take the name of an upload out of a message that is kept longer than the upload, and not erased with it."""
+    try:
+        upload = await asyncio.to_thread(app[UPLOADS].find, file_id)
+    except NotFound:
+        return f"no file {file_id!r}"
+    return message.replace(f" {upload.filename!r}", "").replace(upload.filename, "the file")
 
 
 async def show_batch(request: web.Request) -> web.Response:

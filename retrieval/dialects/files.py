@@ -82,9 +82,10 @@ async def list_files(request: web.Request) -> web.Response:
         found.reverse()
     ids = [one.id for one in found]
     if after := request.query.get("after"):
-        if after not in ids:
+        if after in ids:
+            found = found[ids.index(after) + 1 :]
+        elif not ID.fullmatch(after):  # else it was deleted, as by a loop that deletes what it lists
             raise InvalidInput(f"after names no file: {after[:64]!r}", param="after")
-        found = found[ids.index(after) + 1 :]
     page = [body_of(one) for one in found[:limit]]
     return answer(OpenAIFileList(page, *ends([one.id for one in page]), has_more=len(found) > limit))
 

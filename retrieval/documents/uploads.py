@@ -18,7 +18,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeGuard
 
@@ -94,6 +94,7 @@ class Uploads:
                     self._folder.mkdir(mode=0o700)
                     sync_folder(self._folder.parent)
             kept, most = self._index(), self._settings.uploads_max
+            self._require_share(made, kept)
             if len(kept) >= most:
                 raise TooLarge(
                     f"no room left among the {most} uploaded files that are allowed (files.uploads_max); "
@@ -111,6 +112,23 @@ class Uploads:
             publish(self._folder / made.id, stored, MODE)
             kept[made.id] = made, len(stored)
         return made
+
+    def _require_share(self, made: Upload, kept: Mapping[str, tuple[Upload | None, int]]) -> None:
+        """Raise TooLarge if a tenant would have more than it leaves to others: then there is room for a new one."""
+        if not made.tenant:
+            return
+        size = max(made.bytes, BLOCK_BYTES)
+        sizes = {one: max(held, BLOCK_BYTES) for one, (_, held) in kept.items()}
+        own = [sizes[one] for one, (upload, _) in kept.items() if upload and upload.tenant == made.tenant]
+        files_left = self._settings.uploads_max - len(kept)
+        bytes_left = self._settings.bytes_max - sum(sizes.values())
+        if len(own) + 1 > files_left or sum(own) + size > bytes_left:
+            name = "files.uploads_max" if len(own) + 1 > files_left else "files.bytes_max"
+            raise TooLarge(
+                f"the tenant has {len(own)} uploaded files, and may have no more than it leaves to others ({name}); "
+                "delete some, or wait until they expire",
+                param="file",
+            )
 
     def find(self, file_id: str) -> Upload:
         """Return a file's metadata. Raises NotFound, also for an expired file."""

@@ -160,7 +160,7 @@ async def renew_grounds(kept: bytes, plan: Plan, similarity_floor: float, shard:
 
 def rests_on_all(embedded: EmbeddedQuery) -> bool:
     request = embedded.request
-    arranged = request.boosts or request.sort or request.mmr or embedded.plan.rerank
+    arranged = request.boosts or request.sort or request.mmr is not None or embedded.plan.rerank
     fused = embedded.plan.mode == "hybrid" and embedded.weight_dense is None
     return bool(
         fused or arranged or embedded.plan.operators or request.offset or request.min_relevance is not None

@@ -172,8 +172,7 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
         with app[LIMITER].under_way(caller.key, caller.limits):
             if writer is not None:
                 announced_bytes(request)
-                await app[LIMITER].take(caller.key, caller.limits)
-                return await writer.forward(request)
+                return await writer.forward(request)  # which counts it by the same limits
             handler = await handler_for_shards(request) or handler
             load = load_of(request)
             if load is None:

@@ -681,3 +681,14 @@ def test_an_acl_without_a_value_is_kept(tmp_path: Path) -> None:
         "five": {"acl": None},
         "six": {"acl": None},
     }
+
+
+@pytest.mark.parametrize(
+    "begin", ["---\nacl: [staff]\nbad: [\n---\n", "---\ntitle: x\nacl: [staff]\n", "+++\nacl = [\n+++\n"]
+)
+def test_broken_front_matter_with_an_acl_publishes_nothing(tmp_path: Path, begin: str) -> None:
+    put(tmp_path, "a.md", f"{begin}A secret.")
+    put(tmp_path, "b.md", f"{begin.replace('acl', 'tag')}No secret: acl: x.")
+    documents, report = read(tmp_path)
+    assert [one.id.rpartition("/")[2] for one in documents] == ["b.md"]
+    assert ["names an acl and cannot be read" in one.reason for one in report.failed] == [True]

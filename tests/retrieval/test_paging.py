@@ -58,8 +58,8 @@ def test_pages_joined_are_one_long_answer(http: Http, crowd: str, options: dict[
 @pytest.mark.parametrize("mode", ["dense", "hybrid", "lexical"])
 @pytest.mark.parametrize(
     "options",
-    [{"sort": [{"key": "at"}]}, {"boosts": [{"key": "at"}]}, {"mmr": 0.5}],
-    ids=lambda one: str([*one]),
+    [{"sort": [{"key": "at"}]}, {"boosts": [{"key": "at"}]}, {"mmr": 0.5}, {"mmr": 0}],
+    ids=str,
 )
 def test_pages_of_arranged_hits_hold_each_once(http: Http, mode: str, options: dict[str, Any]) -> None:
     """All of the candidates that are arranged, however small the pages."""

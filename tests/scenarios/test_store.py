@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -27,8 +28,8 @@ from jobs.serving.process import serving
 from retrieval.base.settings import Config, StoreSection
 from retrieval.server.lifecycle import store_of
 from tests.support.commands import nearline
-from tests.support.http import Http
-from tests.support.redis_server import free_port
+from tests.support.http import Http, Reply
+from tests.support.redis_server import free_port, redis_server
 
 pytestmark = pytest.mark.model
 URL = "s3://books/a/prefix"
@@ -288,6 +289,40 @@ def test_a_replica_passes_writes_on(tmp_path: Path, environ: dict[str, str]) -> 
             said = said_by_ingest(tmp_path / "notes.txt", replica.url)
             assert "s on " in said
             assert "the service that writes " in said
+
+
+def test_what_is_passed_on_counts_once(tmp_path: Path, environ: dict[str, str]) -> None:
+    """Against the limits of its key, which writer and replica share through Redis."""
+    (tmp_path / "redis").mkdir()
+    with redis_server(tmp_path / "redis") as redis:
+        environ = {
+            **environ,
+            "NEARLINE_STORE_URL": "s3://books/limits",
+            "NEARLINE_REDIS_URL": f"redis://127.0.0.1:{redis.port}/0",
+            "NEARLINE_REDIS_SECRET": "0123456789abcdef0123",
+        }
+        made = nearline("keys", "create", "--data", tmp_path / "a", "--scope", "admin", "--json")
+        key = json.loads(made.stdout)["key"]
+        with serving(tmp_path / "a", environ) as writer:
+            follows = {
+                **environ,
+                "NEARLINE_STORE_REPLICA": "true",
+                "NEARLINE_STORE_WRITER": writer.url,
+                "NEARLINE_STORE_WRITER_API_KEY": key,
+                "NEARLINE_STORE_FORWARD_WRITES": "true",
+            }
+
+            def call(url: str, path: str, body: object, key: str = key) -> Reply:
+                return Http(url).call("POST", path, body, headers={"Authorization": f"Bearer {key}"})
+
+            assert call(writer.url, "/v1/collections", {"name": "docs"}).status == 201
+            wanted = {"scopes": ["write"], "limits": {"per_day": 3}}
+            limited = call(writer.url, "/v1/keys", wanted).body["key"]
+            with serving(tmp_path / "b", follows) as replica:
+                note = {"documents": [{"id": "1", "text": "a note"}]}
+                path = "/v1/collections/docs/documents"
+                written = [call(replica.url, path, note, limited).status for _ in range(4)]
+                assert written == [200, 200, 200, 429]
 
 
 @pytest.mark.slow
