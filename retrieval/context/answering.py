@@ -40,6 +40,7 @@ AFTER_MARK = re.compile(r"([.!?…。！？])((?: ?\[\d[\d,;\u2013 -]*\])+)")
 # The end of the received text, if it may be the beginning of a citation.
 OPEN = re.compile(r" ?\[[\d,;\u2013 -]{0,64}$| $")
 RANGE_MAX = 100  # passages in one range, as in [2-4]
+CHARS_PER_TOKEN_MAX = 64  # of an answer, for servers that do not mind `max_tokens`
 
 
 class Asking:
@@ -68,11 +69,16 @@ class Asking:
             return
         started = time.perf_counter()
         async with aclosing(self._model.answer(self._messages)) as pieces:
+            left = CHARS_PER_TOKEN_MAX * self._model.max_tokens
             async for piece in pieces:
-                self._finish = piece.finish
-                if text := self._citations.feed(piece.text):
+                self._finish, more = piece.finish, piece.text[:left]
+                left -= len(more)
+                if text := self._citations.feed(more):
                     self._said.append(text)
                     yield text
+                if len(more) < len(piece.text):  # the server does not mind `max_tokens`
+                    self._finish = "length"
+                    break
         if text := self._citations.end():
             self._said.append(text)
             yield text
@@ -127,8 +133,16 @@ class Citations:
     def __init__(self, passages: int) -> None:
         self._passages = passages
         self._held = ""
-        self.cited: list[int] = []
-        self.unknown: list[int] = []
+        self._cited: dict[int, None] = {}
+        self._unknown: dict[int, None] = {}
+
+    @property
+    def cited(self) -> list[int]:
+        return [*self._cited]
+
+    @property
+    def unknown(self) -> list[int]:
+        return [*self._unknown]
 
     def feed(self, text: str) -> str:
         """Return the text that can be shown so far: everything except a possible beginning of a citation."""
@@ -146,9 +160,7 @@ class Citations:
         numbers = numbers_in(found[1])
         known = [one for one in numbers if 1 <= one <= self._passages]
         for one in numbers:
-            seen = self.cited if one in known else self.unknown
-            if one not in seen:
-                seen.append(one)
+            (self._cited if 1 <= one <= self._passages else self._unknown)[one] = None
         if len(known) == len(numbers):
             return found[0]
         space = " " if found[0].startswith(" ") else ""
@@ -174,6 +186,7 @@ def check_sentences(answer: str, passages: Mapping[int, tuple[str, str]]) -> lis
     """Return each sentence with the share of its words that occur in the passages it cites. A sentence without
     citations is compared with all passages. `passages` has the text and language of each, by number."""
     words = {number: set(terms(text, language)) for number, (text, language) in passages.items()}
+    words_of_all = set[str]().union(*words.values())
     language = next((language for _, language in passages.values()), "en")
     answer = AFTER_MARK.sub(r"\2\1", answer)
     bounds = [0, *(found.end() for found in SENTENCE.finditer(answer)), len(answer)]
@@ -182,7 +195,8 @@ def check_sentences(answer: str, passages: Mapping[int, tuple[str, str]]) -> lis
         numbers = [one for found in CITED.finditer(answer[start:end]) for one in numbers_in(found[1])]
         text = CITED.sub("", answer[start:end]).strip()
         asked = set(query_terms(text, language))
-        known = set().union(*(words[one] for one in numbers or words if one in words))
+        cited = [words[one] for one in dict.fromkeys(numbers) if one in words]
+        known = set[str]().union(*cited) if numbers else words_of_all
         if text:
             share = round(len(asked & known) / len(asked), 2) if asked else None
             sentences.append(AnswerSentence(text, list(dict.fromkeys(numbers)), share))

@@ -68,6 +68,10 @@ class LanguageModel:
     def name(self) -> str:
         return self._settings.model
 
+    @property
+    def max_tokens(self) -> int:
+        return self._settings.max_tokens
+
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()

@@ -17,7 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.serving.process import log_of, serving
-from retrieval.context.answering import CITED, Citations, check_sentences, declines, messages_for, numbers_in
+from retrieval.base.settings import LlmSection
+from retrieval.context.answering import (
+    CHARS_PER_TOKEN_MAX,
+    CITED,
+    Citations,
+    check_sentences,
+    declines,
+    messages_for,
+    numbers_in,
+)
 from retrieval.wire.answer import AnswerRequest
 from retrieval.wire.search import ContextAnswer, Receipt, Timings
 from tests.support.http import Http
@@ -226,6 +235,16 @@ def test_the_model_judges_whether_the_passages_answer(asked: Http, said: FakeMod
         "none",
     )
     assert found["citations"]
+
+
+@pytest.mark.parametrize("text", ["a. ", "a [1]. ", "[1-99] ", "[", "word "])
+def test_an_answer_without_end_is_cut(asked: Http, said: FakeModel, text: str) -> None:
+    """Some servers do not mind how many tokens are allowed. What was cut off costs nothing."""
+    said.reply = says(text * (1_000_000 // len(text)))
+    found = asked.ok("POST", ANSWER, QUESTION)
+    assert found["finish_reason"] == "length"
+    assert len(found["answer"]) <= CHARS_PER_TOKEN_MAX * LlmSection().max_tokens
+    assert "".join(one["text"] for one in found["sentences"]).count("a.") <= len(found["answer"]) / 3
 
 
 def test_nothing_found_is_not_asked(asked: Http, said: FakeModel) -> None:
