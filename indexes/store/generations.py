@@ -3,7 +3,8 @@
     generation/<milliseconds>-<random>-<piece>    piece 0 lists the files, and their bytes follow, one after another
 
 The state of a log says which one is live. So it is never newer than the log in the store, a writer that was superseded
-cannot publish one, and it fits every later state. A generation is verified when it is loaded, by its own manifest.
+cannot publish one, and it fits every later state. A generation is verified by its own manifest, when it is fetched and
+when it is loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from indexes.base.durable import disk_errors, publish_folder, sync_file, with_ch
 from indexes.base.errors import Damaged, NearlineError, NotFound, message_of
 from indexes.base.model import Progress
 from indexes.base.work import do_nothing
-from indexes.parts.manifest import MANIFEST, read_manifest
+from indexes.collection.collection import DRAFT_PREFIX
+from indexes.parts.manifest import MANIFEST, read_manifest, verify_files
 from indexes.parts.shelf import Shelf
 from indexes.store.checkpoints import DAY_MS
 from indexes.store.objects import Objects
@@ -132,7 +134,8 @@ def restore_generation(
         stored.fetch(live, shelf, live.number, progress)
         shelf.set_current(live.number)
     except NearlineError as error:
-        logger.warning("the indexes of %s will be built again: %s", folder.name, message_of(error))
+        name = folder.name.removeprefix(DRAFT_PREFIX)
+        logger.warning("the indexes of %s will be built again: %s", name, message_of(error))
 
 
 def put_on_shelf(
@@ -145,7 +148,9 @@ def put_on_shelf(
     try:
         with disk_errors(draft):
             write_files(draft, files, pieces)
-            if number != (manifest := read_manifest(draft)).number:
+            manifest = read_manifest(draft)
+            verify_files(draft, manifest.files)
+            if number != manifest.number:
                 (draft / MANIFEST).write_bytes(
                     with_checksum(msgspec.structs.replace(manifest, number=number))
                 )

@@ -15,6 +15,7 @@ from indexes.base.errors import Conflict, Damaged, NotFound, Unavailable
 from indexes.base.model import Delete, IndexOptions
 from indexes.collection.collection import Collection
 from indexes.log.pinned import pin
+from indexes.parts.shelf import Shelf
 from indexes.store import collection_log, rows
 from indexes.store.collection_log import CollectionLog, CollectionUpload
 from indexes.store.objects import Bucket, Objects, prove
@@ -260,6 +261,32 @@ def test_damage_is_found(collection: Collection, tmp_path: Path) -> None:
         with pytest.raises(Damaged, match=names[2].rpartition("/")[2]):
             restored(objects, collection.uid, tmp_path / damage)
         assert not (tmp_path / damage / "docs").exists()
+
+
+def test_damaged_indexes_are_not_placed(
+    collection: Collection, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wherever a byte of them differs: the log is restored, and the warning says that they are built again."""
+    objects, places = MemoryObjects(), random.Random(3)
+    fill(collection, WORLD, range(200))
+    rebuild(collection)
+    upload = uploader(objects, collection)
+    assert upload.take_generation(collection.shelf.path(collection.generation), 1)
+    upload.upload(1)
+    pieces = [name for name in objects.held if "/generation/" in name]
+    assert len(pieces) > 1
+    whole = dict(objects.held)
+    restored(objects, collection.uid, tmp_path / "whole")
+    assert Shelf(tmp_path / "whole" / "docs").current() == collection.generation
+    for at in range(12):
+        name = places.choice(pieces)
+        content = bytearray(whole[name])
+        content[places.randrange(len(content))] ^= 1
+        objects.held = {**whole, name: bytes(content)}
+        caplog.clear()
+        assert restored(objects, collection.uid, tmp_path / f"{at}") == state_of(collection.folder)
+        assert Shelf(tmp_path / f"{at}" / "docs").current() == 0, name
+        assert "the indexes of docs will be built again" in caplog.text
 
 
 def test_a_log_that_dropped_operations_is_uploaded_anew(collection: Collection, tmp_path: Path) -> None:
