@@ -172,9 +172,8 @@ class CollectionUpload:
         for part in self.held.checkpoints.make_parts(self.log, known, end, 1.0 if erase else LIVE_MIN):
             parts.append(part)
             self._upload_changes()  # callers that wait for the store do not wait for all parts
-        files = (
-            self._files_now()
-        )  # first: a copy that is complete by then must not be without its mark before
+        # Before the rows, or a copy might have lost its mark here and not be complete yet.
+        files = self._files_now()
         with self.log.transaction() as db:  # at one commit: parts, rows and change together make its state
             reached = self._writer.last.slot.reached
             change = last_change(db, reached, reached.documents, files)

@@ -158,8 +158,9 @@ def answer_of(nodes: Nodes, call: Away[Any], reply: CallReply) -> Any:
     if reply.refusal is not None:
         error = reply.refusal.error
         if isinstance(error, NotReady):
-            nodes.know(shard.name, reply.seq)
-            shard.least = max(shard.least, reply.seq)
+            if reply.seq > shard.least:
+                nodes.know(shard.name, reply.seq)
+                shard.least = reply.seq
             return error
         if not shard.wanted <= reply.seq < shard.least:
             return error

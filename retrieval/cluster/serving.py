@@ -55,7 +55,7 @@ from retrieval.wire.errors import MalformedRequest
 
 logger = logging.getLogger(__name__)
 
-# The answers to calls under way on search threads.
+# The messages whose calls are answered on search threads now.
 ON_THREADS = web.AppKey("ON_THREADS", set[int])
 # The connections of other nodes, each with the answers under way, by the number of their calls.
 CONNECTIONS = web.AppKey["dict[web.WebSocketResponse, dict[bytes, asyncio.Task[None]]]"]("CONNECTIONS")
@@ -195,7 +195,10 @@ async def answer_all(
     replies: dict[int, CallReply] = {}
 
     async def ask(shard: LocalShard, places: list[int], some: list[PartitionCall]) -> None:
-        found = await app[IN_PROCESSES].ask_shard(shard, some, watch.deadline)
+        try:
+            found = await app[IN_PROCESSES].ask_shard(shard, some, watch.deadline)
+        except NearlineError as error:  # as of calls that end processes
+            found = [CallReply(0, None, CallRefused.of(error))] * len(some)
         if found is not None:
             replies.update(zip(places, found, strict=True))
 

@@ -19,7 +19,6 @@ from indexes.store.following import Follower
 from indexes.store.uploading import Uploader
 from retrieval.base.request_id import REQUEST_ID
 from retrieval.base.settings import StoreSection
-from retrieval.cluster import serving
 from retrieval.dialects import vector_stores
 from retrieval.handlers import auth, collections, feedback, jobs
 from retrieval.handlers.state import CONFIG, SCOPES, STORE, TASKS
@@ -32,7 +31,7 @@ ANSWER_S = 600.0  # between two pieces of an answer; embedding a large request t
 WAIT_S = 5  # for news, in one request
 SILENT_S = 15.0  # a writer that answers nothing for so long, not even what is new, hangs
 PAUSE_S = 2.0
-OF_THIS_MACHINE = {jobs.reindex, jobs.tune, jobs.rollback, serving.answer}  # its indexes
+OF_THIS_MACHINE = {jobs.reindex, jobs.tune, jobs.rollback}  # its indexes
 OF_WRITER = {feedback.write, feedback.list_feedback}  # which is in no store
 NAMING = {  # what changes names or keys; it is known here before its answer goes on
     collections.create,
@@ -68,8 +67,8 @@ def is_for_writer(request: web.Request) -> bool:
     """Whether only the service that writes may do it, or has what it asks for."""
     handler = request.match_info.handler
     scope = request.app[SCOPES].get(handler, "key")
-    changes = scope == "admin" and request.method not in {"GET", "HEAD"} and handler not in OF_THIS_MACHINE
-    return changes or scope == "write" or handler in OF_WRITER
+    reads = request.method in {"GET", "HEAD"} or handler in OF_THIS_MACHINE
+    return (scope in {"admin", "node"} and not reads) or scope == "write" or handler in OF_WRITER
 
 
 def is_about_its_jobs(request: web.Request) -> bool:
