@@ -103,11 +103,13 @@ async def handler_for_shards(request: web.Request) -> Handler | None:
         return None
     if (name := request.match_info.get("collection")) is None:
         return OF_ALL.get(handler)
-    full = PRINCIPAL.get().full(name)
-    catalog = request.app[CATALOG]
+    caller, catalog = PRINCIPAL.get(), request.app[CATALOG]
+    full = caller.full(name)
+    if not caller.may_use(full, {**nodes.aliases(), **catalog.aliases}):
+        return None  # its handler says what it says of any name that the caller does not see
     if full in catalog.collections or full in catalog.aliases or full in catalog.quarantined:
         shard = ShardName.parse(full)
-        if shard is not None and changes(request) and PRINCIPAL.get() is not NODE:
+        if shard is not None and changes(request) and caller is not NODE:
             raise Conflict(
                 f"{name!r} is a shard: what changes is its collection, {shard.collection!r}",
                 param="collection",

@@ -836,12 +836,23 @@ def test_keys_and_groups_hold(cluster: Cluster) -> None:
         for method, path in (("PUT", ""), ("GET", ""), ("POST", "/changes"), ("GET", "/feedback")):
             assert caller.call(method, f"/v1/shards/memos~0of3{path}").status == 403
         assert caller.call("GET", "/v1/shards").status == 403
-        if key != cluster.keys["a"]:
-            assert caller.call("GET", "/v1/cluster").status == 403
-            assert caller.call("POST", "/v1/cluster/balance", {}).status == 403
-            move = {"shard": "memos~0of3", "to": "b"}
-            assert caller.call("POST", "/v1/cluster/moves", move).status == 403
-            assert caller.call("GET", "/v1/store/changes").status == 403
+    other = KeyHttp(http.url, make_key(cluster.folder / "a", "search", "write", "admin", collection="other"))
+    cluster.wait_for(partial(is_known, other))
+    for route in ROUTES:
+        for name in ("memos", "memos~0of3") if "{collection}" in route.path else ():
+            path, absent = (
+                re.sub(r"{\w+}", "0", route.path.replace("{collection}", one)) for one in (name, "absent")
+            )
+            hidden, nothing = (other.call(route.method, one, {}) for one in (path, absent))
+            assert hidden.status == nothing.status, route
+            assert hidden.body == json.loads(json.dumps(nothing.body).replace("absent", name)), route
+    for key in (acme, bound):
+        caller = KeyHttp(http.url, key)
+        assert caller.call("GET", "/v1/cluster").status == 403
+        assert caller.call("POST", "/v1/cluster/balance", {}).status == 403
+        move = {"shard": "memos~0of3", "to": "b"}
+        assert caller.call("POST", "/v1/cluster/moves", move).status == 403
+        assert caller.call("GET", "/v1/store/changes").status == 403
 
 
 PAID = "when are refunds paid"
