@@ -40,9 +40,9 @@ MARKER, MARKER_COPY = "nearline.json", "nearline.copy.json"
 DAMAGED = "nearline.json.damaged"  # the damaged bytes, kept when it was replaced
 KEYS, KEYS_LOCK = "keys.json", "keys.lock"  # both are left by the first access key
 SHARD_MARK = "~"  # `docs~2of8` is a shard of `docs`, which this library does not need to know
-NAME = re.compile(
-    rf"[a-z0-9][a-z0-9_-]{{0,62}}({SHARD_MARK}[0-9]{{1,3}}of[0-9]{{1,3}})?(@[a-z0-9][a-z0-9_-]{{0,62}})?"
-)
+WORD = r"[a-z0-9][a-z0-9_-]{0,62}"
+NAME = re.compile(rf"{WORD}({SHARD_MARK}[0-9]{{1,3}}of[0-9]{{1,3}})?(@{WORD})?")
+WHOLE_NAME = rf"{WORD}(@{WORD})?"  # the pattern of those that are no shard
 # Any of these makes a folder a collection, so that one that lost its log is still recognized.
 PIECES = (
     *(

@@ -6,6 +6,7 @@ each round. CPU time is recorded along with wall time, because it hardly depends
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -207,8 +208,10 @@ def rate(run: Run) -> float:
 
 def family(pid: int) -> list[int]:
     """A process and its descendants."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [int(child) for task in tasks for child in task.read_text().split()]
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            children += map(int, task.read_text().split())
     return [pid, *(one for child in children for one in family(child))]
 
 

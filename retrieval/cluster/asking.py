@@ -16,6 +16,7 @@ from retrieval.base.cancellation import gather_or_cancel
 from retrieval.base.request_id import REQUEST_ID
 from retrieval.cluster.calls import ANSWERS, Addressed, Calls, FindVisible
 from retrieval.cluster.link import READ_S, RETRY_AFTER_S
+from retrieval.cluster.names import ShardName
 from retrieval.cluster.nodes import LOOK_S, Node, Nodes
 from retrieval.search.calls import CallReply
 from retrieval.search.steps import Away
@@ -198,16 +199,17 @@ async def follow(
     body: object = None,
 ) -> dict[str, Any]:
     """Send a request to the service that is chosen for a shard, again if the shard has moved."""
-    begun = time.monotonic()
+    begun, gone = time.monotonic(), None
     while True:
         node = None
         try:
             node = choose(nodes, shard)
             return await send(nodes, node, method, path, body)
         except NearlineError as error:
+            gone = error if isinstance(error, NotFound) else gone
             await nodes.look_again()
             if time.monotonic() - begun > patience_of(nodes, shard, node, error):
-                raise
+                raise (gone if gone is not None and not is_known(nodes, shard) else error) from None
         await asyncio.sleep(MOVING_LOOK_S)
 
 
@@ -222,8 +224,14 @@ def patience_of(nodes: Nodes, shard: str, node: Node | None, error: NearlineErro
         return AGREE_S if isinstance(error, Conflict) or not nodes.away() else 0.0
     gone = isinstance(error, NotFound) and error.param == "collection"
     if gone and node is not None and not node.takes_writes_of(shard):  # it has moved, or was deleted
-        return MOVING_S if nodes.having(shard) else AGREE_S
+        return MOVING_S if nodes.having(shard) else AGREE_S if is_known(nodes, shard) else 0.0
     return 0.0
+
+
+def is_known(nodes: Nodes, shard: str) -> bool:
+    """Whether any node has a shard of this one's collection."""
+    named = ShardName.parse(shard)
+    return named is not None and nodes.collection(named.collection) is not None
 
 
 async def few_at_a_time(sends: Iterable[Callable[[], Awaitable[dict[str, Any]]]]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from indexes.directory.marker import NAME
+from indexes.directory.marker import WHOLE_NAME
 from retrieval.access.auth import Needed
 from retrieval.admission.gates import Load
 from retrieval.base.version import VERSION
@@ -176,7 +176,7 @@ def path_of(route: Route) -> str:
 
 
 def path_parameter(name: str, example: str | None) -> dict[str, Any]:
-    schema = {"type": "string", "pattern": f"^{NAME.pattern}$"} if name == "alias" else {"type": "string"}
+    schema = {"type": "string", "pattern": f"^{WHOLE_NAME}$"} if name == "alias" else {"type": "string"}
     described = {"name": name, "in": "path", "required": True, "schema": schema}
     return described if example is None else {**described, "example": example}
 

@@ -11,7 +11,7 @@ from indexes.base.languages import AUTO
 from indexes.base.model import Tier
 from indexes.collection.info import SearchSettings
 from indexes.dense.cold_skips import ColdState
-from indexes.directory.marker import NAME
+from indexes.directory.marker import WHOLE_NAME
 from indexes.parts.manifest import Moves, RecallEvidence
 from retrieval.base.settings import Count
 from retrieval.wire.search import Doc, DocumentId, NonEmpty, Request, Seq
@@ -19,7 +19,7 @@ from retrieval.wire.search import Doc, DocumentId, NonEmpty, Request, Seq
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 Dimensions = Annotated[int, Meta(ge=1, le=4096)]
 # Only documented here: the catalog validates names and explains the rules.
-CollectionName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{NAME.pattern}$"})]
+CollectionName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{WHOLE_NAME}$"})]
 RankingMethod = Annotated[
     Literal["rrf", "weighted"] | None, Doc("`rrf` fuses by rank, `weighted` by score; null: as configured")
 ]
