@@ -378,7 +378,8 @@ def test_a_filter_chooses_at_every_shard_while_they_move(cluster: Cluster) -> No
             )
             expected = (200, None) if wanted is rare else (422, "filter")
             assert (reply.status, reply.body.get("error", {}).get("param")) == expected, reply
-    cluster.http.ok("DELETE", "/v1/collections/marked")
+    # So many changes may have begun a rebuild.
+    cluster.wait_for(lambda: cluster.http.call("DELETE", "/v1/collections/marked").status == 204)
 
 
 def test_several_collections_are_searched_together(cluster: Cluster) -> None:
