@@ -26,6 +26,7 @@ Floats = NDArray[np.float32]
 Tier = Literal["delta", "hot", "cold"]
 Scalar = str | int | float | bool
 Metadata = dict[str, Any]  # JSON, as it was sent; `paths` says which values filters find in it
+ACL = "acl"  # the metadata key that lists the groups which may see a document, and so is kept without a value, too
 Progress = Callable[[str, int, int], None]  # of a long operation: stage, amount done, total
 
 TIERS: tuple[Tier, ...] = ("delta", "hot", "cold")

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
+from indexes.base.model import ACL
 from jobs.sources.columns import infer
-from jobs.sources.model import ACL
 
 BLOCK_CHARS_MAX = 65_536  # longer blocks are data; PyYAML takes a second for this much
 

@@ -111,10 +111,6 @@ class Skip:
     option: str = ""
 
 
-ACL = "acl"
-"""The metadata key that lists the groups which may see a document. It is kept without a value, too, for the service to
-refuse the document: left out, everybody could see it."""
-
 EMPTY = Skip("empty")
 HIDDEN = Skip("hidden")
 EXCLUDED = Skip("excluded")

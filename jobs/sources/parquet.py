@@ -14,8 +14,9 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
 
+from indexes.base.model import ACL
 from jobs.sources.files import SourceFile
-from jobs.sources.model import ACL, SourceDocument, SourceOptions, SourceReport, named_twice, shorten_names
+from jobs.sources.model import SourceDocument, SourceOptions, SourceReport, named_twice, shorten_names
 from jobs.sources.rows import TEXT_FIELD_HINT, Row, documents_of, has_text
 
 ROWS_AT_ONCE = 256

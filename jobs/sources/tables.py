@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from indexes.base.model import ACL
 from jobs.sources.columns import ColumnType, infer
 from jobs.sources.files import ENCODING_HINT, SourceFile
 from jobs.sources.model import (
-    ACL,
     SourceDocument,
     SourceError,
     SourceOptions,

@@ -28,7 +28,7 @@ from typing import Literal, get_args
 import msgspec
 
 from indexes.base.errors import NearlineError, NotFound
-from indexes.base.model import Metadata, now_ms
+from indexes.base.model import ACL, Metadata, now_ms
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog, tenant_of
 from indexes.directory.marker import KEYS, KEYS_LOCK
@@ -44,7 +44,6 @@ Needed = Scope | Literal["key", "node", "public"]
 
 RELOAD_S = 0.25
 TOKEN = re.compile(r"nl_(?P<id>[0-9a-f]{12})_(?P<secret>[A-Za-z0-9_-]{43})")
-ACL = "acl"  # the key of metadata that lists the groups which may see a document
 GROUPS_HEADER = "X-Nearline-Groups"
 CLUSTER_HEADER = "X-Nearline-Cluster"  # the secret of the cluster, from another node of it
 OPEN_CLUSTER = "open"  # in its place where there is none

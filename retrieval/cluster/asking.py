@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from indexes.base.errors import Conflict, DeadlineExceeded, NearlineError, NotFound, NotReady, Unavailable
 from retrieval.base.cancellation import gather_or_cancel
 from retrieval.base.request_id import REQUEST_ID
-from retrieval.cluster.calls import ANSWERS, Addressed, Calls, FindVisible
+from retrieval.cluster.calls import ANSWERS, Addressed, Calls
 from retrieval.cluster.link import READ_S, RETRY_AFTER_S
 from retrieval.cluster.names import ShardName
 from retrieval.cluster.nodes import LOOK_S, Node, Nodes
@@ -57,16 +57,7 @@ async def ask(
             if not left:
                 lost.append(at)
                 continue
-            # Those that have been chosen in this round share a request, which costs one more call little.
-            behind = isinstance(call.call, FindVisible)  # a write follows, so a replica knows too little
-            node = min(
-                left,
-                key=lambda one: (
-                    behind and not one.takes_writes_of(call.to.name),
-                    one.url not in by_node,
-                    one.under_way,
-                ),
-            )
+            node = choose_node(left, call, by_node)
             by_node.setdefault(node.url, (node, []))[1].append(at)
         waited_s = time.monotonic() - begun
         moving = [] if without else [
@@ -96,6 +87,17 @@ async def ask(
                 else:
                     answers[at] = reply
     return [answers[at] for at in range(len(calls))]
+
+
+def choose_node(left: Sequence[Node], call: Away[Any], chosen: Container[str]) -> Node:
+    """Choose the service with the least to do. Those that are `chosen` already, by their URLs, share a request, which
+    costs one more call little."""
+
+    def rank(node: Node) -> tuple[bool, bool, int]:
+        is_behind = call.call.needs_newest and not node.takes_writes_of(call.to.name)
+        return is_behind, node.url not in chosen, node.under_way
+
+    return min(left, key=rank)
 
 
 def patience_of_search(nodes: Nodes, shard: str, error: Unavailable | None) -> float:

@@ -8,7 +8,7 @@ GET /v1/shards   a WebSocket for calls of the shards of a node (`link.Caller`, `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -33,6 +33,7 @@ class ReadSeqs(Call, frozen=True):
 class FindVisible(Call, frozen=True):
     """Which of these documents exist and may be seen by a caller with these groups; None: by one that sees all."""
 
+    needs_newest: ClassVar[bool] = True  # a write follows
     documents: Sequence[str]
     groups: Sequence[str] | None
 

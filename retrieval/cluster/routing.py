@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import ChainMap
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
@@ -105,7 +106,7 @@ async def handler_for_shards(request: web.Request) -> Handler | None:
         return OF_ALL.get(handler)
     caller, catalog = PRINCIPAL.get(), request.app[CATALOG]
     full = caller.full(name)
-    if not caller.may_use(full, {**nodes.aliases(), **catalog.aliases}):
+    if not caller.may_use(full, ChainMap(catalog.aliases, nodes.aliases())):
         return None  # its handler says what it says of any name that the caller does not see
     if full in catalog.collections or full in catalog.aliases or full in catalog.quarantined:
         shard = ShardName.parse(full)

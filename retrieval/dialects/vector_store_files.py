@@ -21,12 +21,12 @@ import msgspec
 from aiohttp import web
 
 from indexes.base.errors import InvalidInput, NotFound
-from indexes.base.model import Metadata, Scalar, Upsert
+from indexes.base.model import ACL, Metadata, Scalar, Upsert
 from indexes.base.paths import leaves
 from indexes.collection.collection import Collection
 from indexes.reading import scrolling
 from indexes.reading.scrolling import ScrolledDocument, ScrolledPage
-from retrieval.access.auth import ACL, PRINCIPAL
+from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.gates import AdmittedRequest
 from retrieval.base.settings import PassagesSection
 from retrieval.dialects.files import ends, order_of, status_of

@@ -13,11 +13,10 @@ from typing import Any
 import msgspec
 
 from indexes.base.errors import InvalidInput, TooLarge
-from indexes.base.model import Metadata, Scalar
+from indexes.base.model import ACL, Metadata, Scalar
 from indexes.base.paths import leaves
 from indexes.filters.dates import instant_of_date
 from indexes.filters.grammar import fits
-from retrieval.access.auth import ACL
 from retrieval.access.key_file import GROUP_CHARS_MAX
 from retrieval.base.merge_patch import apply_patch
 from retrieval.base.settings import Config

@@ -7,13 +7,11 @@ from typing import Any
 
 import msgspec
 
-from indexes.base import errors
-from indexes.base.errors import NearlineError, Unavailable
 from indexes.base.model import Spared, Sparing
 from indexes.base.work import WorkBudget
 from indexes.parts.learned import RankingSettings
 from retrieval.base.settings import Config
-from retrieval.search.calls import CallReply
+from retrieval.search.calls import CallRefused, CallReply
 from retrieval.search.stages import CachedAnswer
 
 LENGTH_BYTES = 4
@@ -151,28 +149,12 @@ class ShardReply(Frame, frozen=True):
 
 
 class SearchFailure(Frame, frozen=True):
-    """Why a search, or calls of a shard, have no answer. `kind` is a class of `indexes.base.errors`; None if the
-    process cannot answer, and another one may."""
+    """Why a search, or calls of a shard, have no answer. `refusal` is None if the process cannot answer, and another
+    one may."""
 
     id: int
-    kind: str | None
     message: str
-    param: str | None = None
-    retry_after_s: float = 1.0
-
-    @staticmethod
-    def of(number: int, error: NearlineError) -> SearchFailure:
-        retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 1.0
-        return SearchFailure(number, type(error).__name__, error.message, error.param, retry_after_s)
-
-    @property
-    def error(self) -> NearlineError | None:
-        if self.kind is None:
-            return None
-        kind: type[NearlineError] = getattr(errors, self.kind)
-        if issubclass(kind, Unavailable):
-            return kind(self.message, param=self.param, retry_after_s=self.retry_after_s)
-        return kind(self.message, param=self.param)
+    refusal: CallRefused | None = None
 
 
 class Following(Frame, frozen=True):

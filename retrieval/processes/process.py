@@ -212,7 +212,8 @@ class SearchProcess(asyncio.Protocol):
                 if future is None or future.done():
                     return  # its caller has left
                 if isinstance(reply, SearchFailure):
-                    future.set_exception(reply.error or LookupError(reply.message))
+                    refusal = reply.refusal
+                    future.set_exception(refusal.error if refusal else LookupError(reply.message))
                 else:
                     future.set_result(reply)
             case Following():

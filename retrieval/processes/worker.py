@@ -68,7 +68,7 @@ from retrieval.processes.frames import (
     encode_frame,
 )
 from retrieval.processes.spending import Spending
-from retrieval.search.calls import PartitionCall, answer_call
+from retrieval.search.calls import CallRefused, PartitionCall, answer_call
 from retrieval.search.plan import EmbeddedQuery, Plan, make_plan
 from retrieval.search.rounds import rounds_of
 from retrieval.search.shard import LocalShard, run_at_once
@@ -388,14 +388,14 @@ class SearchWorker:
         try:
             yield
         except Abandoned:
-            self._send(SearchFailure(number, None, "its caller has left"))
+            self._send(SearchFailure(number, "its caller has left"))
         except (InvalidInput, DeadlineExceeded) as error:
-            self._send(SearchFailure.of(number, error))
+            self._send(SearchFailure(number, error.message, CallRefused.of(error)))
         except (NotFollowed, NearlineError) as error:
-            self._send(SearchFailure(number, None, str(error)))
+            self._send(SearchFailure(number, str(error)))
         except Exception as error:
             logger.exception("a search failed")
-            self._send(SearchFailure(number, None, repr(error)))
+            self._send(SearchFailure(number, repr(error)))
 
     def _plan(self, ask: Asked) -> PlannedSearch | PlannedCalls:
         if ask.id in self._left:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -34,7 +34,9 @@ from retrieval.wire.errors import ErrorDetail, error_of, type_name
 
 
 class Call(msgspec.Struct, array_like=True, frozen=True, tag=True):
-    """One call of a shard."""
+    """One call of a shard. With `needs_newest`, a replica may know too little to answer it."""
+
+    needs_newest: ClassVar[bool] = False
 
 
 class SearchShard(Call, frozen=True):

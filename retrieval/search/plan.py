@@ -211,9 +211,7 @@ def make_plan(
     request = replace(request, collapse=checked_collapse(request.collapse, last, config))
     degraded: list[Degraded] = []
     # Boosts, sort, mmr and later pages would give other results among fewer candidates.
-    if strained and not (
-        request.exact or request.offset or request.boosts or request.sort or request.mmr is not None
-    ):
+    if strained and not (request.exact or request.offset or rearranges(request)):
         fewer = max(config.search.strained_candidates, k)
         if fewer < page_depth and (mode != "dense" or gathers(request)):
             page_depth, degraded = fewer, ["candidates"]
@@ -269,9 +267,7 @@ def query_of(
     # A fused, grouped or rearranged ranking has a depth independent of k, so that the page size does not change the
     # order, unless that depth does not hold enough hits (`deeper`). A later page continues from the depth of the
     # first one, so that it repeats nothing.
-    alone = mode == "dense" and not (
-        gathers(request) or request.sort or request.boosts or request.mmr is not None
-    )
+    alone = mode == "dense" and not (gathers(request) or rearranges(request))
     *steps, depth = depths_to(last, k + SPARE_HITS if alone else page_depth)
     return Query(
         k=last,
@@ -294,6 +290,11 @@ def query_of(
 def gathers(request: SearchRequest) -> bool:
     """Whether many candidates may become one hit."""
     return request.group_by_document or isinstance(request.collapse, Collapse)
+
+
+def rearranges(request: SearchRequest) -> bool:
+    """Whether the candidates are put into another order than that of their scores."""
+    return bool(request.boosts or request.sort) or request.mmr is not None
 
 
 def asked_words(request: SearchRequest, text: str, mode: Mode, config: Config) -> str:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from indexes.base.model import Floats, Ids
 from indexes.parts.query import Candidates
-from retrieval.search.plan import EmbeddedQuery, Plan
+from retrieval.search.plan import EmbeddedQuery, Plan, rearranges
 from retrieval.search.ranking import Fused, Positions, fuse_scores, last_score
 from retrieval.search.relevance import EVIDENCE_HITS, LEAD_OVER
 from retrieval.search.shard import Later, Shard, StateSearched
@@ -160,7 +160,7 @@ async def renew_grounds(kept: bytes, plan: Plan, similarity_floor: float, shard:
 
 def rests_on_all(embedded: EmbeddedQuery) -> bool:
     request = embedded.request
-    arranged = request.boosts or request.sort or request.mmr is not None or embedded.plan.rerank
+    arranged = rearranges(request) or embedded.plan.rerank
     fused = embedded.plan.mode == "hybrid" and embedded.weight_dense is None
     return bool(
         fused or arranged or embedded.plan.operators or request.offset or request.min_relevance is not None

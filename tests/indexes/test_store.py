@@ -266,7 +266,7 @@ def test_damage_is_found(collection: Collection, tmp_path: Path) -> None:
 def test_damaged_indexes_are_not_placed(
     collection: Collection, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Wherever a byte of them differs: the log is restored, and the warning says that they are built again."""
+    """Wherever a byte of them differs, the log is restored, and a warning says that they are built again."""
     objects, places = MemoryObjects(), random.Random(3)
     fill(collection, WORLD, range(200))
     rebuild(collection)

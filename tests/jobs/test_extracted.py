@@ -67,7 +67,7 @@ def test_a_page_is_its_main_text(tmp_path: Path) -> None:
     ids=["div", "list", "quote", "table", "span"],
 )
 def test_text_is_read_however_deep(begin: str, end: str, depth: int) -> None:
-    """As in a long thread of replies, or in tables that lay out a page."""
+    """A long thread of replies is nested deep, and so are tables that lay out a page."""
     page = "".join(map(begin.format, range(depth))) + "<b>in</b>most" + end * depth + "<p>last"
     text = page_text(f"<html><body>{page}</body></html>")[1]
     assert [one for one in range(depth) if f"w{one}." not in text] == []
@@ -663,7 +663,7 @@ def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_an_acl_without_a_value_is_kept(tmp_path: Path) -> None:
-    """For the service to refuse the document, which everybody could see without it."""
+    """The service then refuses the document, which everybody could see without its `acl`."""
     put(tmp_path, "cells.csv", "id,text,acl\n1,one,staff\n2,two,\n")
     put(tmp_path, "page.md", "---\nacl: ~\nother: ~\n---\nSome text.")
     put(tmp_path, "lines.jsonl", json.dumps({"id": "3", "text": "three", "acl": None}))
@@ -687,6 +687,7 @@ def test_an_acl_without_a_value_is_kept(tmp_path: Path) -> None:
     "begin", ["---\nacl: [staff]\nbad: [\n---\n", "---\ntitle: x\nacl: [staff]\n", "+++\nacl = [\n+++\n"]
 )
 def test_broken_front_matter_with_an_acl_publishes_nothing(tmp_path: Path, begin: str) -> None:
+    """The file fails by name; with another key in the place of the `acl` the block stays in the text."""
     put(tmp_path, "a.md", f"{begin}A secret.")
     put(tmp_path, "b.md", f"{begin.replace('acl', 'tag')}No secret: acl: x.")
     documents, report = read(tmp_path)

@@ -38,7 +38,7 @@ def test_every_error_of_the_tree_is_in_the_table(kind: type[NearlineError]) -> N
 
 
 def test_every_error_comes_back_from_the_wire() -> None:
-    """Also those that are defined where they are raised: another node may answer with them."""
+    """Another node may answer with those that are defined where they are raised, too."""
     for kind in subclasses(NearlineError):
         error = error_of(ErrorDetail(type_name(kind), "it is so", "field"))
         assert (type(error), error.message, error.param) == (kind, "it is so", "field")

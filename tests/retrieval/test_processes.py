@@ -15,17 +15,27 @@ from typing import Any, cast
 import pytest
 
 from indexes.base.child import child_environment
-from indexes.base.errors import InvalidInput, Unavailable
+from indexes.base.errors import InvalidInput, NearlineError, Unavailable
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from retrieval.admission.ceiling import AnswerBudget
 from retrieval.base.settings import Config
 from retrieval.processes import pool, process
 from retrieval.processes.asking import InProcesses
-from retrieval.processes.frames import AskSearch, Following, Opened, SearchFailure, SearchReply, encode_frame
+from retrieval.processes.frames import (
+    REPLIES,
+    Arriving,
+    AskSearch,
+    Following,
+    Opened,
+    SearchFailure,
+    SearchReply,
+    encode_frame,
+)
 from retrieval.processes.pool import SearchProcesses
 from retrieval.processes.process import SearchProcess
 from retrieval.processes.spending import Spending
+from retrieval.search.calls import CallRefused
 from retrieval.search.plan import make_plan
 from retrieval.search.stages import CachedAnswer
 from retrieval.search.stopwatch import Stopwatch
@@ -56,9 +66,9 @@ while data := connection.recv(65536):
             case AskSearch(request=b"hang"):
                 time.sleep(1000)
             case AskSearch(request=b"other"):
-                reply = SearchFailure(order.id, None, "not here")
+                reply = SearchFailure(order.id, "not here")
             case AskSearch(request=b"bad"):
-                reply = SearchFailure(order.id, "InvalidInput", "bad", "query")
+                reply = SearchFailure(order.id, "bad", CallRefused("invalid_input", "bad", "query"))
             case AskSearch(request=b"fine"):
                 answer = CachedAnswer([], [], None, None, None, None, None)
                 reply = SearchReply(order.id, answer, False, b"", 0, 1, b"", [], 0.0, None, order.work, 0, [], None)
@@ -181,14 +191,18 @@ def test_a_caller_that_leaves_is_told(tmp_path: Path) -> None:
     with_processes(tmp_path, story)
 
 
-def test_every_error_travels() -> None:
-    """Its class, its message, its field and when to try again."""
-    error: Any = InvalidInput("no", param="k")
-    arrived = SearchFailure.of(1, error).error
-    assert (type(arrived), str(arrived), arrived and arrived.param) == (InvalidInput, "no", "k")
-    assert encode_frame(SearchFailure.of(1, error))[:4] == (
-        len(encode_frame(SearchFailure.of(1, error))) - 4
-    ).to_bytes(4, "big")
+@pytest.mark.parametrize(
+    "error",
+    [InvalidInput("no", param="k"), Unavailable("later", retry_after_s=7.0), SearchCrashed("it ended two")],
+    ids=lambda error: type(error).__name__,
+)
+def test_every_error_travels(error: NearlineError) -> None:
+    """It keeps its class, its message, its field and when to try again, also if another module defines the class."""
+    sent = encode_frame(SearchFailure(1, error.message, CallRefused.of(error)))
+    (arrived,) = Arriving(REPLIES).feed(sent)
+    found = arrived.refusal.error
+    assert (type(found), found.message, found.param) == (type(error), error.message, error.param)
+    assert getattr(found, "retry_after_s", None) == getattr(error, "retry_after_s", None)
 
 
 def test_the_search_that_was_begun_is_the_suspect(tmp_path: Path) -> None:

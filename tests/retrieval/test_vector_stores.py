@@ -941,7 +941,7 @@ def test_each_upload_is_read_once_for_all_listings(tmp_path: Path, monkeypatch: 
 
 
 def test_a_tenant_leaves_room_for_uploads_of_others(tmp_path: Path) -> None:
-    """As many as it has itself, so that there is always room for a new tenant."""
+    """It may have no more than is left, so that there is always room for a new tenant."""
     uploads = Uploads(tmp_path, FilesSection(uploads_max=8, bytes_max=40 * BLOCK_BYTES), now=lambda: 0.0)
 
     def fill(tenant: str, size: int = 1) -> int:

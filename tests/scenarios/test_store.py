@@ -292,13 +292,13 @@ def test_a_replica_passes_writes_on(tmp_path: Path, environ: dict[str, str]) -> 
 
 
 def test_what_is_passed_on_counts_once(tmp_path: Path, environ: dict[str, str]) -> None:
-    """Against the limits of its key, which writer and replica share through Redis."""
+    """Writer and replica share what a key has used of its limits through Redis."""
     (tmp_path / "redis").mkdir()
     with redis_server(tmp_path / "redis") as redis:
         environ = {
             **environ,
             "NEARLINE_STORE_URL": "s3://books/limits",
-            "NEARLINE_REDIS_URL": f"redis://127.0.0.1:{redis.port}/0",
+            "NEARLINE_REDIS_URL": redis.url,
             "NEARLINE_REDIS_SECRET": "0123456789abcdef0123",
         }
         made = nearline("keys", "create", "--data", tmp_path / "a", "--scope", "admin", "--json")
