@@ -62,6 +62,7 @@ from indexes.parts.memory import give_back
 from indexes.parts.sealing import Sealing
 from indexes.parts.segment_shelf import DRAFT
 from indexes.parts.snapshot import Snapshot
+from indexes.parts.unrestored import require_restored
 from indexes.rebuild.builder import BuildRequest
 from indexes.rebuild.chosen import TunedSettings, save_chosen
 from indexes.rebuild.foretelling import require_delta_room, require_generation_room
@@ -78,6 +79,7 @@ class Collection(CollectionView):
     """An open collection. `Collection.create` makes one, `Collection(folder, options)` opens one. Call `close`."""
 
     def __init__(self, folder: Path, options: IndexOptions) -> None:
+        require_restored(folder)
         self.log: Log = (log := Log(folder / "log.db", options.now_ms))
         self._writer = Writer(
             folder.name, self._commit, operations_max=options.commit_ops_max, on_idle=log.rest

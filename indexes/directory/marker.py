@@ -32,6 +32,7 @@ from indexes.base.durable import (
     with_checksum,
 )
 from indexes.base.errors import Damaged, NewerFormat, NotADataDirectory, OlderFormat
+from indexes.parts.unrestored import FILE as UNRESTORED
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ PIECES = (
         "search.json",
         "ranking.json",
         "synonyms.json",
+        UNRESTORED,
     ),
     *("evaluation.json", "feedback.jsonl", "queries.jsonl"),
 )

@@ -34,6 +34,10 @@ ASK_EVERY_S = 1.0
 FOLDER = "nearline-build-"
 
 
+class UpToDate(Conflict):
+    """The live generation has every operation already."""
+
+
 @dataclass(frozen=True, slots=True)
 class Built:
     """A generation that was built, and the number of its offer."""
@@ -52,7 +56,7 @@ def build_from(
 ) -> Built:
     """Restore a collection's log into a new folder, build a generation of it there, upload it, and offer it.
 
-    `name` may be an alias. Raises NotFound for an unknown one, Conflict if there is nothing new to build, Damaged,
+    `name` may be an alias. Raises NotFound for an unknown one, UpToDate if there is nothing new to build, Damaged,
     Unavailable, and what `Rebuild.run` raises.
     """
     directory = directory_at(SlotLog(objects, DIRECTORY), NEWEST)
@@ -64,7 +68,7 @@ def build_from(
     last = held.last(checkpoint)
     live, operations = generation_in(held.files_at(last, checkpoint) or {}), last.slot.reached.operations
     if (live.seq if live else 0) == operations:
-        raise Conflict(f"the live generation has all {operations} operations of {name} already")
+        raise UpToDate(f"the live generation has all {operations} operations of {name} already")
     folder.mkdir()
     restore_log(held, folder, NEWEST, progress)
     collection = Collection(folder, options)

@@ -50,7 +50,13 @@ from indexes.store.collection_log import ERASED, VECTOR_STORE, CollectionLog
 from indexes.store.directory import DIRECTORY, Directory, Record, read_record, restore_directory, write_record
 from indexes.store.generations import GENERATIONS, generation_in
 from indexes.store.objects import Objects
-from indexes.store.opening import OnDisk, collections_on, directory_at, restore_collection
+from indexes.store.opening import (
+    OnDisk,
+    clear_all_unrestored,
+    collections_on,
+    directory_at,
+    restore_or_note,
+)
 from indexes.store.restoring import NEWEST
 from indexes.store.rows import LogChange, reached_by, replay
 from indexes.store.session import PRESENT_S
@@ -164,6 +170,7 @@ class Follower(Replication):
         """Bring the directory up to date before any collection is open; as it is, if the store is away. Raises Conflict
         for a directory that has written to a store, or has collections that are not of this one."""
         record = read_record(self._data)
+        clear_all_unrestored(self._data)
         on_disk = collections_on(self._data)
         if record is None and on_disk:
             raise Conflict(f"{self._data} has collections of its own: a replica needs an empty directory")
@@ -225,7 +232,9 @@ class Follower(Replication):
         last = None if here is None else slot_of(log, here)
         if last is None:
             logger.info("restoring %s from the store", name)
-            state = restore_collection(log, self._data, name, progress)
+            state = restore_or_note(log, self._data, name, progress)
+            if state is None:
+                return  # the catalog says why
             last = slot_of(log, state.reached)
             if last is None:
                 raise Unavailable(f"{name} is written faster than it could be restored; try again")
@@ -267,8 +276,10 @@ class Follower(Replication):
                 if not self._is_level:
                     self._resume()
                 self._follow_directory()
-                list(self._pool.map(self._follow, list(self._followed.items())))
+                errors = list(self._pool.map(self._try_follow, list(self._followed.items())))
                 self._begin_takes()
+                if (failed := next(filter(None, errors), None)) is not None:
+                    raise failed
             except OutOfStep as error:
                 failures.report(error)
                 return
@@ -312,6 +323,7 @@ class Follower(Replication):
         catalog, wanted = self._catalog, directory.collections
         names = {uid: name for name, uid in wanted.items()}
         gone = [name for name, one in self._followed.items() if one.uid not in names]
+        gone += [name for name in catalog.quarantined if name not in self._followed and name not in wanted]
         for name in gone:
             if name in wanted:
                 self._delete(name)
@@ -333,7 +345,7 @@ class Follower(Replication):
         for alias in catalog.aliases.keys() - directory.aliases.keys():
             catalog.remove_alias(alias)
         for name in gone:
-            if name in self._followed and name not in wanted:
+            if name not in wanted:
                 self._delete(name)
         restore_directory(self._data, directory)
 
@@ -344,12 +356,18 @@ class Follower(Replication):
     def _delete(self, name: str) -> None:
         for alias in [alias for alias, target in self._catalog.aliases.items() if target == name]:
             self._catalog.remove_alias(alias)
-        del self._followed[name]
+        self._followed.pop(name, None)
         self._catalog.delete(name)
 
-    def _follow(self, item: tuple[str, FollowedLog]) -> None:
-        """Bring one collection up to date."""
-        name, followed = item
+    def _try_follow(self, item: tuple[str, FollowedLog]) -> Exception | None:
+        """Bring one collection up to date. Returns what went wrong, so that the others are followed."""
+        try:
+            self._follow(*item)
+        except Exception as error:  # noqa: BLE001 - raised by the caller
+            return error
+        return None
+
+    def _follow(self, name: str, followed: FollowedLog) -> None:
         collection = self._catalog.collections.get(name)
         if collection is None:
             return  # quarantined: it comes back when its files do
@@ -459,7 +477,9 @@ def promote(data: Path, objects: Objects, url: str) -> None:
     directory, and Conflict for any other directory.
     """
     record = read_record(data)
-    if record is None or not record.replica or record.url != url:
+    if record is not None and record.url == url and not record.replica:
+        raise Conflict(f"{data} is no replica: it writes to {url} when it is served without --replica")
+    if record is None or record.url != url:
         raise Conflict(f"{data} is no replica of {url}")
     with contextlib.closing(FolderLock(data / "LOCK")):
         number, newest = newest_epoch(objects)

@@ -29,7 +29,15 @@ from pathlib import Path
 import msgspec
 
 from indexes.base.durable import disk_errors
-from indexes.base.errors import Conflict, InvalidInput, NearlineError, NotFound, Unavailable, message_of
+from indexes.base.errors import (
+    Conflict,
+    Damaged,
+    InvalidInput,
+    NearlineError,
+    NotFound,
+    Unavailable,
+    message_of,
+)
 from indexes.base.model import Progress, now_ms
 from indexes.base.structs import learn_structs
 from indexes.directory.backup.backup import choose
@@ -44,6 +52,7 @@ from indexes.directory.marker import (
 )
 from indexes.log.pinned import pin
 from indexes.parts.shelf import Shelf
+from indexes.parts.unrestored import clear_unrestored, note_unrestored
 from indexes.store.checkpoints import StoredCheckpoint
 from indexes.store.collection_log import CollectionLog
 from indexes.store.directory import (
@@ -91,6 +100,9 @@ class OpenStore:
     names: SlotWriter
     directory: Directory
     writers: dict[str, LogWriter] = field(default_factory=dict)
+    damaged: dict[str, Damaged] = field(
+        default_factory=dict
+    )  # collections whose logs do not let a writer begin
 
     def require_present(self) -> None:
         """Raise Unavailable if the store no longer has what this directory began with: its folder is not mounted, or it
@@ -133,20 +145,19 @@ def open_store(
 
     Raises Conflict if this directory must not write to the store, or the store cannot be used; Damaged, Unavailable.
     """
+    clear_all_unrestored(data)
     on_disk = collections_on(data)
     record, number = claim(objects, url, data, on_disk)
     names = fence_slots(SlotLog(objects, DIRECTORY), number, NOTHING)
     directory = directory_at(names.log, NEWEST)
-    uids = list(directory.collections.values())
+    opened = OpenStore(objects, url, number, record.taking, names, directory)
     learn_structs()
-    with ThreadPoolExecutor(FENCED_TOGETHER, "store-fence") as pool:
-        fenced = list(pool.map(lambda uid: fence_log(CollectionLog(objects, uid), number), uids))
-    writers = dict(zip(uids, fenced, strict=True))
-    opened = OpenStore(objects, url, number, record.taking, names, directory, writers)
+    fence_logs(opened)
     if record.restoring:
         prepare(data)
         restore_directory(data, directory)
-    removed = [uid for uid in record.removed if uid in writers]  # the store lists the others no more
+    listed = set(directory.collections.values())
+    removed = [uid for uid in record.removed if uid in listed]
     record = msgspec.structs.replace(
         record, epoch=number, token=record.taking, taking="", restoring=False, removed=removed
     )
@@ -234,6 +245,22 @@ def shared_until(last: Slot, epoch: int) -> int:
 # -- fences
 
 
+def fence_logs(opened: OpenStore) -> None:
+    def fence(uid: str) -> LogWriter | Damaged:
+        try:
+            return fence_log(CollectionLog(opened.objects, uid), opened.epoch)
+        except Damaged as error:
+            return error
+
+    uids = list(opened.directory.collections.values())
+    with ThreadPoolExecutor(FENCED_TOGETHER, "store-fence") as pool:
+        for uid, fenced in zip(uids, pool.map(fence, uids), strict=True):
+            if isinstance(fenced, Damaged):
+                opened.damaged[uid] = fenced
+            else:
+                opened.writers[uid] = fenced
+
+
 def fence_log(held: CollectionLog, epoch: int) -> LogWriter:
     checkpoint = held.newest_checkpoint()
     last = held.last(checkpoint)
@@ -264,13 +291,20 @@ def level(
     *,
     restores: bool,
 ) -> None:
-    """Restore what the store has and the disk lacks."""
+    """Restore what the store has and the disk lacks. What is damaged there is noted, and raises Damaged only if the
+    disk has the collection, too: nothing tells then which of them has more."""
     unreadable = {one.name for one in on_disk if one.reached is None}
     found = {one.uid: one for one in on_disk if one.reached is not None}
     for name, uid in opened.directory.collections.items():
-        if name in unreadable or (uid in record.removed and uid not in found):
+        here = found.get(uid)
+        if name in unreadable or (uid in record.removed and here is None):
             continue
-        here, writer = found.get(uid), opened.writers[uid]
+        if uid in opened.damaged and (here is not None or not restores):
+            raise opened.damaged[uid]
+        if uid in opened.damaged:
+            note_unrestored(data / name, opened.damaged[uid].message)
+            continue
+        writer = opened.writers[uid]
         there = writer.slots.last.slot.reached
         if here is not None and here.reached is not None:
             if here.reached == there or here.reached.operations > there.operations:
@@ -282,7 +316,24 @@ def level(
                 )
         if not restores:
             raise Conflict(f"the store has operations of {name} that this directory lacks", param="store.url")
-        restore_collection(writer.held, data, here.name if here else name, progress)
+        if here is not None:
+            restore_collection(writer.held, data, here.name, progress)
+        else:
+            restore_or_note(writer.held, data, name, progress)
+
+
+def restore_or_note(held: CollectionLog, data: Path, name: str, progress: Progress) -> LoggedState | None:
+    """Restore a collection that the disk lacks; None if its objects are damaged or missing, which is noted."""
+    try:
+        return restore_collection(held, data, name, progress)
+    except (Damaged, NotFound) as error:
+        note_unrestored(data / name, error.message)
+        return None
+
+
+def clear_all_unrestored(data: Path) -> None:
+    for folder in collection_folders(data) if data.is_dir() else ():
+        clear_unrestored(folder)
 
 
 def restore_collection(

@@ -14,7 +14,7 @@ import msgspec
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from indexes.store.building import await_answer, build_folder, build_from
+from indexes.store.building import UpToDate, await_answer, build_folder, build_from
 from indexes.store.objects import Bucket
 from jobs.commands.connection import ask
 from jobs.commands.options import COLLECTION, JSON, URL, NumberRange, exit_on_sigterm
@@ -68,7 +68,13 @@ def build_here(store: str, collection: str, hot_capacity: int | None, *, as_json
         build_folder() as folder,
         stages(hidden=as_json) as progress,
     ):
-        built = build_from(objects, collection, folder / "log", options, hot_capacity, progress)
+        try:
+            built = build_from(objects, collection, folder / "log", options, hot_capacity, progress)
+        except UpToDate as error:
+            print_result(
+                {"offer": None, "adopted": False, "generation": None}, error.message, as_json=as_json
+            )
+            return
         if not as_json:
             errors.print(
                 f"It is in the store, and may be adopted later. Waiting for that, for {ANSWER_S:g} s at most ..."

@@ -206,7 +206,7 @@ def test_a_promoted_replica_writes_and_the_old_writer_stops(tmp_path: Path, obje
         with following(tmp_path / "b", objects):
             pass
         writer.write("docs", 2).result(WAIT_S)
-    with pytest.raises(Conflict, match="is no replica"):
+    with pytest.raises(Conflict, match="it writes to memory: when"):
         promote(tmp_path / "a", objects, "memory:")
     for folder in (tmp_path / "none", empty := tmp_path / "empty"):
         empty.mkdir(exist_ok=True)
@@ -261,3 +261,39 @@ def test_an_empty_store_has_no_replicas(tmp_path: Path, objects: MemoryObjects) 
         own.close()
         with pytest.raises(Conflict, match="has collections of its own"):
             Replica(tmp_path / "c", objects)
+
+
+def test_what_is_damaged_in_the_store_keeps_nothing_else_away(tmp_path: Path, objects: MemoryObjects) -> None:
+    """A new replica serves and follows what can be restored; what cannot goes when it goes from the store."""
+    with serving(tmp_path / "a", objects) as writer:
+        for name in ("docs", "other"):
+            writer.create(name)
+            writer.write(name, 1, 2).result(WAIT_S)
+        uid = writer.catalog.get("docs").uid
+        name = max(one for one in objects.held if uid in one and "/log/" in one)
+        objects.held[name] = objects.held[name][:-1]
+        with following(tmp_path / "b", objects) as replica:
+            assert set(replica.catalog.quarantined) == {"docs"}
+            writer.write("other", 3).result(WAIT_S)
+            wait_for(lambda: replica.has(writer.catalog.get("other")))
+            writer.catalog.delete("docs")
+            wait_for(lambda: not replica.catalog.quarantined)
+            assert not replica.follower.error
+
+
+def test_one_that_cannot_be_followed_holds_up_no_other(tmp_path: Path, objects: MemoryObjects) -> None:
+    """What comes after a damaged object waits; the rest of another collection arrives, its indexes, too."""
+    with serving(tmp_path / "a", objects) as writer:
+        for name in ("docs", "other"):
+            writer.create(name)
+            writer.write(name, 1, 2).result(WAIT_S)
+        docs, other = writer.catalog.get("docs"), writer.catalog.get("other")
+        with following(tmp_path / "b", objects) as replica:
+            wait_for(lambda: replica.has(docs) and replica.has(other))
+            last = max(one for one in objects.held if docs.uid in one and "/log/" in one)
+            folder, _, number = last.rpartition("/")
+            objects.held[f"{folder}/{int(number) + 1:020}"] = b"no slot"
+            wait_for(lambda: bool(replica.follower.error))
+            writer.write("other", 3).result(WAIT_S)
+            rebuild(other)
+            wait_for(lambda: replica.has(other) and bool(replica.catalog.get("other").generation))

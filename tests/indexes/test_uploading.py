@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from indexes.base import failures
-from indexes.base.errors import Conflict, NotFound, Quarantined, StorageError, Unavailable
+from indexes.base.errors import Conflict, Damaged, NotFound, Quarantined, StorageError, Unavailable
 from indexes.base.model import Delete, IndexOptions, Upsert, WriteResult
+from indexes.directory.backup.verifying import verify_data
 from indexes.directory.catalog import Catalog
 from indexes.directory.marker import KEYS, KEYS_LOCK, Marker, is_locked, write
 from indexes.store import availability, confirming, naming, rows, session
@@ -447,6 +448,54 @@ def test_a_quarantined_collection_stays_in_the_store(tmp_path: Path, objects: Me
         service.create("other")
     with serving(tmp_path / "b", objects) as other:
         assert set(other.catalog.collections) == {"docs", "other"}
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_what_is_damaged_in_the_store_keeps_nothing_else_away(
+    which: int, tmp_path: Path, objects: MemoryObjects
+) -> None:
+    """A new machine serves what can be restored, and says what cannot; the next start tries again. A deletion ends it,
+    in the store, too."""
+    with serving(tmp_path / "a", objects) as service:
+        for name in ("docs", "other"):
+            service.create(name)
+            for number in range(3):
+                service.write(name, number).result(WAIT_S)
+        uid = service.catalog.get("docs").uid
+    name = sorted(one for one in objects.held if uid in one and "/log/" in one)[which]
+    whole = objects.held[name]
+    objects.held[name] = whole[:-1]
+    for place in ("b", "c"):
+        with serving(tmp_path / place, objects) as service:
+            assert service.ids("other") == {"d0", "d1", "d2"}
+            with pytest.raises(Quarantined, match=name.rpartition("/")[2]):
+                service.catalog.get("docs")
+            service.write("other", 0, version=1).result(WAIT_S)
+        assert not service.uploader.error
+        failed = [one for one in verify_data(tmp_path / place, [], lambda *_: None) if not one.ok]
+        assert [one.collection for one in failed] == ["docs"]
+        assert name in failed[0].detail
+    objects.held[name] = whole
+    with serving(tmp_path / "c", objects) as service:
+        assert service.ids("docs") == {"d0", "d1", "d2"}
+    objects.held[name] = whole[:-1]
+    with serving(tmp_path / "d", objects) as service:
+        service.catalog.delete("docs")
+    with serving(tmp_path / "e", objects) as service:
+        assert set(service.catalog.collections) == {"other"}
+        assert not service.catalog.quarantined
+
+
+def test_a_disk_is_not_served_beside_a_damaged_end_of_its_log(tmp_path: Path, objects: MemoryObjects) -> None:
+    """The store may have more than the disk."""
+    with serving(tmp_path / "a", objects) as service:
+        service.create("docs")
+        service.write("docs", 1).result(WAIT_S)
+        uid = service.catalog.get("docs").uid
+    name = max(one for one in objects.held if uid in one and "/log/" in one)
+    objects.held[name] = objects.held[name][:-1]
+    with pytest.raises(Damaged, match=name):
+        Service(tmp_path / "a", objects, BUCKET)
 
 
 def test_deleted_collections_leave_the_store_after_a_while(

@@ -49,6 +49,7 @@ from indexes.parts.learned import RANKING, SYNONYMS, RankingSettings, S, Synonym
 from indexes.parts.manifest import read_manifest, verify_files
 from indexes.parts.segment_shelf import SEGMENTS, check_segment_files, segment_folders
 from indexes.parts.shelf import Shelf
+from indexes.parts.unrestored import require_restored
 
 LOAD_S_MAX = 1800
 GOING_S = 2.0  # grace period for a damaged generation that is not live: it may just be in the middle of being deleted
@@ -129,6 +130,13 @@ def check_files(folder: Path, one: CollectionBackup, progress: Progress) -> Chec
 
 
 def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iterator[Check]:
+    try:
+        require_restored(folder)
+    except Damaged as error:
+        yield Check(
+            folder.name, LOG, False, error.message, "mend the store, or restore an earlier moment of it"
+        )
+        return
     log_whole = True
     for check in check_log(folder.name, folder / "log.db", frozen=frozen, progress=progress):
         log_whole = log_whole and check.ok
