@@ -173,6 +173,7 @@ class Controller:
             stop=self.stopping,
             machines=self.show(now),
             waiting=self._waiting(now),
+            store=plan.store,
         )
 
     # --- what there is ----------------------------------------------------------------------------------------------

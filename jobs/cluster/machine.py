@@ -19,6 +19,8 @@ from jobs.cluster.plan import Orders, PlannedMachine
 FORMAT = 1
 TOKEN = "ray.token"  # noqa: S105 - the name of a file, made on the first machine
 MACHINE, ORDERS, AGENT = "machine.json", "orders.json", "AGENT"
+FOLDER = "MACHINE_FOLDER"  # a variable of what Ray runs
+BUILDS = "nearline-build"  # a resource of Ray: how many builds a machine takes at a time
 ENVIRON = {
     "RAY_AUTH_MODE": "token",
     "RAY_memory_monitor_refresh_ms": "0",  # which would kill agents when services use much memory
@@ -55,6 +57,13 @@ class Machine(msgspec.Struct, frozen=True):
     @property
     def base(self) -> Path | None:
         return Path(self.configuration) if self.configuration else None
+
+
+class ShardBuild(msgspec.Struct, frozen=True):
+    """A shard, or a collection in one piece, and the URL of the store that it is in."""
+
+    collection: str
+    store: str
 
 
 def read_machine(folder: Path) -> Machine | None:

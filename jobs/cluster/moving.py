@@ -1,15 +1,17 @@
-"""Moving shards between nodes, by the API of a service: the only part of a cluster's machinery that asks one."""
+"""Finding and moving shards, by the API of a service: the only part of a cluster's machinery that asks one."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
-from indexes.base.errors import Conflict, Unavailable
+from indexes.base.errors import Conflict, NotFound, Unavailable
 from indexes.directory.marker import SHARD_MARK
+from jobs.cluster.machine import ShardBuild
 from nearline import AsyncClient
 from retrieval.clients.errors import ServiceError
 
@@ -55,6 +57,32 @@ async def empty(client: AsyncClient, node: str, at_node: AsyncClient) -> None:
         )
     while await shards_of(client, node):
         await balance(client, [node])
+
+
+async def builds_of(nodes: Mapping[str, Sequence[str]], store: str, collection: str) -> list[ShardBuild]:
+    """Return the shards of a collection, or what nodes have in one piece by this name or alias, with their stores.
+    `nodes` are URLs of services, that of the writer first. Raises NotFound."""
+    builds = []
+    for node, urls in nodes.items():
+        async with AsyncClient(urls[0]) as client:
+            try:
+                found = await client.collection(collection)
+            except ServiceError as error:
+                if error.status == HTTPStatus.NOT_FOUND:
+                    continue
+                raise
+            if not found.get("shards"):
+                builds.append(ShardBuild(found["name"], f"{store}/{node}"))
+                continue
+            return [
+                ShardBuild(shard, f"{store}/{one['node']}")
+                for one in await services(client)
+                for shard in sorted(one["shards"])
+                if one["writes"] and shard.partition(SHARD_MARK)[0] == found["name"]
+            ]
+    if not builds:
+        raise NotFound(f"no collection {collection!r} on any node", param="collection")
+    return builds
 
 
 async def shards_of(client: AsyncClient, node: str) -> list[str]:

@@ -147,8 +147,8 @@ class MachineState(msgspec.Struct, frozen=True):
 
 class Orders(msgspec.Struct, frozen=True):
     """All that a machine shall have: what is not named here is ended. With `stop` everything ends and stays where it
-    is. `nodes` are the URLs that each service must know; `machines` and `waiting`, what is wrong by node, are for
-    people."""
+    is. `nodes` are the URLs that each service must know, `store` that below which each node has its own; `machines` and
+    `waiting`, what is wrong by node, are for people."""
 
     cluster: str
     plan: int
@@ -158,3 +158,4 @@ class Orders(msgspec.Struct, frozen=True):
     stop: bool
     machines: list[MachineState]
     waiting: dict[str, str]
+    store: str = ""

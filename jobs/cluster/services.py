@@ -171,15 +171,18 @@ class Services:
 
 def detach(command: list[str], log: Path, more: Mapping[str, str] | None = None) -> int:
     """Start a process that outlives this one and its session, with `more` variables, and return its id."""
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(OF_RAY)}
     ended = subprocess.run(
         ["/bin/sh", "-c", DETACHED, "sh", *command],
-        env={**environ, **(more or {}), "LOG": str(log)},
+        env={**without_ray(os.environ), **(more or {}), "LOG": str(log)},
         start_new_session=True,
         capture_output=True,
         check=True,
     )
     return int(ended.stdout)
+
+
+def without_ray(environ: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in environ.items() if not key.startswith(OF_RAY)}
 
 
 def needs_key(server: dict[str, Any], data: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -18,7 +19,7 @@ from indexes.base.errors import Conflict, Locked, NotFound, Unavailable
 from indexes.directory.marker import is_data_directory
 from jobs.cluster.actors import LABEL, connect, ray_node_of, start_actors
 from jobs.cluster.agent import EndService
-from jobs.cluster.machine import AGENT, ORDERS, Machine, environ_of, write_machine
+from jobs.cluster.machine import AGENT, BUILDS, FOLDER, ORDERS, Machine, environ_of, write_machine
 from jobs.cluster.services import Services, detach, last_line
 
 RAY_START_S, RAY_STOP_S, SERVICES_STOP_S = 90.0, 20.0, 45.0
@@ -61,12 +62,13 @@ def start_machine(folder: Path, machine: Machine) -> Machine:
         "--include-log-monitor=false",
         "--disable-usage-stats",
         f"--labels={LABEL}={machine.home}",
+        f"--resources={json.dumps({BUILDS: 1})}",
     ]
     if machine.head:
         machine = msgspec.structs.replace(machine, ray=f"{host}:{machine.ray_port}")
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", *place, *options]
     (folder / RAY_LOG).unlink(missing_ok=True)
-    pid = detach(command, folder / RAY_LOG, environ_of(machine))
+    pid = detach(command, folder / RAY_LOG, {**environ_of(machine), FOLDER: str(folder)})
     machine = msgspec.structs.replace(machine, ray_pid=pid)
     write_machine(folder, machine)
     (folder / ORDERS).unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from msgspec import to_builtins
 from msgspec.structs import replace
 from rich.markup import escape
 from rich.table import Table
@@ -20,12 +22,12 @@ from rich.table import Table
 from indexes.base.durable import keep_private
 from indexes.base.errors import Conflict, NotFound, Unavailable
 from jobs.cluster.machine import TOKEN, Machine, environ_of, read_machine, read_orders
-from jobs.cluster.moving import empty, fill
+from jobs.cluster.moving import builds_of, empty, fill
 from jobs.cluster.plan import Orders
 from jobs.commands.connection import ask
 from jobs.commands.options import JSON, PATH, URL, NumberRange
-from jobs.commands.output import console, print_json, print_result, say
-from jobs.commands.rebuilds import wait_for_job
+from jobs.commands.output import console, errors, print_json, print_result, say
+from jobs.commands.rebuilds import describe_elsewhere, wait_for_job
 from nearline import AsyncClient
 
 FOLDER = click.option("--data", "folder", type=PATH, required=True, help="The folder of this machine.")
@@ -291,6 +293,39 @@ def drain(node: str, folder: Path) -> None:
     say(f"node {node} has ended, and its shards are on the others")
 
 
+@command.command(epilog="Example: nearline cluster reindex docs --data /srv/nearline")
+@click.argument("collection")
+@FOLDER
+@JSON
+def reindex(collection: str, folder: Path, as_json: bool) -> None:
+    """Rebuild the indexes of a collection, each shard on whatever machine has room, from the store.
+
+    The services of the shards only load the results.
+    """
+    machine, (orders, _) = machine_of(folder), orders_of(folder)
+    if not orders.store:
+        raise Conflict(
+            "this cluster has no store to build from: `nearline reindex` rebuilds in the services themselves"
+        )
+    nodes, store = orders.nodes, orders.store
+    builds = asyncio.run(builds_of(nodes, store, collection))
+    connect_ray(machine)
+    from jobs.cluster.building import build_all
+
+    outcomes = []
+    for one, outcome in build_all(builds):
+        outcomes.append({"collection": one.collection, **to_builtins(outcome)})
+        where = f"{one.collection} on machine {outcome.machine}"
+        if outcome.error:
+            errors.print(f"{escape(where)}: {escape(outcome.error)}", style="red")
+        elif not as_json:
+            click.echo(f"{where}: {describe_elsewhere(outcome.result or {})}")
+    if as_json:
+        print_json({"builds": outcomes})
+    if any(one["error"] for one in outcomes):
+        raise SystemExit(1)
+
+
 @command.command(epilog="Example: nearline cluster stop --data /srv/nearline")
 @click.option("--all", "everywhere", is_flag=True, help="On all machines; to be said on the first one.")
 @FOLDER
@@ -375,15 +410,20 @@ def is_ready(orders: Orders, node: str) -> bool:
 
 
 def call(machine: Machine, method: str, *arguments: Any) -> Any:
+    connect_ray(machine)
+    from jobs.cluster.actors import call as call_controller
+
+    return call_controller(method, *arguments)
+
+
+def connect_ray(machine: Machine) -> None:
     prepare_ray(machine)
     import ray
 
-    from jobs.cluster.actors import call as call_controller
     from jobs.cluster.actors import connect
 
     if not ray.is_initialized():
         connect(machine)
-    return call_controller(method, *arguments)
 
 
 def wait(folder: Path, holds: Callable[[Orders], bool], why: str, within_s: float = READY_S) -> Orders:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +18,7 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from indexes.store.building import UpToDate, await_answer, build_folder, build_from
 from indexes.store.objects import Bucket
 from jobs.commands.connection import ask
-from jobs.commands.options import COLLECTION, JSON, URL, NumberRange, exit_on_sigterm
+from jobs.commands.options import COLLECTION, JSON, PATH, URL, NumberRange, exit_on_sigterm
 from jobs.commands.output import errors, format_bytes, print_result, stages
 from jobs.ingestion.rate_limiter import RateLimiter
 from jobs.ingestion.reembedding import Copied
@@ -39,15 +40,20 @@ ANSWER_S = 120.0  # for a writer that runs: it looks for offers every ten second
     metavar="STORE",
     help="Build here what the store at this URL holds; the service that writes to it adopts it.",
 )
+@click.option("--config", type=PATH, help="With --on-this-machine: a TOML file with the settings of indexes.")
 @JSON
-def reindex(url: str, collection: str, hot_capacity: int | None, store: str | None, as_json: bool) -> None:
+def reindex(
+    url: str, collection: str, hot_capacity: int | None, store: str | None, config: Path | None, as_json: bool
+) -> None:
     """Rebuild the indexes of a collection and swap them in, while it serves.
 
     With --on-this-machine no service here takes part, and the one elsewhere only loads the result.
     """
     if store is not None:
-        build_here(store, collection, hot_capacity, as_json=as_json)
+        build_here(store, collection, hot_capacity, config, as_json=as_json)
         return
+    if config is not None:
+        raise click.UsageError("--config is for --on-this-machine; a service has its own")
     options = {} if hot_capacity is None else {"hot_capacity": hot_capacity}
 
     async def rebuild(client: AsyncClient) -> Mapping[str, Any]:
@@ -57,11 +63,13 @@ def reindex(url: str, collection: str, hot_capacity: int | None, store: str | No
     print_result(job, describe_build(job["result"]), as_json=as_json)
 
 
-def build_here(store: str, collection: str, hot_capacity: int | None, *, as_json: bool) -> None:
+def build_here(
+    store: str, collection: str, hot_capacity: int | None, config: Path | None, *, as_json: bool
+) -> None:
     """Build a generation from a store in a temporary directory, and wait for the writer to adopt it."""
     objects = Bucket(store)
     options = replace(
-        options_of(load_config(None, dict(os.environ))), build_threads=len(os.sched_getaffinity(0))
+        options_of(load_config(config, dict(os.environ))), build_threads=len(os.sched_getaffinity(0))
     )
     with (
         exit_on_sigterm(),
@@ -71,9 +79,7 @@ def build_here(store: str, collection: str, hot_capacity: int | None, *, as_json
         try:
             built = build_from(objects, collection, folder / "log", options, hot_capacity, progress)
         except UpToDate as error:
-            print_result(
-                {"offer": None, "adopted": False, "generation": None}, error.message, as_json=as_json
-            )
+            print_result({"adopted": False, "up_to_date": True}, error.message, as_json=as_json)
             return
         if not as_json:
             errors.print(
@@ -83,13 +89,21 @@ def build_here(store: str, collection: str, hot_capacity: int | None, *, as_json
     adopted = answer is not None and not answer.refusal
     result = {"offer": built.offer, "adopted": adopted} | msgspec.to_builtins(built.manifest.outcome())
     result["generation"] = answer.number if answer and adopted else None
-    if answer is None:
-        line = f"the generation is built; the service that writes to {store} adopts it when it runs"
-    else:
-        line = describe_build(result) if not answer.refusal else f"not adopted: {answer.refusal}"
-    print_result(result, line, as_json=as_json)
-    if answer is not None and answer.refusal:
+    result["refusal"] = answer.refusal if answer else ""
+    print_result(result, describe_elsewhere(result), as_json=as_json)
+    if result["refusal"]:
         sys.exit(1)
+
+
+def describe_elsewhere(result: Mapping[str, Any]) -> str:
+    """Describe what has become of a build that a service elsewhere adopts."""
+    if result.get("up_to_date"):
+        return "the live generation has everything already"
+    if result["adopted"]:
+        return describe_build(result)
+    if result["refusal"]:
+        return f"not adopted: {result['refusal']}"
+    return "the generation is built; the service that writes to the store adopts it when it runs"
 
 
 def describe_build(result: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from indexes.base.errors import NearlineError
@@ -27,13 +27,16 @@ class ServerProcess:
         environ: Mapping[str, str] | None = None,
         checkout: Path | None = None,
         port: int = 0,
+        run_by: Sequence[str] = (),
     ) -> None:
-        """`checkout` runs the code of another working tree with this Python; `port` 0 is a free one.
+        """`checkout` runs the code of another working tree with this Python; `port` 0 is a free one. `run_by` is what
+        the command begins with.
 
         Raises NearlineError with the child's last line if it exits before it is ready.
         """
         elsewhere = {} if checkout is None else {"PYTHONPATH": str(checkout.resolve())}
         command = [
+            *run_by,
             sys.executable,
             "-m",
             "jobs.cli",

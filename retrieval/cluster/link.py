@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from retrieval.search.travel import pack, unpack
 from retrieval.wire.errors import ErrorBody, error_of
 
 CONNECT_S = 2.0
+UNHEARD_S = (
+    4.0  # without a sign of a machine's network, until a connection ends; a busy or stopped process gives it
+)
 READ_S = 600.0  # between two pieces of an answer; embedding a large request takes minutes
 RETRY_AFTER_S = 2.0
 LEAVE_S = 0.1  # to say that a call is waited for no longer
@@ -45,7 +49,7 @@ class Link:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 cookie_jar=aiohttp.DummyCookieJar(),
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, socket_factory=socket_to_node),
                 headers={CLUSTER_HEADER: self.secret or OPEN_CLUSTER},
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=READ_S),
             )
@@ -90,6 +94,16 @@ class Link:
             return await self._open().ws_connect(f"{url}/v1/shards", compress=0, max_msg_size=0)
         except aiohttp.WSServerHandshakeError as error:
             raise error_in(b"", error.status, "") from None
+
+
+def socket_to_node(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Make a socket that ends soon after the network is cut. By itself, TCP goes on trying for as long as the cut took,
+    and again as long after it."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNHEARD_S))
+    return made
 
 
 class Caller:

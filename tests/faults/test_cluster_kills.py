@@ -24,6 +24,7 @@ import pytest
 
 from jobs.serving.process import ServerProcess
 from tests.support.http import Http, Reply
+from tests.support.networks import Network
 from tests.support.redis_server import free_port
 
 logger = logging.getLogger(__name__)
@@ -38,13 +39,18 @@ AWAY = (OSError, http.client.HTTPException)
 
 
 class Cluster:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ports = {name: free_port() for name in SERVICES}
+    """Its services are on this machine, or on those of a network."""
+
+    def __init__(self, folder: Path, network: Network | None = None) -> None:
+        self.folder, self.network = folder, network
         self.services: dict[str, ServerProcess] = {}
-        urls = {name: [f"http://127.0.0.1:{self.ports[one]}" for one in NODES[name]] for name in NODES}
+        hosts = network.hosts if network else dict.fromkeys(SERVICES, "127.0.0.1")
+        self.ports = {name: free_port() for name in SERVICES}
+        self.urls = {name: f"http://{hosts[name]}:{self.ports[name]}" for name in SERVICES}
+        nodes = {name: [self.urls[one] for one in services] for name, services in NODES.items()}
         self.environ = {
-            "NEARLINE_CLUSTER_NODES": json.dumps(urls),
+            "NEARLINE_CLUSTER_NODES": json.dumps(nodes),
+            "NEARLINE_SERVER_INSECURE": json.dumps(network is not None),
             "NEARLINE_SERVER_SEARCH_PROCESSES": "0",
             "NEARLINE_INDEX_SEGMENTS_MAX": "2",
         }
@@ -57,15 +63,19 @@ class Cluster:
         replica = {"NEARLINE_STORE_REPLICA": "true"} if name == "copy" else {}
         self.services[name] = ServerProcess(
             self.folder / name,
-            {**self.environ, **(store if name in NODES["a"] else {}), **replica},
+            {**self.environ, **(store if name in NODES["a"] else {}), **replica, **self._host_of(name)},
             port=self.ports[name],
+            run_by=self.network.command_at(name) if self.network else (),
         )
+
+    def _host_of(self, name: str) -> dict[str, str]:
+        return {"NEARLINE_SERVER_HOST": self.network.hosts[name]} if self.network else {}
 
     def kill(self, name: str) -> None:
         self.services.pop(name).kill()
 
     def at(self, name: str) -> Http:
-        return Http(f"http://127.0.0.1:{self.ports[name]}")
+        return Http(self.urls[name])
 
     def ask(self, draw: random.Random, method: str, path: str, body: object = None) -> Reply:
         """Ask any service that is ready, as behind a load balancer."""

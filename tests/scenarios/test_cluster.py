@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import threading
 import time
@@ -1118,6 +1119,36 @@ def test_a_replica_answers_while_its_writer_hangs(cluster: Cluster, sizes: dict[
     finally:
         os.kill(hung.pid, signal.SIGCONT)
     cluster.until(a=True)
+
+
+def test_a_full_node_refuses_its_part(cluster: Cluster) -> None:
+    """What it has is searched. The error says which shards have done their part; sent again with room, all is there."""
+    http = cluster.http
+    http.ok("POST", "/v1/collections", {"name": "full", "shards": 4})
+    made = [{"id": f"r{number}", "text": f"Room {number} has a door."} for number in range(40)]
+    http.write("full", *made[:20])
+    pid = cluster.services["b"].pid
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (16_384, before[1]))  # EFBIG where a full disk says ENOSPC
+    try:
+        held = cluster.at_b.ok("GET", "/v1/cluster")["services"]
+        at_a = {
+            name for one in held if one["node"] == "a" for name in one["shards"] if name.startswith("full~")
+        }
+        refused = http.call("POST", "/v1/collections/full/documents", {"documents": made[20:]})
+        assert (refused.status, refused.body["error"]["type"]) == (507, "disk_full"), refused
+        assert all(name.removeprefix("full~")[0] in refused.body["error"]["message"] for name in at_a), (
+            refused
+        )
+        assert http.found("full", query="room 3 door", mode="lexical")[0] == "r3"
+        counted = http.ok("POST", "/v1/collections/full/documents/count", {})["documents"]
+        assert 20 < counted < 40
+        deleted = http.call("POST", "/v1/collections/full/documents/delete", {"filter": {}})
+        assert deleted.status in (422, 507), deleted
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+    http.write("full", *made[20:])
+    assert http.ok("POST", "/v1/collections/full/documents/count", {})["documents"] == 40
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -58,6 +59,15 @@ class Machines:
         for line, child in zip(lines, children, strict=True):
             _, said = child.communicate(timeout=120)
             assert child.returncode == 0, (line, said.decode())
+
+    def said(self, line: str) -> str:
+        """Run a command of `nearline cluster`, and return what it prints."""
+        command = [sys.executable, "-m", "jobs.cli", "cluster", *line.split()]
+        ended = subprocess.run(
+            command, cwd=self.folder, env=self.environ, capture_output=True, timeout=300, check=False
+        )
+        assert ended.returncode == 0, (line, ended.stderr.decode())
+        return ended.stdout.decode()
 
     def http(self, node: str, asked: str = "a") -> Http:
         """Return the service that writes for a node, as a machine knows it."""
@@ -143,6 +153,16 @@ def test_services_and_machines_are_lost_and_nothing_else_is(machines: Machines) 
     until(sees_three, "a knows the nodes that were added")
     http.ok("POST", "/v1/collections", {"name": "docs", "shards": 6})
     http.write("docs", *({"id": f"d{n}", "text": f"Box {n} holds {n} nails."} for n in range(DOCUMENTS)))
+    for node in "abc":
+        assert machines.find_all(node)
+
+    # Rebuilds run where there is room, and a second one finds nothing to do.
+    built = json.loads(machines.said("reindex docs --data b --json"))["builds"]
+    assert sorted(one["collection"] for one in built) == [f"docs~{shard}of6" for shard in range(6)]
+    assert all(one["result"]["adopted"] and not one["error"] for one in built)
+    assert len({one["machine"] for one in built}) > 1
+    again = machines.said("reindex docs --data a")
+    assert again.count("has everything already") == 6
     for node in "abc":
         assert machines.find_all(node)
 

@@ -68,12 +68,12 @@ def start_service(
     text: bool,
     start_new_session: bool,
 ) -> Fork | subprocess.Popen[str]:
-    """Fork it; or start it as a user does, if its code or what libraries read from the environment is not that of the
-    tests."""
+    """Fork it; or start it as a user does, if its code, what libraries read from the environment, or its machine is not
+    that of the tests."""
     assert (stdout, text, start_new_session) == (subprocess.PIPE, True, True)
     _, _, loaded_with = start_template()
     other = {name for name, _ in env.items() ^ loaded_with.items() if not name.startswith(OF_A_SERVICE)}
-    if cwd is not None or other:
+    if cwd is not None or other or command[0] != sys.executable:
         return subprocess.Popen(
             command, cwd=cwd, env=env, stdout=stdout, stderr=stderr, text=True, start_new_session=True
         )
