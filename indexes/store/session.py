@@ -26,11 +26,12 @@ LOOK_S = 0.1
 @dataclass(slots=True)
 class Tracked:
     """A collection whose commits are uploaded. `waiting_since`: when the oldest commit that is not in the store was
-    made, by the monotonic clock; 0 if all are. `files`: when the settings beside its log were changed. `generation`:
-    which live one was last compared with that in the store."""
+    made, by the monotonic clock; 0 if all are. `upload_began`: that of the last one. `files`: when the settings beside
+    its log were changed. `generation`: which live one was last compared with that in the store."""
 
     collection: Collection
     waiting_since: float = 0.0
+    upload_began: float = 0.0
     files_due: float = 0.0
     files: tuple[object, ...] = ()
     generation: int = 0

@@ -1,8 +1,9 @@
 """Carries what is written on this machine into a store, in the background, and says how far it has come.
 
-One thread looks after all collections, and a few others upload. The upload of a commit begins half of `lag_s_max`
-after it was made, together with those that came in between. If writes are acknowledged only when the store has them
-(`acknowledge = "bucket"`), it is uploaded at once, and what is committed during an upload goes with the next one.
+One thread looks after all collections, and a few others upload. The upload of a commit begins at once, but half of
+`lag_s_max` after the one before it at the earliest, together with those that came in between. If writes are
+acknowledged only when the store has them (`acknowledge = "bucket"`), it begins at once, and what is committed during an
+upload goes with the next one.
 
 If the store cannot be used, everything waits and is tried again; nothing is lost from the disk. If another service has
 taken over the store, this process stops: what it would go on to acknowledge could not be kept.
@@ -251,7 +252,7 @@ class Uploader(Replication):
         at_once = self.options.acknowledge == "bucket" or closing
         wait_s = 0.0 if at_once else self.options.lag_s_max / 2
         for tracked in list(session.tracked.values()):
-            waits = tracked.waiting_since and now >= tracked.waiting_since + wait_s
+            waits = tracked.waiting_since and now >= tracked.upload_began + wait_s
             if (waits or has_new_files(tracked, now)) and tracked.uploading.acquire(blocking=False):
                 self._pool.submit(self._upload, tracked)
             is_new = tracked.collection.generation != tracked.generation and not closing
@@ -288,7 +289,8 @@ class Uploader(Replication):
 
     def _upload(self, tracked: Tracked) -> None:
         """Upload one collection, which is locked."""
-        began, tracked.waiting_since = tracked.waiting_since, 0.0  # a commit from here on is one more
+        tracked.upload_began = time.monotonic()
+        since, tracked.waiting_since = tracked.waiting_since, 0.0  # a commit from here on is one more
         try:
             upload = self._session.upload_of(tracked)
             self._session.require_present()
@@ -296,7 +298,7 @@ class Uploader(Replication):
         except Superseded as error:
             self._stop(error)
         except Exception as error:  # noqa: BLE001 - tried again
-            tracked.waiting_since = began or time.monotonic()
+            tracked.waiting_since = since or time.monotonic()
             if is_readable(tracked.collection):
                 self._session.available.failed(error)
         else:

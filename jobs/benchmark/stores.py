@@ -43,6 +43,7 @@ NOTES = [
     "Writes are acknowledged when they are on the disk. Without --bucket, the store is on the same disk.",
     "No rebuilds begin by themselves.",
     "Behind: from the acknowledgement of a write until the replica can search it, both services on the same cores.",
+    "The replica has `store.writer`: the service that writes tells it when there is something new.",
     "A new machine: an empty data directory, from the start of the program.",
 ]
 
@@ -91,7 +92,8 @@ def beside_each_other(
                 time.sleep(SETTLE_S)
         rows = [{"service": name, **figures(own), **ratios(own, turns[ALONE])} for name, own in turns.items()]
         say("a replica follows ...")
-        follows = {**model_settings(model_folder()), **store, "NEARLINE_STORE_REPLICA": "true"}
+        writer = {"NEARLINE_STORE_REPLICA": "true", "NEARLINE_STORE_WRITER": servers[WITH].url}
+        follows = {**model_settings(model_folder()), **store, **writer}
         with serving(scratch / "replica", follows) as replica:
             time.sleep(2 * SETTLE_S)
             behind = asyncio.run(lags(servers[WITH], replica, writes, rate, seconds))

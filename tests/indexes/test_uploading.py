@@ -164,10 +164,14 @@ def test_a_store_that_comes_back_is_noticed_without_a_write(
     with serving(tmp_path / "a", objects, options) as service:
         service.create("docs")
         wait_for(service.is_level)
-        service.uploader._session.available.failed(Unavailable("the store is away"))
         objects.fault = away
-        time.sleep(0.5)
-        assert service.uploader.error
+
+        def is_away() -> bool:
+            service.uploader._session.available.failed(Unavailable("the store is away"))
+            time.sleep(0.5)
+            return bool(service.uploader.error)
+
+        wait_for(is_away)  # what was under way may have found it there at first
         objects.fault = near
         wait_for(lambda: not service.uploader.error)
         service.write("docs", 1).result(WAIT_S)
