@@ -121,7 +121,7 @@ class Tools:
         return Document(
             id=id,
             title=found["title"] or document_id,
-            text=text if len(text) <= TEXT_CHARS_MAX else text[:TEXT_CHARS_MAX] + CUT,
+            text=text if len(text) <= TEXT_CHARS_MAX else text[: TEXT_CHARS_MAX - len(CUT)] + CUT,
             url=self._url_of(name, document_id, found["metadata"]),
             metadata=found["metadata"],
         )

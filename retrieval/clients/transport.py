@@ -252,8 +252,7 @@ class ServiceConnection:
         try:
             data = None if body is None else encode_json(body)
         except UnicodeEncodeError as error:
-            message = f"the request has text that is not valid Unicode: {error.reason}"
-            raise ServiceError(message, status=422, kind="invalid_input") from None
+            raise no_unicode(error) from None
         headers = {"Content-Type": "application/json"} if data is not None else None
         if not isinstance(timeout, aiohttp.ClientTimeout):
             timeout = aiohttp.ClientTimeout(total=max(timeout, 0.001), sock_connect=CONNECT_S)
@@ -303,7 +302,16 @@ def with_deadline(body: object, left_s: float) -> JSON:
 
 
 def path_of(collection: str, *below: str) -> str:
-    return "/v1/collections/" + "/".join(quote(part, safe="") for part in (collection, *below))
+    """Raises ServiceError for a name or an id that no service can have."""
+    try:
+        return "/v1/collections/" + "/".join(quote(part, safe="") for part in (collection, *below))
+    except UnicodeEncodeError as error:
+        raise no_unicode(error) from None
+
+
+def no_unicode(error: UnicodeEncodeError) -> ServiceError:
+    message = f"the request has text that is not valid Unicode: {error.reason}"
+    return ServiceError(message, status=422, kind="invalid_input")
 
 
 def refusal(detail: JSON, *, status: int, retry_after_s: float | None = None) -> ServiceError:

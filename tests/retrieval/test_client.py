@@ -620,10 +620,17 @@ def test_errors_travel_between_processes() -> None:
 
 
 def test_text_that_is_not_unicode(http: Http, service: ServerProcess) -> None:
-    """It is refused as the service refuses what it cannot read."""
-    with Client(service.url) as client, pytest.raises(ServiceError, match="not valid Unicode") as refused:
-        client.search(http.new_collection(), query="half an emoji \ud83d")
-    assert (refused.value.status, refused.value.kind) == (422, "invalid_input")
+    """It is refused as the service refuses what it cannot read, in a path as in a body."""
+    half, name = "half an emoji \ud83d", http.new_collection()
+    with Client(service.url) as client:
+        for ask in (
+            lambda: client.search(name, query=half),
+            lambda: client.document(name, half),
+            lambda: client.collection(half),
+        ):
+            with pytest.raises(ServiceError, match="not valid Unicode") as refused:
+                ask()
+            assert (refused.value.status, refused.value.kind) == (422, "invalid_input")
 
 
 def test_the_examples_run(http: Http, service: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
