@@ -30,6 +30,7 @@ from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.gates import AdmittedRequest
 from retrieval.base.settings import PassagesSection
 from retrieval.dialects.files import ends, order_of, status_of
+from retrieval.dialects.page_ends import PAGE_ENDS, PageEnd, PageEnds
 from retrieval.dialects.vector_store_schemas import (
     Attributes,
     OpenAIAttachFile,
@@ -129,7 +130,8 @@ async def require_uploads(app: web.Application, file_ids: Sequence[str], where: 
 
 
 async def list_files(request: web.Request) -> web.Response:
-    """List files in the order in which they were written."""
+    """List files in the order in which they were written. Files that are written while they are listed are not listed
+    again, and do not move what follows (`page_ends`)."""
     _, collection = collection_of(request)
     limit = query_int(request, "limit", LISTED, least=1, most=LISTED_MAX)
     if "order" in request.query and order_of(request, default="asc") != "asc":
@@ -139,12 +141,20 @@ async def list_files(request: web.Request) -> web.Response:
     after = request.query.get("after")
     status, condition = status_of(request) or "completed", PRINCIPAL.get().restrict(None)
     bytes_max = request[HELD].page(request.app[CONFIG].limits.answer_bytes_max)
+    page_ends = request.app[PAGE_ENDS]
 
     def work() -> OpenAIStoreFileList:
         page = ScrolledPage([], None)
         if status == "completed":  # every file is
-            position = 0 if after is None else position_of(collection, after)
-            page = scrolling.page(collection, position, limit, condition=condition, bytes_max=bytes_max)
+            begin = begin_of(collection, after, page_ends)
+            page = scrolling.page(collection, begin.position, limit, condition=condition, bytes_max=bytes_max)
+            page = until(page, begin.seq)
+            if page.documents:
+                last = page.documents[-1]
+                if page.following is None:
+                    page_ends.forget(collection.uid, last.document.id)
+                else:
+                    page_ends.note(collection.uid, last.document.id, PageEnd(last.position, begin.seq))
         files = file_bodies(collection, page.documents)
         return OpenAIStoreFileList(
             files, *ends([one.id for one in files]), has_more=page.following is not None
@@ -153,13 +163,24 @@ async def list_files(request: web.Request) -> web.Response:
     return await answer_from(work)
 
 
-def position_of(collection: Collection, after: str) -> int:
-    """Return the position after a file, or 0 if it was deleted, as by a loop that deletes what it lists: listing some
-    files twice is better than skipping the rest."""
+def begin_of(collection: Collection, after: str | None, page_ends: PageEnds) -> PageEnd:
+    """Return where the page after a file begins: where the one that ended with it did, else after its position, or at
+    the start if it was deleted, because listing some files twice is better than skipping the rest."""
+    if after is None:
+        return PageEnd(0, collection.log.position().seq)
+    if (known := page_ends.at(collection.uid, after)) is not None:
+        return known
     try:
-        return file_of(collection, after).position
+        position = file_of(collection, after).position
     except NotFound:
-        return 0
+        position = 0
+    return PageEnd(position, collection.log.position().seq)
+
+
+def until(page: ScrolledPage, seq: int) -> ScrolledPage:
+    """Return what was written up to an operation, which is the first part of a page."""
+    listed = [one for one in page.documents if one.document.seq <= seq]
+    return page if len(listed) == len(page.documents) else ScrolledPage(listed, None)
 
 
 async def show_file(request: web.Request) -> web.Response:

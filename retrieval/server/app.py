@@ -15,6 +15,7 @@ from retrieval.admission.gates import Gates
 from retrieval.base.cancellation import Stopping
 from retrieval.base.config import Config
 from retrieval.cluster.routing import add_shard_routes, nodes_ctx
+from retrieval.dialects.page_ends import PAGE_ENDS, PageEnds
 from retrieval.documents.extracting import Extract, TextExtractor
 from retrieval.handlers.browsers import protective_headers
 from retrieval.handlers.state import (
@@ -139,4 +140,5 @@ def put_state(
     app[STOPPING] = Stopping()
     app[TEXTS] = TextExtractor(extract)
     app[USED] = {}
+    app[PAGE_ENDS] = PageEnds()
     app[PACES] = WeakValueDictionary()

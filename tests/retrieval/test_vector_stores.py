@@ -217,12 +217,30 @@ def test_deleting_a_file_spares_other_documents(client: OpenAI, http: Http) -> N
 
 
 def test_a_loop_that_deletes_what_it_lists(client: OpenAI, http: Http) -> None:
-    """The page after a file that is gone begins at the start, so that nothing is left behind."""
+    """Nothing is left behind. The page after a file that is gone, and ended no page, begins at the start."""
     name = http.new_collection()
     http.write(name, *({"id": f"d{number}", "text": f"number {number}"} for number in range(7)))
+    assert len(client.vector_stores.files.list(name, limit=3, after="gone").data) == 3
     for file in client.vector_stores.files.list(name, limit=3):
         client.vector_stores.files.delete(file.id, vector_store_id=name)
     assert http.ok("GET", f"/v1/collections/{name}")["documents"] == 0
+
+
+def test_a_loop_that_changes_what_it_lists(client: OpenAI, http: Http) -> None:
+    """Each file comes once, although changing it moves it to the end; then what came in between is listed."""
+    name = http.new_collection()
+    http.write(name, *({"id": f"d{number}", "text": f"number {number}"} for number in range(10)))
+    listed = []
+    for file in client.vector_stores.files.list(name, limit=3):
+        listed.append(file.id)
+        client.vector_stores.files.update(file.id, vector_store_id=name, attributes={"seen": len(listed)})
+        if file.id == "d5":
+            http.write(name, {"id": "late", "text": "a late one"})
+    assert listed == [f"d{number}" for number in range(10)]
+    again = [one.id for one in client.vector_stores.files.list(name, limit=3)]
+    assert sorted(again) == sorted([*listed, "late"])
+    http.write(name, {"id": "last", "text": "the last one"})
+    assert [one.id for one in client.vector_stores.files.list(name, after=again[-1])] == ["last"]
 
 
 def test_files_are_listed_in_the_order_of_writing(client: OpenAI, http: Http) -> None:
