@@ -32,9 +32,17 @@ from indexes.base.errors import (
     Unavailable,
     message_of,
 )
-from indexes.base.model import IndexOptions, Progress, Settings
+from indexes.base.model import NO_REPLICATION, IndexOptions, Progress, Settings
 from indexes.collection.collection import DRAFT_PREFIX, Collection
-from indexes.directory.marker import NAME, collection_folders, prepare, read_marker, settle, write_aliases
+from indexes.directory.marker import (
+    NAME,
+    clear_unrestored,
+    collection_folders,
+    prepare,
+    read_marker,
+    settle,
+    write_aliases,
+)
 from indexes.log.pinned import require_readable
 from indexes.rebuild.foretelling import require_empty_room
 
@@ -83,6 +91,8 @@ class Catalog:
         self._lock = FolderLock(folder / "LOCK")
         try:
             settle(folder)
+            if options.replication is NO_REPLICATION:  # of a store that was used before
+                clear_unrestored(folder)
             before_opening()
             self._aliases = read_marker(folder).aliases
             for leftover in (*folder.glob(".removed-*"), *folder.glob(f"{DRAFT_PREFIX}*")):

@@ -33,6 +33,7 @@ from indexes.base.durable import (
 )
 from indexes.base.errors import Damaged, NewerFormat, NotADataDirectory, OlderFormat
 from indexes.parts.unrestored import FILE as UNRESTORED
+from indexes.parts.unrestored import remove_note
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,12 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
 def collection_folders(data: Path) -> list[Path]:
     """The folders of collections, by name, including those that lost some of their files or may not be read."""
     return [path for path in sorted(data.iterdir()) if NAME.fullmatch(path.name) and is_collection(path)]
+
+
+def clear_unrestored(data: Path) -> None:
+    """Remove the notes that keep collections closed: what opens them next knows better."""
+    for folder in collection_folders(data) if data.is_dir() else ():
+        remove_note(folder)
 
 
 def is_collection(folder: Path) -> bool:

@@ -1,12 +1,12 @@
-"""A collection that a store has and that could not be restored from it: a folder with a note that says why.
+"""A note in the folder of a collection that a store has, and that could not be restored or compared: it says why.
 
-It keeps the name, so that the collection is quarantined instead of being absent, and the others are served. The next
-start tries again.
+The folder may hold nothing else, or what the disk had before. The note keeps the collection closed, in quarantine, so
+that the others are served; the next start tries again.
 """
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 from pathlib import Path
 
 from indexes.base.durable import disk_errors, publish
@@ -26,12 +26,15 @@ def is_unrestored(folder: Path) -> bool:
 
 
 def require_restored(folder: Path) -> None:
-    """Raise Damaged if the folder has no more than a note."""
+    """Raise Damaged if there is a note."""
     if is_unrestored(folder):
         reason = (folder / FILE).read_text()
-        raise Damaged(f"it could not be restored: {reason}. The next start tries again")
+        raise Damaged(f"it could not be restored from the store: {reason}. The next start tries again")
 
 
-def clear_unrestored(folder: Path) -> None:
+def remove_note(folder: Path) -> None:
+    """Remove a note, and the folder if it holds nothing else."""
     if is_unrestored(folder):
-        shutil.rmtree(folder)
+        (folder / FILE).unlink()
+        with contextlib.suppress(OSError):
+            folder.rmdir()

@@ -42,8 +42,9 @@ from indexes.base.moving import MOVING, parse_moving
 from indexes.base.structs import learn_structs
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
-from indexes.directory.marker import prepare
+from indexes.directory.marker import clear_unrestored, prepare
 from indexes.parts.learned import ALIASES, RANKING, SYNONYMS
+from indexes.parts.unrestored import note_unrestored
 from indexes.rebuild.chosen import FILE as CHOSEN
 from indexes.rebuild.chosen import TunedSettings
 from indexes.store.collection_log import ERASED, VECTOR_STORE, CollectionLog
@@ -52,10 +53,9 @@ from indexes.store.generations import GENERATIONS, generation_in
 from indexes.store.objects import Objects
 from indexes.store.opening import (
     OnDisk,
-    clear_all_unrestored,
     collections_on,
     directory_at,
-    restore_or_note,
+    restore_collection,
 )
 from indexes.store.restoring import NEWEST
 from indexes.store.rows import LogChange, reached_by, replay
@@ -170,7 +170,7 @@ class Follower(Replication):
         """Bring the directory up to date before any collection is open; as it is, if the store is away. Raises Conflict
         for a directory that has written to a store, or has collections that are not of this one."""
         record = read_record(self._data)
-        clear_all_unrestored(self._data)
+        clear_unrestored(self._data)
         on_disk = collections_on(self._data)
         if record is None and on_disk:
             raise Conflict(f"{self._data} has collections of its own: a replica needs an empty directory")
@@ -227,18 +227,19 @@ class Follower(Replication):
         return directory_at(self._names, NEWEST)
 
     def _begin(self, name: str, uid: str, here: LogExtent | None, progress: Progress) -> None:
-        """Follow a collection from where it is, or restore it."""
+        """Follow a collection from where it is, or restore it; if it is damaged in the store, note that."""
         log = CollectionLog(self._objects, uid)
-        last = None if here is None else slot_of(log, here)
-        if last is None:
-            logger.info("restoring %s from the store", name)
-            state = restore_or_note(log, self._data, name, progress)
-            if state is None:
-                return  # the catalog says why
-            last = slot_of(log, state.reached)
+        try:
+            last = None if here is None else slot_of(log, here)
+            if last is None:
+                logger.info("restoring %s from the store", name)
+                state = restore_collection(log, self._data, name, progress)
+                last = slot_of(log, state.reached)
             if last is None:
                 raise Unavailable(f"{name} is written faster than it could be restored; try again")
-        self._followed[name] = follow_from(uid, log, last)
+            self._followed[name] = follow_from(uid, log, last)
+        except (Damaged, NotFound) as error:
+            note_unrestored(self._data / name, error.message)
 
     def _remove(self, name: str) -> None:
         folder = self._data / name

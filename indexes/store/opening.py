@@ -45,6 +45,7 @@ from indexes.directory.backup.restoring import placing, restore_aliases, take
 from indexes.directory.catalog import check_name
 from indexes.directory.marker import (
     change_marker,
+    clear_unrestored,
     collection_folders,
     is_data_directory,
     prepare,
@@ -52,7 +53,7 @@ from indexes.directory.marker import (
 )
 from indexes.log.pinned import pin
 from indexes.parts.shelf import Shelf
-from indexes.parts.unrestored import clear_unrestored, note_unrestored
+from indexes.parts.unrestored import note_unrestored
 from indexes.store.checkpoints import StoredCheckpoint
 from indexes.store.collection_log import CollectionLog
 from indexes.store.directory import (
@@ -145,7 +146,7 @@ def open_store(
 
     Raises Conflict if this directory must not write to the store, or the store cannot be used; Damaged, Unavailable.
     """
-    clear_all_unrestored(data)
+    clear_unrestored(data)
     on_disk = collections_on(data)
     record, number = claim(objects, url, data, on_disk)
     names = fence_slots(SlotLog(objects, DIRECTORY), number, NOTHING)
@@ -291,49 +292,39 @@ def level(
     *,
     restores: bool,
 ) -> None:
-    """Restore what the store has and the disk lacks. What is damaged there is noted, and raises Damaged only if the
-    disk has the collection, too: nothing tells then which of them has more."""
+    """Restore what the store has and the disk lacks. A collection that is damaged there is noted, and stays closed."""
     unreadable = {one.name for one in on_disk if one.reached is None}
     found = {one.uid: one for one in on_disk if one.reached is not None}
     for name, uid in opened.directory.collections.items():
         here = found.get(uid)
         if name in unreadable or (uid in record.removed and here is None):
             continue
-        if uid in opened.damaged and (here is not None or not restores):
-            raise opened.damaged[uid]
-        if uid in opened.damaged:
-            note_unrestored(data / name, opened.damaged[uid].message)
-            continue
-        writer = opened.writers[uid]
-        there = writer.slots.last.slot.reached
-        if here is not None and here.reached is not None:
-            if here.reached == there or here.reached.operations > there.operations:
-                continue
-            if here.reached.operations == there.operations:
-                raise Conflict(
-                    f"{here.name} and the store have the same {there.operations} operations, and different documents",
-                    param="store.url",
-                )
-        if not restores:
-            raise Conflict(f"the store has operations of {name} that this directory lacks", param="store.url")
-        if here is not None:
-            restore_collection(writer.held, data, here.name, progress)
-        else:
-            restore_or_note(writer.held, data, name, progress)
+        try:
+            if lacks_some(opened, uid, here):
+                if not restores:
+                    raise Conflict(
+                        f"the store has operations of {name} that this directory lacks", param="store.url"
+                    )
+                restore_collection(opened.writers[uid].held, data, here.name if here else name, progress)
+        except (Damaged, NotFound) as error:
+            if not restores:
+                raise
+            note_unrestored(data / (here.name if here else name), error.message)
 
 
-def restore_or_note(held: CollectionLog, data: Path, name: str, progress: Progress) -> LoggedState | None:
-    """Restore a collection that the disk lacks; None if its objects are damaged or missing, which is noted."""
-    try:
-        return restore_collection(held, data, name, progress)
-    except (Damaged, NotFound) as error:
-        note_unrestored(data / name, error.message)
-        return None
-
-
-def clear_all_unrestored(data: Path) -> None:
-    for folder in collection_folders(data) if data.is_dir() else ():
-        clear_unrestored(folder)
+def lacks_some(opened: OpenStore, uid: str, here: OnDisk | None) -> bool:
+    """Whether a store has operations of a collection that the disk lacks. Raises Damaged if nothing tells."""
+    if uid in opened.damaged:
+        raise opened.damaged[uid]
+    there = opened.writers[uid].slots.last.slot.reached
+    if here is None or here.reached is None:
+        return True
+    if here.reached != there and here.reached.operations == there.operations:
+        raise Conflict(
+            f"{here.name} and the store have the same {there.operations} operations, and different documents",
+            param="store.url",
+        )
+    return here.reached.operations < there.operations
 
 
 def restore_collection(

@@ -281,6 +281,26 @@ def test_what_is_damaged_in_the_store_keeps_nothing_else_away(tmp_path: Path, ob
             assert not replica.follower.error
 
 
+def test_a_replica_keeps_what_it_has_of_what_is_damaged(tmp_path: Path, objects: MemoryObjects) -> None:
+    """It is not served, because what comes next is not known, and goes on when the store is mended."""
+    with serving(tmp_path / "a", objects) as writer:
+        for name in ("docs", "other"):
+            writer.create(name)
+            writer.write(name, 1, 2).result(WAIT_S)
+        docs = writer.catalog.get("docs")
+        with following(tmp_path / "b", objects) as replica:
+            wait_for(lambda: replica.has(docs))
+        name = max(one for one in objects.held if docs.uid in one and "/log/" in one)
+        whole = objects.held[name]
+        objects.held[name] = whole[:-1]
+        with following(tmp_path / "b", objects) as replica:
+            assert set(replica.catalog.quarantined) == {"docs"}
+            assert replica.has(writer.catalog.get("other"))
+        objects.held[name] = whole
+        with following(tmp_path / "b", objects) as replica:
+            wait_for(lambda: replica.has(docs))
+
+
 def test_one_that_cannot_be_followed_holds_up_no_other(tmp_path: Path, objects: MemoryObjects) -> None:
     """What comes after a damaged object waits; the rest of another collection arrives, its indexes, too."""
     with serving(tmp_path / "a", objects) as writer:

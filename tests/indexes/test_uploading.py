@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import time
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from indexes.base import failures
-from indexes.base.errors import Conflict, Damaged, NotFound, Quarantined, StorageError, Unavailable
+from indexes.base.errors import Conflict, NotFound, Quarantined, StorageError, Unavailable
 from indexes.base.model import Delete, IndexOptions, Upsert, WriteResult
 from indexes.directory.backup.verifying import verify_data
 from indexes.directory.catalog import Catalog
@@ -367,6 +368,7 @@ def test_a_service_with_nothing_to_upload_ends_too(
         with serving(tmp_path / "old", objects, options) as old:
             old.create("docs")
             old.write("docs", 1).result(WAIT_S)
+            old.uploader._fence_due = math.inf  # failures are of the process, which here is that of both
             with serving(tmp_path / "new", objects, options):
                 assert not failed
                 old.uploader._fence_due = 0.0
@@ -491,15 +493,27 @@ def test_what_is_damaged_in_the_store_keeps_nothing_else_away(
 
 
 def test_a_disk_is_not_served_beside_a_damaged_end_of_its_log(tmp_path: Path, objects: MemoryObjects) -> None:
-    """The store may have more than the disk."""
+    """The store may have more than the disk, which keeps what it has: it is served when the store is mended, or used
+    no more."""
     with serving(tmp_path / "a", objects) as service:
-        service.create("docs")
-        service.write("docs", 1).result(WAIT_S)
+        for name in ("docs", "other"):
+            service.create(name)
+            service.write(name, 1, 2).result(WAIT_S)
         uid = service.catalog.get("docs").uid
     name = max(one for one in objects.held if uid in one and "/log/" in one)
-    objects.held[name] = objects.held[name][:-1]
-    with pytest.raises(Damaged, match=name):
-        Service(tmp_path / "a", objects, BUCKET)
+    whole = objects.held[name]
+    objects.held[name] = whole[:-1]
+    for _ in range(2):
+        with serving(tmp_path / "a", objects) as service:
+            with pytest.raises(Quarantined, match=name):
+                service.catalog.get("docs")
+            assert service.ids("other") == {"d1", "d2"}
+    shutil.copytree(tmp_path / "a", tmp_path / "alone")
+    objects.held[name] = whole
+    with serving(tmp_path / "a", objects) as service:
+        assert service.ids("docs") == {"d1", "d2"}
+    with contextlib.closing(Catalog(tmp_path / "alone", IndexOptions())) as alone:
+        assert alone.get("docs").log.document("d2")
 
 
 def test_deleted_collections_leave_the_store_after_a_while(
