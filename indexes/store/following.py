@@ -170,7 +170,6 @@ class Follower(Replication):
         """Bring the directory up to date before any collection is open; as it is, if the store is away. Raises Conflict
         for a directory that has written to a store, or has collections that are not of this one."""
         record = read_record(self._data)
-        clear_unrestored(self._data)
         on_disk = collections_on(self._data)
         if record is None and on_disk:
             raise Conflict(f"{self._data} has collections of its own: a replica needs an empty directory")
@@ -190,6 +189,7 @@ class Follower(Replication):
 
     def _level(self, on_disk: list[OnDisk], progress: Progress) -> None:
         directory = self._read_directory()
+        clear_unrestored(self._data)
         restore_directory(self._data, directory)
         present = {one.name: one for one in on_disk}
         for one in on_disk:

@@ -53,7 +53,7 @@ from indexes.directory.marker import (
 )
 from indexes.log.pinned import pin
 from indexes.parts.shelf import Shelf
-from indexes.parts.unrestored import note_unrestored
+from indexes.parts.unrestored import is_unrestored, note_unrestored
 from indexes.store.checkpoints import StoredCheckpoint
 from indexes.store.collection_log import CollectionLog
 from indexes.store.directory import (
@@ -92,7 +92,8 @@ KEPT_BESIDE = ("feedback.jsonl", "queries.jsonl", "hits.msgpack", "evaluation.js
 
 @dataclass(slots=True)
 class OpenStore:
-    """A store that this process may write to, with the writers of the collections that it held, by uid."""
+    """A store that this process may write to, with the writers of the collections that it held, by uid, and why there
+    is none of some: the ends of their logs are damaged."""
 
     objects: Objects
     url: str
@@ -101,9 +102,7 @@ class OpenStore:
     names: SlotWriter
     directory: Directory
     writers: dict[str, LogWriter] = field(default_factory=dict)
-    damaged: dict[str, Damaged] = field(
-        default_factory=dict
-    )  # collections whose logs do not let a writer begin
+    damaged: dict[str, Damaged] = field(default_factory=dict)
 
     def require_present(self) -> None:
         """Raise Unavailable if the store no longer has what this directory began with: its folder is not mounted, or it
@@ -146,9 +145,9 @@ def open_store(
 
     Raises Conflict if this directory must not write to the store, or the store cannot be used; Damaged, Unavailable.
     """
-    clear_unrestored(data)
     on_disk = collections_on(data)
     record, number = claim(objects, url, data, on_disk)
+    clear_unrestored(data)
     names = fence_slots(SlotLog(objects, DIRECTORY), number, NOTHING)
     directory = directory_at(names.log, NEWEST)
     opened = OpenStore(objects, url, number, record.taking, names, directory)
@@ -202,6 +201,8 @@ def claim(objects: Objects, url: str, data: Path, on_disk: list[OnDisk]) -> tupl
 def collections_on(data: Path) -> list[OnDisk]:
     found = []
     for folder in collection_folders(data) if data.is_dir() else ():
+        if is_unrestored(folder) and not (folder / "log.db").exists():
+            continue
         try:
             with pin(folder / "log.db") as log:
                 found.append(OnDisk(folder.name, log.state().uid, reached_by(log.db)))
