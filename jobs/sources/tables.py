@@ -107,8 +107,10 @@ def _read_header(file: SourceFile, header: str, options: SourceOptions) -> tuple
             (delimiter, [name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])])
             for delimiter in DELIMITERS[file.found.format]
         ]
-    except csv.Error as error:  # e.g. a file whose lines end in bare carriage returns
-        raise file.error(f"not the header of a table: {error}", 1) from error
+    except csv.Error as error:
+        old = "\r" in header.rstrip("\r\n")
+        why = "lines end in carriage returns alone: save the file with line feeds" if old else error
+        raise file.error(f"not the header of a table: {why}", 1) from error
     needed = set() if options.text_fields == ALL else set(options.text_fields)
     widest = max(splits, key=lambda split: len(split[1]))
     found = next((split for split in splits if needed <= set(split[1])), None) if needed else widest

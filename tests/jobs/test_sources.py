@@ -248,7 +248,7 @@ def test_a_table_with_carriage_returns_alone(tmp_path: Path) -> None:
     put(tmp_path, "b.csv", "id,text\n3,unix\n")
     documents, report = read(tmp_path)
     assert [one.id for one in documents] == ["3"]
-    assert "not the header of a table" in report.failed[0].reason
+    assert "save the file with line feeds" in report.failed[0].reason
 
 
 def test_rows_of_different_files_with_the_same_ids(tmp_path: Path) -> None:
