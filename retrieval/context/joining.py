@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 import msgspec
+import regex
 from msgspec import UNSET
 
 from indexes.base.normalizing import normalize
@@ -17,7 +17,7 @@ from retrieval.wire.search import Evidence, Hit, Receipt, SearchAnswer, Timings
 
 Key = tuple[str, int]  # a passage's document id and its position there
 OVERLAP_MAX = 0.5  # share of the shorter passage above which two passages of a document count as repetition
-WORDS = re.compile(r"\w+")
+WORDS = regex.compile(r"\w+")
 FIRST_WORDS, FIRST_CHARS, COMPARED_CHARS = 3, 100, 20_000
 RANK_CONSTANT = 10  # of reciprocal ranks, which break ties
 

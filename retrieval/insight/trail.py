@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
+import regex
 from msgspec import UNSET
 from numpy.typing import NDArray
 
@@ -33,7 +33,7 @@ ALIKE = 0.75  # word similarity from 0 to 1 above which a word is an inflection 
 CHARS_COMPARED = 20_000  # of a passage, in which similar words are looked for
 PHRASE_CHARS = 2_000_000  # searched for phrases besides those of the searches
 DECIMALS = 4
-WORD = re.compile(r"\w+")
+WORD = regex.compile(r"\w+")
 Ranked = NDArray[np.int32]
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import regex
+
 from indexes.base.errors import InvalidInput
 from indexes.base.model import StoredPassage
 from indexes.base.work import WorkBudget
 from indexes.lexical.operators import plain_words
 
 QUOTED = re.compile(r'["\u201c\u201d\u201e]([^"\u201c\u201d\u201e]*)["\u201c\u201d\u201e]')
-STARRED = re.compile(r"(?<!\S)(\w+)\*(?!\S)")
+STARRED = regex.compile(r"(?<!\S)(\w++)\*(?!\S)")  # unlike that of `re`, its \w has vowels that are marks
 OPERATORS_MAX = 16
 PREFIX_CHARS_MIN = 2
 # Fetching a passage costs as much as searching PASSAGE_CHARS characters for phrases. A character costs as much as

@@ -184,6 +184,48 @@ def test_characters_that_stand_for_many_are_charged_as_many(text: str, title: st
     assert process_time() - begun < 0.3 * slowness()
 
 
+@pytest.mark.parametrize(
+    ("language", "word"),
+    [
+        *(
+            ("hi", "किताब"),
+            ("ne", "क्षेत्र"),
+            ("bn", "বইগুলো"),
+            ("ta", "புத்தகம்"),
+            ("te", "పుస్తకం"),
+            ("ml", "പുസ്തകം"),
+        ),
+        *(
+            ("si", "පොත"),
+            ("km", "សៀវភៅ"),
+            ("my", "စာအုပ်"),
+            ("th", "หนังสือ"),
+            ("lo", "ປຶ້ມ"),
+            ("he", "שָׁלוֹם"),
+            ("ar", "سَلَام"),
+        ),
+        *(
+            ("fa", "می\u200cخواهم"),
+            ("vi", "tiếng"),
+            ("ko", "한국어"),
+            ("el", "βιβλίο"),
+            ("am", "መጽሐፍ"),
+            ("ja", "ありがとう"),
+        ),
+    ],
+)
+def test_words_of_any_script_have_prefixes(language: str, word: str) -> None:
+    """Also where vowels are marks, which are no letters."""
+    growing = GrowingLexical()
+    growing.add(f"xx {word} yy", language)
+    for letters in range(2, len(word) + 1):
+        asked = parse_operators(f"{word[:letters]}*")
+        assert asked.prefixes == (word[:letters],)
+        assert asked.hold_in(StoredPassage(1, "d", 0, 0, 0, 0, f"xx {word} yy", "", {}), WorkBudget())
+        groups = prefix_groups(asked.prefixes, [growing.view(1)], language, {})
+        assert rows_with(growing.view(1), groups.values()).all(), letters
+
+
 def test_operators_are_read_from_a_query() -> None:
     """Words for BM25 without the prefixes, text for the model without the marks."""
     found = parse_operators('find "red fish" or inst* in 2*3')
