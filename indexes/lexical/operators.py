@@ -22,7 +22,7 @@ from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.lexical.analysis import query_terms
 from indexes.lexical.bm25 import LexicalPart
 from indexes.lexical.prefixed import Prefixed, lists_of
-from indexes.lexical.words import WORD, fold
+from indexes.lexical.words import IGNORED, WORD, fold
 
 PREFIX_TERMS_MAX = 4096  # terms that one prefix may expand to
 STEM_LETTERS_MIN = 3  # the stem of a word may be shorter than a prefix of it
@@ -51,7 +51,7 @@ def _plain_words(normal: str) -> Iterable[str]:
     if normal.isascii():
         return normal.translate(ASCII_WORDS).split()
     words: list[str] = []
-    for match in WORD.finditer(normal):
+    for match in WORD.finditer(IGNORED.sub("", normal)):
         found = match.group()
         word = _fold(found) if len(found) <= WORD_CACHED_CHARS_MAX else fold(found)
         words += word if match.lastgroup in UNSPACED else [word]
@@ -83,7 +83,7 @@ def prefix_groups(
     groups: dict[str, Prefixed] = {}
     work = work or WorkBudget()
     for prefix in dict.fromkeys(prefixes):
-        plain, found = fold(prefix), set[str]()
+        plain, found = fold(IGNORED.sub("", normalize("NFKC", prefix))), set[str]()
         for part in parts:
             on_step()
             if work.prefix_terms < 0:

@@ -176,7 +176,8 @@ def all_words(hit: Hit) -> tuple[str, ...]:
 def words_of(hit: Hit, chars: int | None = None) -> list[str]:
     """Return the words without case and punctuation, from the title if a document has no text."""
     text = (hit.text or hit.title)[:chars]
-    return WORDS.findall(normalize("NFKC", text).casefold())
+    found: list[str] = WORDS.findall(normalize("NFKC", text).casefold())
+    return found
 
 
 def overlapping(hit: Hit, other: Hit) -> bool:
