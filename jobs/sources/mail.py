@@ -193,7 +193,10 @@ def _body(message: EmailMessage) -> tuple[MIMEPart | None, str]:
 
 
 def _attachments(message: EmailMessage, body: MIMEPart | None) -> list[Any]:
-    """Return all parts except the body. The standard library would also leave out a second body."""
+    """Return all parts except the body: the message itself if it is a file or another message, and has no parts. The
+    standard library would also leave out a second body."""
+    if body is None and message.get_content_maintype() != "multipart":
+        return [message]
     if message.get_content_type() != "multipart/mixed" or not message.is_multipart():
         return [*message.iter_attachments()]
     return [part for part in message.iter_parts() if all(one is not body for one in part.walk())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import io
@@ -456,6 +457,22 @@ def test_attachments_are_documents(tmp_path: Path) -> None:
     assert documents[1].source == f"{path}:terms.pdf"
     assert report.skips == {"files of other kinds": 1}
     assert [one.source for one in report.failed] == [f"{path}:bad.pdf", f"{path}:latin.txt:1:2"]
+
+
+def test_a_mail_that_is_nothing_but_a_file(tmp_path: Path) -> None:
+    """As scanners and forwarding send them, without parts: the file is read, or named."""
+    head = b"Subject: Scan\nMIME-Version: 1.0\nContent-Type: "
+    inner = b"Subject: Inner\n\nInner text.\n"
+    put(tmp_path, "forwarded.eml", head + b"message/rfc822\n\n" + inner)
+    scan = base64.encodebytes(pdf("Fourteen days."))
+    encoded = b"application/pdf; name=scan.pdf\nContent-Transfer-Encoding: base64\n\n"
+    put(tmp_path, "scan.eml", head + encoded + scan)
+    put(tmp_path, "tune.eml", head + b"audio/midi; name=tune.mid\n\nMThd")
+    documents, report = read(tmp_path)
+    texts = {one.id.removeprefix(f"{tmp_path.name}/"): one.text.strip() for one in documents}
+    assert texts["forwarded.eml/1.eml"] == "Inner text."
+    assert texts["scan.eml/scan.pdf"] == "# Page 1\n\nFourteen days."
+    assert [one.source for one in report.skipped] == [f"{tmp_path / 'tune.eml'}:tune.mid"]
 
 
 def test_attachments_of_a_mailbox(tmp_path: Path) -> None:
