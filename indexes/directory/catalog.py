@@ -44,6 +44,7 @@ from indexes.directory.marker import (
     write_aliases,
 )
 from indexes.log.pinned import require_readable
+from indexes.parts.unrestored import is_unrestored
 from indexes.rebuild.foretelling import require_empty_room
 
 logger = logging.getLogger(__name__)
@@ -161,12 +162,17 @@ class Catalog:
         """`called` is the name that was asked for, if it may be an alias."""
         collection = self._collections.get(name)
         if reason := collection.log.damage if collection else self._unopened.get(name):
-            advice = (
-                "nothing is wrong with its files: it is opened at the next start that finds room for it"
-                if name in self._sound_files
-                else "`nearline verify` lists what is wrong with it. It serves again once its files read well; if they "
-                "do not, restore it from a backup under another name, then delete this one"
-            )
+            if name in self._sound_files:
+                advice = (
+                    "nothing is wrong with its files: it is opened at the next start that finds room for it"
+                )
+            elif is_unrestored(self.folder / name):
+                advice = "`nearline restore --at` gets an earlier moment of it into another directory"
+            else:
+                advice = (
+                    "`nearline verify` lists what is wrong with it. It serves again once its files read well; if they "
+                    "do not, restore it from a backup under another name, then delete this one"
+                )
             raise Quarantined(
                 f"collection {called or name!r} is quarantined: {reason}; {advice}", param="collection"
             )

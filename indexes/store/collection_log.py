@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from indexes.base.errors import Damaged, NotFound
 from indexes.base.moving import MOVING
 from indexes.base.work import do_nothing
 from indexes.log.reader import LogReader
@@ -106,6 +107,14 @@ class CollectionUpload:
     def has(self, seq: int) -> bool:
         """Whether the store has an operation, and the settings beside the log as they are now."""
         return self.seq >= seq and self._files == self._files_now()
+
+    def is_there(self) -> bool:
+        """Whether the store has the last slot."""
+        last = self._writer.last
+        try:
+            return not last.slot.number or self.held.slots.read(last.slot.number).digest == last.digest
+        except (NotFound, Damaged):
+            return False
 
     def upload(self, now_ms: int) -> int:
         """Bring the store up to the last commit; returns the last operation there. After Unavailable, call it again.

@@ -182,7 +182,7 @@ class Follower(Replication):
         prepare(self._data)
         try:
             self._level(on_disk, progress)
-        except Unavailable as error:
+        except (Unavailable, NotFound) as error:  # or what was mounted there is not
             if not on_disk:
                 raise
             self._note(message_of(error))
@@ -222,7 +222,7 @@ class Follower(Replication):
         if newest is None:
             raise NotFound(f"the store {self._url} is empty: start the service that writes to it first")
         if self._names_writer:
-            self._writer = newest.by.partition(":")[0]  # callers need no paths
+            self._writer = f"the service on {newest.by.partition(':')[0]}"  # callers need no paths
         self._names_read = self._names.last().slot.number
         return directory_at(self._names, NEWEST)
 

@@ -50,8 +50,9 @@ class Bucket:
     """Objects under a URL, by obstore, which takes credentials, region and endpoint from the environment, under the
     names that the provider's own tools use."""
 
-    def __init__(self, url: str, *, makes_folder: bool = False) -> None:
-        """Raises InvalidInput for a URL that cannot be used, or of a folder that is missing unless this makes it."""
+    def __init__(self, url: str, *, makes_folder: bool = False, may_be_away: bool = False) -> None:
+        """Raises InvalidInput for a URL that cannot be used, or of a folder that is missing, unless this makes it or it
+        may be away: then it is looked for at each use."""
         self.url = url
         parts = urlsplit(url)
         if parts.scheme not in SCHEMES:
@@ -74,12 +75,13 @@ class Bucket:
         self._obstore = obstore
         self._folder = Path(unquote(parts.path)) if parts.scheme == "file" else None
         self._synced = set[Path]()  # folders of it whose names are durable
+        self._opened: Any = None
         try:
             from_url: Any = store.from_url  # its overloads want literal options
             if self._folder is not None:
-                self._store: Any = store.LocalStore(prefix=self._folder, mkdir=makes_folder)
+                self._opened = store.LocalStore(prefix=self._folder, mkdir=makes_folder)
             else:
-                self._store = from_url(
+                self._opened = from_url(
                     url,
                     client_options={
                         "timeout": TIMEOUT,
@@ -89,7 +91,16 @@ class Bucket:
                     retry_config=RETRY,
                 )
         except Exception as error:
+            if may_be_away and self._folder is not None:
+                return
             raise InvalidInput(f"store.url {url!r}: {first_line(error)}", param="store.url") from error
+
+    @property
+    def _store(self) -> Any:
+        """Use it within `_errors`."""
+        if self._opened is None:
+            self._opened = self._obstore.store.LocalStore(prefix=self._folder)
+        return self._opened
 
     def create(self, name: str, content: bytes) -> bool:
         with self._errors(name):

@@ -17,6 +17,7 @@ from indexes.store.objects import Objects
 from indexes.store.slots import FORMAT, seal, unseal
 
 BUILT, ANSWERED = "built", "answered"
+ANSWERS_KEPT = 100  # for machines that look for them later than others
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -60,12 +61,12 @@ class Offers:
             return None
 
     def answer(self, refusal: str, number: int) -> None:
-        """Answer the first offer that is not answered, and forget those before it."""
+        """Answer the first offer that is not answered, and forget those before it, and old answers."""
         self.answered += 1
         content = seal(OfferAnswer(FORMAT, refusal, number))
         self._objects.create(name_of(ANSWERED, self.answered), content)
-        for folder in (BUILT, ANSWERED):
-            older = [one for one in self._objects.names(folder) if int(one) < self.answered]
+        for folder, kept in ((BUILT, 0), (ANSWERED, ANSWERS_KEPT)):
+            older = [one for one in self._objects.names(folder) if int(one) < self.answered - kept]
             self._objects.remove(f"{folder}/{one}" for one in older)
 
     def answer_to(self, number: int) -> OfferAnswer | None:

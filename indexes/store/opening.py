@@ -183,6 +183,8 @@ def claim(objects: Objects, url: str, data: Path, on_disk: list[OnDisk]) -> tupl
             f"the store {url} is empty, although this directory has filled it. If what it held is lost for good, "
             f"remove {RECORD} from the data directory: the next start fills it again"
         )
+    if newest is None:
+        logger.warning("the store %s is empty: a new one begins there", url)
     if newest is not None and newest.token not in {record.token, record.taking}:
         lacking = [one for one in (only_on(objects, held, record) for held in on_disk) if one]
         aliases = read_marker(data).aliases if is_data_directory(data) else {}
@@ -383,9 +385,9 @@ def restore_from(
     The store stays as it is, and each collection gets a new uid, like one that is restored from a backup.
 
     Raises NotFound for an unknown name, or a collection that the store does not have so early; Conflict for a name that
-    is taken: nothing was placed then.
+    is taken: nothing was placed then. Raises Damaged if some could not be restored; the others are.
     """
-    directory = directory_at(SlotLog(objects, DIRECTORY), until)
+    directory = directory_at(SlotLog(objects, DIRECTORY), until, damaged=True)
     chosen = {
         name: directory.collections[name]
         for name in choose(list(directory.collections), names, directory.aliases)
@@ -403,27 +405,41 @@ def restore_from(
     with contextlib.closing(take(data, chosen)):
         if directory.locked or directory.keys:
             change_marker(data, lambda found: msgspec.structs.replace(found, locked=True))
-        made = []
+        made, failed = [], []
         for name, of_store in chosen.items():
             new_uid = uuid.uuid4().hex
             held = CollectionLog(objects, of_store)
-            state = restore_collection(held, data, name, progress, until, new_uid)
+            try:
+                state = restore_collection(held, data, name, progress, until, new_uid)
+            except Damaged as error:
+                failed.append(f"{name}: {error.message}")
+                continue
             with pin(data / name / "log.db") as log:
                 documents, live = log.state().documents, Shelf(data / name).current()
                 made.append(RestoredFromStore(name, new_uid, state.reached.operations, documents, live, []))
-        placed = {} if new_name is not None else restore_aliases(data, directory.aliases, chosen)
+        restored = {one.name: one.uid for one in made}
+        placed = {} if new_name is not None else restore_aliases(data, directory.aliases, restored)
+    if failed:
+        raise Damaged(f"{'; '.join(failed)}; restored: {', '.join(sorted(restored)) or 'nothing'}")
     return [
         replace(one, aliases=sorted(alias for alias, to in placed.items() if to == one.name)) for one in made
     ]
 
 
-def directory_at(names: SlotLog, until: Until) -> Directory:
-    """The names of collections, and what else concerns all, at a moment."""
-    number = names.last().slot.number
+def directory_at(names: SlotLog, until: Until, *, damaged: bool = False) -> Directory:
+    """The names of collections, and what else concerns all, at a moment. With `damaged`, what is damaged is passed over
+    for what was there before. Raises NotFound, Damaged."""
+    number = names.last_number()
     while number > 0:
-        slot = names.read(number).slot
-        if slot.payload and slot.at_ms <= until.at_ms:
-            return msgspec.msgpack.decode(slot.payload, type=Directory)
+        try:
+            slot = names.read(number).slot
+        except Damaged as error:
+            if not damaged:
+                raise
+            logger.warning("%s: what was there before is read", error.message)
+        else:
+            if slot.payload and slot.at_ms <= until.at_ms:
+                return msgspec.msgpack.decode(slot.payload, type=Directory)
         number -= 1
     if until == NEWEST:
         return Directory()  # no collection was ever made

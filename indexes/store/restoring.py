@@ -99,7 +99,7 @@ def changes_after(
     together: list[LogChange] = []
     for read in in_order(held.slots.read, map(int, names)):
         if read.slot.number != last.slot.number + 1:
-            if checkpoint is None and not last.slot.number:
+            if checkpoint is None and not last.slot.number and until != NEWEST:
                 raise NotFound("the store holds no state of the collection that is so early")
             raise Damaged(f"{folder}/{name_of(last.slot.number + 1)} in the store is missing")
         require_successor(folder, last, read)

@@ -17,6 +17,7 @@ import msgspec
 
 from indexes.base.durable import sync_file
 from indexes.base.errors import Damaged
+from indexes.base.model import now_ms
 from indexes.log.content import ContentHash
 from indexes.log.log import create_empty, make_mark
 from indexes.log.owed import OWED, Owed
@@ -103,7 +104,6 @@ def sums_of(db: apsw.Connection) -> bytes:
 
 def state_of(db: apsw.Connection, files: dict[str, bytes]) -> LoggedState:
     meta: dict[str, str] = dict(db.execute("SELECT key, value FROM meta").fetchall())  # type: ignore[arg-type]
-    meta[OWED] = Owed().stored  # what is restored holds nothing that was removed
     return LoggedState(reached_by(db), sums_of(db), meta, files)
 
 
@@ -218,6 +218,7 @@ class RestoredLog:
             if content.stored != state.sums:
                 raise Damaged(f"what the store holds does not make the documents of operation {last}")
             meta = state.meta if uid is None else {ORIGIN: state.meta["uid"], **state.meta, "uid": uid}
+            meta = {**meta, OWED: known_now(Owed.read(meta[OWED])).stored}
             if self._forgotten_ms:
                 meta = {**meta, FORGOTTEN: str(self._forgotten_ms)}
             with db:
@@ -234,6 +235,12 @@ class RestoredLog:
 
     def close(self) -> None:
         self._db.close()
+
+
+def known_now(owed: Owed) -> Owed:
+    """What another machine owes is owed by a copy, too: its files hold what was removed since the last checkpoint. Not
+    later than now by this machine's clock, by which it learns of erasures."""
+    return owed if owed.since_ms is None else Owed(owed.bytes, min(owed.since_ms, now_ms()))
 
 
 def insert(db: apsw.Connection, rows: Rows) -> None:

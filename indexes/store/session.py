@@ -71,12 +71,18 @@ class Session:
         self.opened = open_store(self.objects, self._url, self._data, progress, restores=restores)
         return self.opened
 
-    def require_present(self) -> None:
-        """Raise Unavailable if the store is no longer the one that was opened."""
+    def require_present(self, upload: CollectionUpload | None = None) -> None:
+        """Raise Unavailable if the store is no longer the one that was opened, or, for a folder, lacks what an upload
+        has put there: another one may be mounted in its place."""
+        cheap = self._url.startswith("file:")
         if self.opened is not None and time.monotonic() >= self._present_until:
             self.opened.require_present()
-            cheap = self._url.startswith("file:")
             self._present_until = time.monotonic() + (0.0 if cheap else PRESENT_S)
+        if cheap and upload is not None and not upload.is_there():
+            raise Unavailable(
+                f"the store {self._url} lacks what this service has put there: it is an older copy, or was changed; a "
+                "restart of the service completes it"
+            )
 
     def require_open(self) -> None:
         if self.closing.is_set():

@@ -127,6 +127,10 @@ class SlotLog:
             require_successor(self.folder, last, found)
             yield (last := found)
 
+    def last_number(self) -> int:
+        names = self.objects.names(self.folder)
+        return int(names[-1]) if names else 0
+
     def last(self, known: int = 0) -> Read:
         """The last slot, NOTHING if there is none. Slots up to `known` may be gone."""
         names = self.objects.names(self.folder, after=name_of(known) if known else "")
@@ -185,7 +189,7 @@ class SlotWriter:
         known = self.last.slot.reached.operations
         return Superseded(
             f"another service has taken over {self.log.folder} in the store (epoch {found.epoch}, this one has "
-            f"{self.epoch}); what this one has after operation {known} is not in the store"
+            f"{self.epoch}); if this one has operations after {known}, they are not in the store"
         )
 
     def _put(self, slot: Slot) -> bool:

@@ -150,7 +150,7 @@ def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: boo
 
     erased = ask(url, erase_each)
     lines = [
-        f"{name}: {format_bytes(result['erased_bytes'])} erased, {format_bytes(result['freed_bytes'])} came back, "
+        f"{name}: {format_bytes(result['erased_bytes'])} erased, {describe_change(result['freed_bytes'])}, "
         f"{format_bytes(result['disk_bytes'])} are on disk"
         for name, result in erased.items()
     ]
@@ -160,6 +160,11 @@ def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: boo
         errors.print(f"[red]{escape(one['name'])} is quarantined, nothing of it was erased[/]")
     if quarantined:
         sys.exit(1)
+
+
+def describe_change(freed: int) -> str:
+    """Files may grow: what is written beside an erasure, and indexes that are built for it, count too."""
+    return f"{format_bytes(freed)} came back" if freed >= 0 else f"the files grew by {format_bytes(-freed)}"
 
 
 @click.command(

@@ -142,7 +142,8 @@ def store_of(config: Config, data: Path) -> Uploader | Follower | None:
             raise InvalidInput("a replica follows a store: set store.url", param="store.url")
         return None
     if store.replica:
-        return Follower(Bucket(store.url), store.url, data, store.poll_ms / 1000, store.writer)
+        objects = Bucket(store.url, may_be_away=True)
+        return Follower(objects, store.url, data, store.poll_ms / 1000, store.writer)
     options = StoreOptions(store.url, store.acknowledge, store.lag_s_max, store.keep_days)
     return Uploader(Bucket(store.url, makes_folder=True), options, data)
 

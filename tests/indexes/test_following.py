@@ -18,6 +18,8 @@ from indexes.directory.marker import KEYS, is_locked
 from indexes.parts.learned import SynonymSettings
 from indexes.store import collection_log
 from indexes.store.following import Follower, promote
+from indexes.store.objects import Bucket, Objects
+from indexes.store.uploading import StoreOptions
 from retrieval.access.key_file import KeyStore
 from tests.indexes.test_store import state_of
 from tests.indexes.test_uploading import BUCKET, WAIT_S, WORLD, Service, away, near, serving, wait_for
@@ -30,8 +32,8 @@ POLL_S = 0.02
 class Replica:
     """A catalog that follows a store, as a service with `--replica` has it."""
 
-    def __init__(self, data: Path, objects: MemoryObjects) -> None:
-        self.follower = Follower(objects, "memory:", data, POLL_S)
+    def __init__(self, data: Path, objects: Objects, url: str = "memory:") -> None:
+        self.follower = Follower(objects, url, data, POLL_S)
         options = IndexOptions(delta_passages_max=64, segments_max=0, replication=self.follower)
         self.catalog = Catalog(data, options, before_opening=lambda: self.follower.open(lambda *_: None))
         self.follower.start(self.catalog)
@@ -317,3 +319,28 @@ def test_one_that_cannot_be_followed_holds_up_no_other(tmp_path: Path, objects: 
             writer.write("other", 3).result(WAIT_S)
             rebuild(other)
             wait_for(lambda: replica.has(other) and bool(replica.catalog.get("other").generation))
+
+
+@pytest.mark.parametrize("is_mounted", [True, False])
+def test_it_starts_while_a_folder_is_away(is_mounted: bool, tmp_path: Path) -> None:
+    """As with a bucket: it serves what it has, and goes on when what it followed is back."""
+    store = tmp_path / "store"
+    options = StoreOptions(store.as_uri(), "bucket")
+    with serving(tmp_path / "a", Bucket(options.url, makes_folder=True), options) as writer:
+        writer.create("docs")
+        writer.write("docs", 1).result(WAIT_S)
+        with contextlib.closing(Replica(tmp_path / "b", Bucket(options.url), options.url)):
+            pass
+        writer.write("docs", 2).result(WAIT_S)
+        docs = writer.catalog.get("docs")
+    store.rename(tmp_path / "away")
+    if is_mounted:
+        store.mkdir()
+    objects = Bucket(options.url, may_be_away=True)
+    with contextlib.closing(Replica(tmp_path / "b", objects, options.url)) as replica:
+        assert replica.catalog.get("docs").documents == 1
+        wait_for(lambda: bool(replica.follower.error))
+        if is_mounted:
+            store.rmdir()
+        (tmp_path / "away").rename(store)
+        wait_for(lambda: replica.has(docs))

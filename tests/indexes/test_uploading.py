@@ -17,17 +17,20 @@ from typing import Any
 import pytest
 
 from indexes.base import failures
-from indexes.base.errors import Conflict, NotFound, Quarantined, StorageError, Unavailable
+from indexes.base.errors import Conflict, Damaged, NotFound, Quarantined, StorageError, Unavailable
 from indexes.base.model import Delete, IndexOptions, Upsert, WriteResult
 from indexes.directory.backup.verifying import verify_data
 from indexes.directory.catalog import Catalog
 from indexes.directory.marker import KEYS, KEYS_LOCK, Marker, is_locked, write
 from indexes.store import availability, confirming, naming, rows, session
 from indexes.store.directory import Directory, describe_directory
-from indexes.store.objects import Bucket
+from indexes.store.generations import StoredGeneration
+from indexes.store.objects import Bucket, Objects
+from indexes.store.offers import Offers
 from indexes.store.opening import restore_from
 from indexes.store.restoring import NEWEST, Until
 from indexes.store.uploading import StoreOptions, Uploader
+from indexes.upkeep.erasing import Erasure
 from tests.support.object_stores import Fault, MemoryObjects
 from tests.support.vectors import World, settings
 
@@ -38,7 +41,7 @@ WAIT_S = 20.0
 class Service:
     """A catalog with a store, as a service has them."""
 
-    def __init__(self, data: Path, objects: MemoryObjects, options: StoreOptions) -> None:
+    def __init__(self, data: Path, objects: Objects, options: StoreOptions) -> None:
         self.uploader = Uploader(objects, options, data)
         indexes = IndexOptions(replication=self.uploader)
         self.catalog = Catalog(data, indexes, before_opening=lambda: self.uploader.open(lambda *_: None))
@@ -71,7 +74,7 @@ LOCAL = StoreOptions("memory:", "local", lag_s_max=0.2)
 
 
 @contextlib.contextmanager
-def serving(data: Path, objects: MemoryObjects, options: StoreOptions = BUCKET) -> Iterator[Service]:
+def serving(data: Path, objects: Objects, options: StoreOptions = BUCKET) -> Iterator[Service]:
     service = Service(data, objects, options)
     try:
         yield service
@@ -640,3 +643,86 @@ def test_a_disk_from_before_a_restart_catches_up(tmp_path: Path, objects: Memory
     alone.close()
     with pytest.raises(Conflict, match=r"only here are docs \(operations 2 to 2\)"):
         Service(tmp_path / "a", objects, BUCKET)
+
+
+def test_what_was_deleted_is_owed_by_a_copy(tmp_path: Path, objects: MemoryObjects) -> None:
+    """Its log holds what was removed since the last checkpoint, as that of the writer does, until it is erased."""
+    with serving(tmp_path / "a", objects) as service:
+        service.create("docs")
+        service.write("docs", 1, 2).result(WAIT_S)
+        collection = service.catalog.get("docs")
+        collection.write([replace(WORLD.document(3), text="zebrafinch secret")]).result(WAIT_S)
+        collection.write([Delete("d3")]).result(WAIT_S)
+        owed = collection.log.owed
+    with serving(tmp_path / "b", objects) as restored:
+        collection = restored.catalog.get("docs")
+        assert collection.log.owed == owed
+        assert owed.bytes > 0
+        Erasure(collection).run(lambda *_: None)
+        assert collection.log.owed.bytes == 0
+    assert not [
+        path for path in (tmp_path / "b").rglob("*") if path.is_file() and b"zebrafinch" in path.read_bytes()
+    ]
+
+
+def test_an_older_copy_of_a_folder_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is acknowledged on a log with a hole; a restart completes it."""
+    monkeypatch.setattr(availability, "RETRY_S", (0.1, 0.2))
+    store, options = tmp_path / "store", StoreOptions((tmp_path / "store").as_uri(), "bucket")
+    objects = Bucket(store.as_uri(), makes_folder=True)
+    with serving(tmp_path / "a", objects, options) as service:
+        service.create("docs")
+        service.write("docs", 1).result(WAIT_S)
+        shutil.copytree(store, tmp_path / "old")
+        service.write("docs", 2, 3).result(WAIT_S)
+        store.rename(tmp_path / "new")
+        (tmp_path / "old").rename(store)
+        with pytest.raises((Unavailable, StorageError)):
+            service.write("docs", 4).result(WAIT_S)
+        assert "older copy" in service.uploader.error
+    with serving(tmp_path / "a", objects, options) as service:
+        service.write("docs", 5).result(WAIT_S)
+    with serving(tmp_path / "b", objects, options) as restored:
+        assert restored.ids("docs") >= {"d1", "d2", "d3", "d5"}
+
+
+def test_a_moment_is_restored_from_before_damaged_names(tmp_path: Path, objects: MemoryObjects) -> None:
+    """Their objects are the only ones that concern all collections."""
+    with serving(tmp_path / "a", objects) as service:
+        for name in ("docs", "other"):
+            service.create(name)
+            service.write(name, 1).result(WAIT_S)
+    name = max(one for one in objects.held if one.startswith("directory/"))
+    objects.held[name] = objects.held[name][:-1]
+    with pytest.raises(Damaged, match=name):
+        Service(tmp_path / "b", objects, BUCKET)
+    made = restore_from(objects, tmp_path / "c", [], new_name=None, until=NEWEST, progress=lambda *_: None)
+    assert "docs" in {one.name for one in made}
+
+
+def test_what_can_be_restored_by_hand_is(tmp_path: Path, objects: MemoryObjects) -> None:
+    """The error says what could not, and what was."""
+    with serving(tmp_path / "a", objects) as service:
+        for name in ("docs", "other"):
+            service.create(name)
+            service.write(name, 1).result(WAIT_S)
+        uid = service.catalog.get("docs").uid
+    name = min(one for one in objects.held if uid in one and "/log/" in one)
+    del objects.held[name]
+    with pytest.raises(Damaged, match=rf"^docs: .*{name} in the store is missing; restored: other$"):
+        restore_from(objects, tmp_path / "c", [], new_name=None, until=NEWEST, progress=lambda *_: None)
+    with contextlib.closing(Catalog(tmp_path / "c", IndexOptions())) as restored:
+        assert set(restored.collections) == {"other"}
+
+
+def test_answers_are_kept_for_those_who_look_later(objects: MemoryObjects) -> None:
+    """Several machines build at a time, and each looks once a second."""
+    offers, found = Offers(objects), StoredGeneration("g", 1, 1, 0, 1)
+    numbers = [offers.make("uid", found) for _ in range(3)]
+    for number in numbers:
+        assert offers.next() is not None
+        offers.answer("", 10 + number)
+    for number in numbers:
+        answer = Offers(objects).answer_to(number)
+        assert answer is not None
+        assert answer.number == 10 + number
