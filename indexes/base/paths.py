@@ -10,6 +10,7 @@ returned in its own shape; a key that contains dots is found like an object in a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from indexes.base.model import Metadata, Scalar
 from indexes.base.normalizing import normalize
@@ -25,9 +26,11 @@ def leaves(metadata: Metadata) -> Iterator[tuple[str, Scalar]]:
 
 
 def values_at(metadata: Metadata, path: str) -> list[Scalar]:
-    """All values under a path, as filters see it: in Unicode's composed form."""
-    wanted = normalize("NFC", path)
-    return [value for found, value in leaves(metadata) if normalize("NFC", found) == wanted]
+    """All values under a path, as filters see it: in Unicode's composed form. Reads no more of the metadata than what
+    the path may lead to."""
+    found: list[Scalar] = []
+    _collect(metadata, "", normalize("NFC", path), found)
+    return found
 
 
 def value_at(metadata: Metadata, path: str) -> Scalar | list[Scalar] | None:
@@ -36,6 +39,27 @@ def value_at(metadata: Metadata, path: str) -> Scalar | list[Scalar] | None:
     if len(found) == 1 and not isinstance(metadata.get(path), list):
         return found[0]
     return found or None
+
+
+def _collect(metadata: dict[str, Any], before: str, wanted: str, found: list[Scalar]) -> None:
+    """Add the values under a path; `before` is the one that leads here, with its dot."""
+    for key, value in metadata.items():
+        path = normalize("NFC", f"{before}{key}")
+        if path == wanted:
+            found += [one for one in _items(value) if isinstance(one, str | int | float)]
+        elif wanted.startswith(f"{path}."):
+            for one in _items(value):
+                if isinstance(one, dict):
+                    _collect(one, f"{path}.", wanted, found)
+
+
+def _items(value: object) -> Iterator[object]:
+    """A value, or what is in a list and in lists within it."""
+    if isinstance(value, list):
+        for inner in value:
+            yield from _items(inner)
+    else:
+        yield value
 
 
 def _below(value: object, path: str) -> Iterator[tuple[str, Scalar]]:

@@ -128,6 +128,7 @@ class Prepared:
         self._bounds = bounds
         self._spoken = spoken
         self._ranked: list[tuple[Visible, Ids, Rows]] = []  # passages of each ranking, with their rows
+        self._deciding: dict[str, dict[int, list[Scalar]]] = {}  # values of passages, by key
 
     @cached_property
     def selection(self) -> list[Selected]:
@@ -378,15 +379,18 @@ class Prepared:
 
     def deciding_values(self, ids: Ids, key: str) -> list[list[Scalar]]:
         """The values of each of these passages under a metadata key; of a long list only those that decide how it
-        compares with others (`Column.deciding`)."""
+        compares with others (`Column.deciding`). Those that a search has asked for are known when it goes deeper."""
         self._on_step()
-        found: list[list[Scalar]] = [[] for _ in range(len(ids))]
-        for visible, at, rows in locate(self._parts, ids):
-            places = dict(zip(rows.tolist(), at.tolist()))
+        wanted: list[int] = ids.tolist()
+        known = self._deciding.setdefault(key, {})
+        unread = np.array([one for one in wanted if one not in known], np.int64)
+        known.update((one, []) for one in unread.tolist())
+        for visible, at, rows in locate(self._parts, unread):
+            passages = dict(zip(rows.tolist(), unread[at].tolist()))
             for kind, column in visible.part.filters.columns(key).items():
                 for row, value in column.deciding(rows):
-                    found[places[row]].append(bool(value) if kind == "boolean" else value)
-        return found
+                    known[passages[row]].append(bool(value) if kind == "boolean" else value)
+        return [known[one] for one in wanted]
 
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
         """Dense and BM25 scores of any passages; NaN if a passage is in no part or the query lacks that searcher."""

@@ -10,7 +10,7 @@ raises it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,8 +54,7 @@ def values_queries(request: SearchRequest) -> tuple[ValuesQuery, ...]:
 def arrange(request: SearchRequest, fused: Fused, values: Sequence[Values]) -> Fused:
     """Order the candidates by boosts and sort. `values` are those that `values_queries` asks for."""
     boosts, sorts = request.boosts or [], request.sort or []
-    for boost, held in zip(boosts, values, strict=False):
-        factors = np.array([factor(boost, one) for one in held])
+    for factors in factors_of(boosts, values):
         fused = replace(fused, boosts=factors if fused.boosts is None else fused.boosts * factors)
     if fused.boosts is not None:
         boosted = round_scores(boost_scores(fused.ranked, fused.boosts))
@@ -77,17 +76,39 @@ def boost_scores(scores: Scores, factors: Scores) -> Scores:
     return np.where(scores >= 0, scores * factors, scores / np.maximum(factors, LEAST_FACTOR))
 
 
-def factor(boost: Boost, values: Sequence[Scalar]) -> float:
-    """Return the factor by which one boost multiplies the score of a candidate with these values. The largest value
-    counts."""
-    if boost.decay is not None:
-        now = instant_of_date(boost.decay.now or "") or 0
-        ages = [max(now - instant, 0) / DAY_US for one in values if (instant := instant_at(one)) is not None]
-        f = 0.5 ** (min(ages) / boost.decay.half_life_days) if ages else 0.0
-    else:
-        number = max((float(one) for one in values if not isinstance(one, str)), default=0.0)
-        f = math.log1p(max(number, 0.0)) if boost.scale == "log" else number
+def factors_of(boosts: Sequence[Boost], values: Sequence[Values]) -> Iterator[Scores]:
+    """Return for each boost the factors by which it multiplies the scores of the candidates. Of several values of a
+    candidate the largest counts."""
+    newest: dict[str, list[int | None]] = {}  # instants of the candidates, by key
+    for boost, held in zip(boosts, values, strict=False):
+        if boost.decay is None:
+            yield np.array([of_number(boost, largest(one)) for one in held])
+            continue
+        if boost.key not in newest:
+            newest[boost.key] = [newest_instant(one) for one in held]
+        now, half_life = instant_of_date(boost.decay.now or "") or 0, boost.decay.half_life_days * DAY_US
+        yield np.array([of_age(boost, one, now, half_life) for one in newest[boost.key]])
+
+
+def of_number(boost: Boost, number: float) -> float:
+    return bounded(boost, math.log1p(max(number, 0.0)) if boost.scale == "log" else number)
+
+
+def of_age(boost: Boost, instant: int | None, now: int, half_life: float) -> float:
+    """All times are in microseconds."""
+    return bounded(boost, 0.0 if instant is None else 0.5 ** (max(now - instant, 0) / half_life))
+
+
+def bounded(boost: Boost, f: float) -> float:
     return min(max(1 + boost.weight * f, 0.0), FACTOR_MAX)
+
+
+def largest(values: Sequence[Scalar]) -> float:
+    return max((float(one) for one in values if not isinstance(one, str)), default=0.0)
+
+
+def newest_instant(values: Sequence[Scalar]) -> int | None:
+    return max((instant for one in values if (instant := instant_at(one)) is not None), default=None)
 
 
 def sort_keys(values: Values, *, last: bool) -> list[Any]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from indexes.filters.index import GrowingFilters
 from jobs.serving.process import ServerProcess
-from retrieval.search.boosting import boost_scores, factor, sort_keys
+from retrieval.search.boosting import boost_scores, factors_of, sort_keys
 from retrieval.search.option_checks import boosts_at
 from retrieval.wire.options import Boost, Decay
 from tests.support.http import Http
@@ -212,4 +212,7 @@ def test_columns_know_the_values_that_decide(rows: list[list[Any]], data: st.Dat
                 [rows[at] for at in some], last=last
             )
         for boost in BOOSTS:
-            assert [factor(boost, one) for one in found.values()] == [factor(boost, rows[at]) for at in some]
+            decided, whole = (
+                next(factors_of([boost], [held])) for held in ([*found.values()], [rows[at] for at in some])
+            )
+            assert decided.tolist() == whole.tolist()
