@@ -103,7 +103,9 @@ class SyncRecord:
         self._forget_failed(file)
 
     def fail(self, file: str, digest: bytes) -> None:
-        """Record that reading or sending a file with this content failed."""
+        """Record that reading or sending a file with this content failed. What it was before is forgotten: some of it
+        may have been replaced."""
+        self._db.execute("DELETE FROM files WHERE folder = ? AND file = ?", (self.folder, file))
         self._db.execute("REPLACE INTO failed VALUES (?, ?, ?)", (self.folder, file, digest))
 
     def failed(self, among: set[str]) -> dict[str, bytes]:

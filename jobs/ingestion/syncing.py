@@ -67,8 +67,22 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class ChangedFile:
+    """`size_and_time` are those that it had when its stamp was taken."""
+
     found: FoundFile
     stamp: Stamp
+    size_and_time: tuple[int, int]
+
+    def is_as_stamped(self) -> bool:
+        try:
+            return size_and_time(self.found.path) == self.size_and_time
+        except OSError:
+            return False
+
+
+def size_and_time(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 @dataclass(slots=True)
@@ -191,14 +205,14 @@ class _SyncRun:
         self.done.files_unchanged = 0
         for one in found.values():
             try:
-                stamp = self._new_stamp(one)
+                new = self._new_state(one)
             except OSError as error:
                 self.report.fail(SourceError(printable(one.path), f"cannot be opened: {error.strerror}"))
                 continue
-            if stamp is None:
+            if new is None:
                 self.done.files_unchanged += 1
             else:
-                changed.append(ChangedFile(one, stamp))
+                changed.append(new)
         self.skipped_bytes = sum(one.size_bytes for one in found.values()) - sum(
             one.found.size_bytes for one in changed
         )
@@ -209,21 +223,21 @@ class _SyncRun:
         retried = sum(failed.get(path_in_folder(one.found)) == one.stamp.digest for one in changed)
         self.done.files_changed, self.done.files_retried = len(changed) - retried, retried
 
-    def _new_stamp(self, found: FoundFile) -> Stamp | None:
+    def _new_state(self, found: FoundFile) -> ChangedFile | None:
         """Return the new state of a file, or None if it is as recorded."""
         before, now = self.record.stamp(path_in_folder(found)), time.time_ns()
-        status = found.path.stat()
-        if before and (before.size, before.mtime_ns) == (status.st_size, status.st_mtime_ns):
+        size, mtime_ns = size_and_time(found.path)
+        if before and (before.size, before.mtime_ns) == (size, mtime_ns):
             return None
         with found.path.open("rb") as content:
             digest = hashlib.file_digest(content, "blake2b").digest()
-        settled = now - status.st_mtime_ns > RECENT_NS
-        stamp = Stamp(status.st_size, status.st_mtime_ns if settled else 0, digest)
+        settled = now - mtime_ns > RECENT_NS
+        stamp = Stamp(size, mtime_ns if settled else 0, digest)
         if before and before.digest == digest:
             if before != stamp:
                 self.record.finish(path_in_folder(found), stamp)
             return None
-        return stamp
+        return ChangedFile(found, stamp, (size, mtime_ns))
 
     # -- sending
 
@@ -249,7 +263,8 @@ class _SyncRun:
                 reading = Reading(one)
                 failures = self.report.failures
                 yield one.found
-                reading.whole = self.report.failures == failures
+                # What was read of one that changed in between is not what was stamped: the next run reads it again.
+                reading.whole = self.report.failures == failures and one.is_as_stamped()
                 self.finished.append(reading)
 
         for document in read_files(files(), options=self.options, report=self.report):

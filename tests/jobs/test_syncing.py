@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -9,15 +11,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
+from jobs.ingestion import syncing
 from jobs.ingestion.sync_record import SyncRecord
-from jobs.ingestion.syncing import record_path
+from jobs.ingestion.syncing import record_path, sync
 from jobs.serving.process import ServerProcess, serving
-from nearline import CollectionBody
+from jobs.sources.files import FoundFile
+from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
+from jobs.sources.read import read_files
+from nearline import AsyncClient, CollectionBody
 from tests.jobs.test_commands import ROOT
 from tests.jobs.test_ingest import started, wait_for
 from tests.jobs.test_sources import put
@@ -316,6 +323,52 @@ def test_options_that_go_with_sync_alone(folder: Folder) -> None:
 
 def rows(numbers: range) -> str:
     return "".join(json.dumps({"id": f"m{at}", "text": f"Row {at}. " * 30}) + "\n" for at in numbers)
+
+
+def test_a_file_that_changes_while_it_is_read(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read is not what it held before or after, and the next run reads it again."""
+    path = put(folder.path, "a.txt", "First.")
+
+    async def once() -> None:
+        async with AsyncClient(folder.http.url) as client:
+            found = await client.collection(folder.name)
+            state = record_path(folder.state, folder.http.url, found)
+            with contextlib.closing(SyncRecord(state, str(folder.path))) as record:
+                await sync(
+                    client,
+                    folder.name,
+                    folder.path,
+                    record,
+                    options=SourceOptions(),
+                    report=SourceReport(),
+                    consent=lambda *_: False,
+                    limits=found["limits"],
+                )
+
+    def read_another(files: Iterable[FoundFile], **options: Any) -> Iterator[SourceDocument]:
+        """Read the file while it holds something else."""
+
+        def given() -> Iterator[FoundFile]:
+            for one in files:
+                if one.path.name == path.name:
+                    time.sleep(0.02)
+                    path.write_text("Something else.")
+                yield one
+                if one.path.name == path.name:
+                    time.sleep(0.02)
+                    path.write_text("What it holds.")
+
+        return read_files(given(), **options)
+
+    asyncio.run(once())
+    path.write_text("What it holds.")
+    with monkeypatch.context() as changed:
+        changed.setattr(syncing, "read_files", read_another)
+        asyncio.run(once())
+    assert "Something else." in folder.texts().values()
+    asyncio.run(once())
+    assert "What it holds." in folder.texts().values()
+    assert "Something else." not in folder.texts().values()
 
 
 @pytest.mark.slow

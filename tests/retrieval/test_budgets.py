@@ -136,7 +136,7 @@ SEARCH_TOO: dict[str, Made] = {
     "collapse by few values": lambda times: {"collapse": {"key": "lang", "hits": 10}, "k": 25 * times},
     "collapse by value among long lists": lambda times: {
         "filter": LISTS,
-        "collapse": {"key": "serials"},
+        "collapse": {"key": "lang", "hits": 10},
         "k": 250 * times,
         "boosts": [{"key": "days", "weight": 0.1, "decay": {"half_life_days": 3}}] * 8,
     },
