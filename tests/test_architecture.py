@@ -28,7 +28,7 @@ ABSENT = {
     if module.split(".")[-1].split("_")[0] == framework
 }
 if find_spec("ray") is None:
-    ABSENT |= {"jobs.cluster.actors", "jobs.cluster.starting"}
+    ABSENT |= {"jobs.cluster.actors", "jobs.cluster.building", "jobs.cluster.starting"}
 
 
 def test_imports_go_one_way() -> None:

@@ -22,7 +22,10 @@ def note_unrestored(folder: Path, reason: str) -> None:
 
 
 def is_unrestored(folder: Path) -> bool:
-    return (folder / FILE).exists()
+    try:
+        return (folder / FILE).exists()
+    except PermissionError:  # the log says it
+        return False
 
 
 def require_restored(folder: Path) -> None:
@@ -35,6 +38,6 @@ def require_restored(folder: Path) -> None:
 def remove_note(folder: Path) -> None:
     """Remove a note, and the folder if it holds nothing else."""
     if is_unrestored(folder):
-        (folder / FILE).unlink()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # one that stays keeps the collection closed, which says why
+            (folder / FILE).unlink()
             folder.rmdir()
