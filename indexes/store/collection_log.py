@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from indexes.base.errors import Damaged, NotFound
 from indexes.base.moving import MOVING
 from indexes.base.work import do_nothing
 from indexes.log.reader import LogReader
@@ -88,7 +87,7 @@ class CollectionUpload:
     ) -> None:
         """`on_upload` is called with the last operation that the store has after each upload, `on_append` after each
         slot."""
-        self.log, self.held, self._writer, self._keep_ms = log, held, writer, keep_ms
+        self.log, self.held, self.writer, self._keep_ms = log, held, writer, keep_ms
         self._on_upload, self._on_append = on_upload, on_append
         self._checkpoint = checkpoint
         self._oldest = checkpoint.oldest_slot if checkpoint else 1
@@ -102,35 +101,27 @@ class CollectionUpload:
     @property
     def seq(self) -> int:
         """The last operation that is in the store."""
-        return self._writer.last.slot.reached.operations
+        return self.writer.last.slot.reached.operations
 
     def has(self, seq: int) -> bool:
         """Whether the store has an operation, and the settings beside the log as they are now."""
         return self.seq >= seq and self._files == self._files_now()
-
-    def is_there(self) -> bool:
-        """Whether the store has the last slot."""
-        last = self._writer.last
-        try:
-            return not last.slot.number or self.held.slots.read(last.slot.number).digest == last.digest
-        except (NotFound, Damaged):
-            return False
 
     def upload(self, now_ms: int) -> int:
         """Bring the store up to the last commit; returns the last operation there. After Unavailable, call it again.
         Raises Superseded."""
         self._upload_changes()
         last = self._checkpoint.slot if self._checkpoint else 0
-        if self._writer.last.slot.number - last >= SLOTS_BETWEEN:
+        if self.writer.last.slot.number - last >= SLOTS_BETWEEN:
             self.check_in(now_ms)
         self._clear_generations(now_ms)
         return self.seq
 
     def _upload_changes(self) -> None:
-        self._writer.settle()
+        self.writer.settle()
         files = self._files_now()
-        for change in changes_since(self.log, self._writer.last.slot.reached, files):
-            state, before = change.state, self._writer.last.slot.reached
+        for change in changes_since(self.log, self.writer.last.slot.reached, files):
+            state, before = change.state, self.writer.last.slot.reached
             if state is None or state.reached != before or files != self._files:
                 self._append(change)
         self._on_upload(self.seq)
@@ -161,10 +152,10 @@ class CollectionUpload:
             self._cleared = live
 
     def _append(self, change: LogChange) -> None:
-        last, state = self._writer.last.slot, change.state
+        last, state = self.writer.last.slot, change.state
         at_ms = change.operations[-1][1] if change.operations else last.at_ms
         reached = state.reached if state else last.reached
-        self._writer.append(msgspec.msgpack.encode(change), reached, at_ms, whole=state is not None)
+        self.writer.append(msgspec.msgpack.encode(change), reached, at_ms, whole=state is not None)
         if state:
             self._files = state.files
         self._on_append()
@@ -175,7 +166,7 @@ class CollectionUpload:
         if erase:
             self._erasure = {ERASED: str(now_ms).encode()}
         self._upload_changes()
-        end = self._writer.last.slot.reached.documents
+        end = self.writer.last.slot.reached.documents
         known = self._checkpoint.parts if self._checkpoint else []
         parts: list[StoredPart] = []
         for part in self.held.checkpoints.make_parts(self.log, known, end, 1.0 if erase else LIVE_MIN):
@@ -184,7 +175,7 @@ class CollectionUpload:
         # Before the rows, or a copy might have lost its mark here and not be complete yet.
         files = self._files_now()
         with self.log.transaction() as db:  # at one commit: parts, rows and change together make its state
-            reached = self._writer.last.slot.reached
+            reached = self.writer.last.slot.reached
             change = last_change(db, reached, reached.documents, files)
             rows = read_rows(db, end, reached_by(db).documents)
             live = live_documents(db)
@@ -194,7 +185,7 @@ class CollectionUpload:
             self._append(change)
         if rows.documents:
             parts.append(self.held.checkpoints.put_part(end, state.reached.documents, rows))
-        last = self._writer.last
+        last = self.writer.last
         self._checkpoint = made = StoredCheckpoint(
             FORMAT,
             slot=last.slot.number,

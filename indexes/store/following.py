@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -51,12 +51,7 @@ from indexes.store.collection_log import ERASED, VECTOR_STORE, CollectionLog
 from indexes.store.directory import DIRECTORY, Directory, Record, read_record, restore_directory, write_record
 from indexes.store.generations import GENERATIONS, generation_in
 from indexes.store.objects import Objects
-from indexes.store.opening import (
-    OnDisk,
-    collections_on,
-    directory_at,
-    restore_collection,
-)
+from indexes.store.opening import OnDisk, collections_on, directory_at, restore_collection
 from indexes.store.restoring import NEWEST
 from indexes.store.rows import LogChange, reached_by, replay
 from indexes.store.session import PRESENT_S
@@ -277,10 +272,11 @@ class Follower(Replication):
                 if not self._is_level:
                     self._resume()
                 self._follow_directory()
-                errors = list(self._pool.map(self._try_follow, list(self._followed.items())))
-                self._begin_takes()
-                if (failed := next(filter(None, errors), None)) is not None:
-                    raise failed
+                under_way = [self._pool.submit(self._follow, *item) for item in self._followed.items()]
+                wait(under_way)
+                self._begin_takes()  # of those that went well, too
+                for one in under_way:
+                    one.result()
             except OutOfStep as error:
                 failures.report(error)
                 return
@@ -360,15 +356,8 @@ class Follower(Replication):
         self._followed.pop(name, None)
         self._catalog.delete(name)
 
-    def _try_follow(self, item: tuple[str, FollowedLog]) -> Exception | None:
-        """Bring one collection up to date. Returns what went wrong, so that the others are followed."""
-        try:
-            self._follow(*item)
-        except Exception as error:  # noqa: BLE001 - raised by the caller
-            return error
-        return None
-
     def _follow(self, name: str, followed: FollowedLog) -> None:
+        """Bring one collection up to date."""
         collection = self._catalog.collections.get(name)
         if collection is None:
             return  # quarantined: it comes back when its files do

@@ -30,7 +30,7 @@ class NamesUpload:
         assert opened is not None
         described, source = self._describe(catalog)
         if described != self.stored:
-            session.require_present()
+            session.require_present(opened.names)
             opened.names.settle()
             reached = LogExtent(opened.names.last.slot.reached.operations + 1, content=described.digest)
             opened.names.append(msgspec.msgpack.encode(described), reached, self._clock())

@@ -18,6 +18,7 @@ from indexes.store.checkpoints import DAY_MS
 from indexes.store.collection_log import CollectionUpload
 from indexes.store.objects import Objects
 from indexes.store.opening import OpenStore, open_store
+from indexes.store.slots import SlotWriter
 
 PRESENT_S = 1.0  # how often a bucket is asked whether it is still the one that was opened; a folder each time
 LOOK_S = 0.1
@@ -71,14 +72,14 @@ class Session:
         self.opened = open_store(self.objects, self._url, self._data, progress, restores=restores)
         return self.opened
 
-    def require_present(self, upload: CollectionUpload | None = None) -> None:
-        """Raise Unavailable if the store is no longer the one that was opened, or, for a folder, lacks what an upload
-        has put there: another one may be mounted in its place."""
+    def require_present(self, writer: SlotWriter | None = None) -> None:
+        """Raise Unavailable if the store is no longer the one that was opened, or, for a folder, lacks the last slot of
+        a writer: another one may be mounted in its place."""
         cheap = self._url.startswith("file:")
         if self.opened is not None and time.monotonic() >= self._present_until:
             self.opened.require_present()
             self._present_until = time.monotonic() + (0.0 if cheap else PRESENT_S)
-        if cheap and upload is not None and not upload.is_there():
+        if cheap and writer is not None and not writer.is_there():
             raise Unavailable(
                 f"the store {self._url} lacks what this service has put there: it is an older copy, or was changed; a "
                 "restart of the service completes it"

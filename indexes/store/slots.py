@@ -127,16 +127,15 @@ class SlotLog:
             require_successor(self.folder, last, found)
             yield (last := found)
 
-    def last_number(self) -> int:
-        names = self.objects.names(self.folder)
-        return int(names[-1]) if names else 0
+    def last_number(self, known: int = 0) -> int:
+        """The number of the last slot, 0 if there is none. Slots up to `known` may be gone."""
+        names = self.objects.names(self.folder, after=name_of(known) if known else "")
+        return int(names[-1]) if names else known
 
     def last(self, known: int = 0) -> Read:
-        """The last slot, NOTHING if there is none. Slots up to `known` may be gone."""
-        names = self.objects.names(self.folder, after=name_of(known) if known else "")
-        if not names:
-            return self.read(known) if known else NOTHING
-        return self.read(int(names[-1]))
+        """The last slot, NOTHING if there is none."""
+        number = self.last_number(known)
+        return self.read(number) if number else NOTHING
 
 
 def require_successor(folder: str, last: Read, found: Read) -> None:
@@ -170,6 +169,15 @@ class SlotWriter:
         slot = Slot(FORMAT, number, self.epoch, digest, last.epochs, reached, at_ms, whole, payload)
         self._pending = slot
         self.settle()
+
+    def is_there(self) -> bool:
+        """Whether the store still has the last slot."""
+        try:
+            return (
+                not self.last.slot.number or self.log.read(self.last.slot.number).digest == self.last.digest
+            )
+        except (NotFound, Damaged):
+            return False
 
     def require_last(self) -> None:
         """Raise Superseded if another writer has appended; its fence is enough."""

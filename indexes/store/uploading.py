@@ -293,7 +293,7 @@ class Uploader(Replication):
         since, tracked.waiting_since = tracked.waiting_since, 0.0  # a commit from here on is one more
         try:
             upload = self._session.upload_of(tracked)
-            self._session.require_present(upload)
+            self._session.require_present(upload.writer)
             upload.upload(self._clock())
         except Superseded as error:
             self._stop(error)

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from ray.exceptions import RayError
 
 from indexes.base.errors import Unavailable
 from indexes.store.objects import first_line
-from jobs.cluster.machine import BUILDS, FOLDER, ShardBuild, read_machine
+from jobs.cluster.machine import BUILDS, FOLDER, read_machine
+from jobs.cluster.moving import ShardBuild
 from jobs.cluster.services import without_ray
 
 NICE = 10  # services on the machine come first
@@ -65,12 +66,11 @@ def build_all(builds: Sequence[ShardBuild]) -> Iterator[tuple[ShardBuild, BuildO
     """Build each on a machine, and yield the outcomes as they come. This process is connected to Ray; the builds end
     with it. Raises Unavailable."""
     task = ray.remote(build).options(num_cpus=0, resources={BUILDS: 1}, scheduling_strategy="SPREAD")
-    waiting: Mapping[Any, ShardBuild] = {task.remote(one.collection, one.store): one for one in builds}
+    waiting: dict[Any, ShardBuild] = {task.remote(one.collection, one.store): one for one in builds}
     while waiting:
         [ended, *_], _ = ray.wait(list(waiting))
         try:
             outcome = msgspec.msgpack.decode(ray.get(ended), type=BuildOutcome)
         except RayError as error:
             raise Unavailable(f"a build was lost: {first_line(error)}") from None
-        yield waiting[ended], outcome
-        waiting = {task: one for task, one in waiting.items() if task != ended}
+        yield waiting.pop(ended), outcome

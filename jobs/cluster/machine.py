@@ -59,13 +59,6 @@ class Machine(msgspec.Struct, frozen=True):
         return Path(self.configuration) if self.configuration else None
 
 
-class ShardBuild(msgspec.Struct, frozen=True):
-    """A shard, or a collection in one piece, and the URL of the store that it is in."""
-
-    collection: str
-    store: str
-
-
 def read_machine(folder: Path) -> Machine | None:
     """Raises Damaged."""
     path = folder / MACHINE

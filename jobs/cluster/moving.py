@@ -9,14 +9,22 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
+
 from indexes.base.errors import Conflict, NotFound, Unavailable
 from indexes.directory.marker import SHARD_MARK
-from jobs.cluster.machine import ShardBuild
 from nearline import AsyncClient
 from retrieval.clients.errors import ServiceError
 
 LOOK_S = 0.5
 KNOWN_S = 60.0
+
+
+class ShardBuild(msgspec.Struct, frozen=True):
+    """A shard, or a collection in one piece, and the URL of the store that it is in."""
+
+    collection: str
+    store: str
 
 
 async def fill(client: AsyncClient, node: str) -> None:

@@ -78,8 +78,9 @@ def build_here(
     ):
         try:
             built = build_from(objects, collection, folder / "log", options, hot_capacity, progress)
-        except UpToDate as error:
-            print_result({"adopted": False, "up_to_date": True}, error.message, as_json=as_json)
+        except UpToDate:
+            result = {"adopted": False, "up_to_date": True}
+            print_result(result, describe_elsewhere(result), as_json=as_json)
             return
         if not as_json:
             errors.print(

@@ -10,13 +10,12 @@ import itertools
 import logging
 import os
 import random
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.faults.test_cluster_kills import CLIENTS, SERVICES, Client, Cluster, check, move
+from tests.faults.test_cluster_kills import SERVICES, Cluster, at_work, pass_time
 from tests.support.networks import network_of
 
 logger = logging.getLogger(__name__)
@@ -26,40 +25,27 @@ CUT_S_MAX = 12.0
 
 
 def cut_nodes(folder: Path, cuts: int, seed: int) -> None:
-    draw, stop = random.Random(seed), threading.Event()
+    draw = random.Random(seed)
     pairs = list(itertools.combinations(SERVICES, 2))
     draw.shuffle(pairs)
-    with network_of(SERVICES) as network, (cluster := Cluster(folder, network)).running():
-        clients = [Client(cluster, number, random.Random(seed + 1 + number)) for number in range(CLIENTS)]
-        cluster.at("a").ok("POST", "/v1/collections", {"name": "docs", "shards": 5, "dimensions": 4})
-        threads = [threading.Thread(target=one.run, args=(stop,)) for one in clients]
-        for one in threads:
-            one.start()
-        try:
-            for number, pair in zip(range(cuts), itertools.cycle(pairs)):
-                time.sleep(draw.uniform(0.0, 1.5))
-                if number % 2:
-                    move(cluster, draw)
-                    time.sleep(draw.uniform(0.0, 0.3))
-                before = sum(one.acknowledged for one in clients)
-                network.cut(*pair)
-                time.sleep(draw.uniform(0.5, CUT_S_MAX))
-                done = sum(one.acknowledged for one in clients) - before
-                network.heal(*pair)
-                begun = time.monotonic()
-                cluster.wait()
-                logger.warning(
-                    "%s was cut from %s: %d writes beside it, whole %.1f s after it",
-                    *pair,
-                    done,
-                    time.monotonic() - begun,
-                )
-        finally:
-            stop.set()
-            for one in threads:
-                one.join()
-        assert not [wrong for one in clients for wrong in one.wrong]
-        check(cluster, clients, draw)
+    with (
+        network_of(SERVICES) as network,
+        (cluster := Cluster(folder, network)).running(),
+        at_work(cluster, draw, seed) as clients,
+    ):
+        for number, pair in zip(range(cuts), itertools.cycle(pairs)):
+            pass_time(cluster, draw, number)
+            before = sum(one.acknowledged for one in clients)
+            network.cut(*pair)
+            time.sleep(draw.uniform(0.5, CUT_S_MAX))
+            done = sum(one.acknowledged for one in clients) - before
+            network.heal(*pair)
+            begun = time.monotonic()
+            cluster.wait()
+            whole_s = time.monotonic() - begun
+            logger.warning(
+                "%s was cut from %s: %d writes beside it, whole %.1f s after it", *pair, done, whole_s
+            )
 
 
 @pytest.mark.slow

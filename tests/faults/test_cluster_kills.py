@@ -183,36 +183,48 @@ class Client:
             self.wrong.append(reply)
 
 
-def kill_nodes(folder: Path, kills: int, seed: int) -> None:
-    draw, cluster, stop = random.Random(seed), Cluster(folder), threading.Event()
+@contextmanager
+def at_work(cluster: Cluster, draw: random.Random, seed: int) -> Iterator[list[Client]]:
+    """Clients that write and search for the duration of a with-block, and are right in the end."""
     clients = [Client(cluster, number, random.Random(seed + 1 + number)) for number in range(CLIENTS)]
-    with cluster.running():
-        cluster.at("a").ok("POST", "/v1/collections", {"name": "docs", "shards": 5, "dimensions": 4})
-        threads = [threading.Thread(target=one.run, args=(stop,)) for one in clients]
+    cluster.at("a").ok("POST", "/v1/collections", {"name": "docs", "shards": 5, "dimensions": 4})
+    stop = threading.Event()
+    threads = [threading.Thread(target=one.run, args=(stop,)) for one in clients]
+    for one in threads:
+        one.start()
+    try:
+        yield clients
+    finally:
+        stop.set()
         for one in threads:
-            one.start()
-        try:
-            for kill in range(kills):
-                time.sleep(draw.uniform(0.0, 1.5))
-                if kill % 2:
-                    move(cluster, draw)
-                    time.sleep(draw.uniform(0.0, 0.3))
-                name = SERVICES[kill % len(SERVICES)]
-                begun = time.monotonic()
-                cluster.kill(name)
-                cluster.start(name)
-                cluster.wait()
-                refused = [at for one in clients for at in one.refused if at >= begun]
-                away_s = max(refused) - min(refused) if refused else 0.0
-                logger.warning("%s was killed: searches were refused for %.1f s", name, away_s)
-                if name in NODES["a"]:  # the other one answers
-                    assert not refused
-        finally:
-            stop.set()
-            for one in threads:
-                one.join()
-        assert not [wrong for one in clients for wrong in one.wrong]
-        check(cluster, clients, draw)
+            one.join()
+    assert not [wrong for one in clients for wrong in one.wrong]
+    check(cluster, clients, draw)
+
+
+def kill_nodes(folder: Path, kills: int, seed: int) -> None:
+    draw, cluster = random.Random(seed), Cluster(folder)
+    with cluster.running(), at_work(cluster, draw, seed) as clients:
+        for kill in range(kills):
+            pass_time(cluster, draw, kill)
+            name = SERVICES[kill % len(SERVICES)]
+            begun = time.monotonic()
+            cluster.kill(name)
+            cluster.start(name)
+            cluster.wait()
+            refused = [at for one in clients for at in one.refused if at >= begun]
+            away_s = max(refused) - min(refused) if refused else 0.0
+            logger.warning("%s was killed: searches were refused for %.1f s", name, away_s)
+            if name in NODES["a"]:  # the other one answers
+                assert not refused
+
+
+def pass_time(cluster: Cluster, draw: random.Random, fault: int) -> None:
+    """Wait for a while before the next fault; every other time a shard begins to move."""
+    time.sleep(draw.uniform(0.0, 1.5))
+    if fault % 2:
+        move(cluster, draw)
+        time.sleep(draw.uniform(0.0, 0.3))
 
 
 def move(cluster: Cluster, draw: random.Random) -> None:

@@ -22,7 +22,17 @@ from indexes.store.objects import Bucket, Objects
 from indexes.store.uploading import StoreOptions
 from retrieval.access.key_file import KeyStore
 from tests.indexes.test_store import state_of
-from tests.indexes.test_uploading import BUCKET, WAIT_S, WORLD, Service, away, near, serving, wait_for
+from tests.indexes.test_uploading import (
+    BUCKET,
+    WAIT_S,
+    WORLD,
+    Service,
+    away,
+    damage_end,
+    near,
+    serving,
+    wait_for,
+)
 from tests.support.object_stores import MemoryObjects
 from tests.support.vectors import rebuild
 
@@ -271,9 +281,7 @@ def test_what_is_damaged_in_the_store_keeps_nothing_else_away(tmp_path: Path, ob
         for name in ("docs", "other"):
             writer.create(name)
             writer.write(name, 1, 2).result(WAIT_S)
-        uid = writer.catalog.get("docs").uid
-        name = max(one for one in objects.held if uid in one and "/log/" in one)
-        objects.held[name] = objects.held[name][:-1]
+        damage_end(objects, writer.catalog.get("docs").uid)
         with following(tmp_path / "b", objects) as replica:
             assert set(replica.catalog.quarantined) == {"docs"}
             writer.write("other", 3).result(WAIT_S)
@@ -292,9 +300,7 @@ def test_a_replica_keeps_what_it_has_of_what_is_damaged(tmp_path: Path, objects:
         docs = writer.catalog.get("docs")
         with following(tmp_path / "b", objects) as replica:
             wait_for(lambda: replica.has(docs))
-        name = max(one for one in objects.held if docs.uid in one and "/log/" in one)
-        whole = objects.held[name]
-        objects.held[name] = whole[:-1]
+        name, whole = damage_end(objects, docs.uid)
         with following(tmp_path / "b", objects) as replica:
             assert set(replica.catalog.quarantined) == {"docs"}
             assert replica.has(writer.catalog.get("other"))

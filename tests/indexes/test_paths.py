@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from indexes.base.model import Metadata
+from indexes.base.normalizing import normalize
 from indexes.base.paths import leaves, value_at, values_at
 from indexes.filters.grammar import parse_filter
 from indexes.filters.index import GrowingFilters
@@ -36,6 +43,39 @@ def test_values_stand_under_their_paths() -> None:
         None,
     ]
     assert value_at({"tags": ["one"]}, "tags") == ["one"]
+
+
+class Unread(list[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("nothing that is wanted is in here")
+
+
+def test_values_are_read_where_they_can_be() -> None:
+    """Long lists under other paths are passed over, beside what is wanted and above it."""
+    long = Unread(["2026-01-01"] * 500)
+    metadata: Metadata = {
+        "days": long,
+        "at": [{"days": long, "city": "Ulm"}, {"city": ["Bonn"]}],
+        "at.days": long,
+    }
+    assert values_at(metadata, "at.city") == ["Ulm", "Bonn"]
+
+
+KEYS = st.sampled_from(["a", "b", "a.b", "b.a", "e\u0301", "\u00e9"])
+SCALARS = st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["x", "y"])
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=4), st.lists(KEYS, min_size=1, max_size=3).map(".".join))
+def test_values_are_those_of_all_leaves(metadata: Metadata, path: str) -> None:
+    wanted = normalize("NFC", path)
+    assert values_at(metadata, path) == [
+        value for found, value in leaves(metadata) if normalize("NFC", found) == wanted
+    ]
 
 
 def test_passages_of_a_document_share_what_is_known_of_its_metadata() -> None:

@@ -89,6 +89,14 @@ def wait_for(what: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def damage_end(objects: MemoryObjects, uid: str) -> tuple[str, bytes]:
+    """Cut the last object of a collection's log. Returns its name, and what it held."""
+    name = max(one for one in objects.held if uid in one and "/log/" in one)
+    whole = objects.held[name]
+    objects.held[name] = whole[:-1]
+    return name, whole
+
+
 def away(operation: str, name: str) -> Fault:
     return "before"
 
@@ -503,9 +511,7 @@ def test_a_disk_is_not_served_beside_a_damaged_end_of_its_log(tmp_path: Path, ob
             service.create(name)
             service.write(name, 1, 2).result(WAIT_S)
         uid = service.catalog.get("docs").uid
-    name = max(one for one in objects.held if uid in one and "/log/" in one)
-    whole = objects.held[name]
-    objects.held[name] = whole[:-1]
+    name, whole = damage_end(objects, uid)
     for _ in range(2):
         with serving(tmp_path / "a", objects) as service:
             with pytest.raises(Quarantined, match=name):
@@ -665,7 +671,10 @@ def test_what_was_deleted_is_owed_by_a_copy(tmp_path: Path, objects: MemoryObjec
     ]
 
 
-def test_an_older_copy_of_a_folder_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["documents", "names"])
+def test_an_older_copy_of_a_folder_is_noticed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is acknowledged on a log with a hole; a restart completes it."""
     monkeypatch.setattr(availability, "RETRY_S", (0.1, 0.2))
     store, options = tmp_path / "store", StoreOptions((tmp_path / "store").as_uri(), "bucket")
@@ -675,15 +684,17 @@ def test_an_older_copy_of_a_folder_is_noticed(tmp_path: Path, monkeypatch: pytes
         service.write("docs", 1).result(WAIT_S)
         shutil.copytree(store, tmp_path / "old")
         service.write("docs", 2, 3).result(WAIT_S)
+        service.create("late")
         store.rename(tmp_path / "new")
         (tmp_path / "old").rename(store)
         with pytest.raises((Unavailable, StorageError)):
-            service.write("docs", 4).result(WAIT_S)
+            service.write("docs", 4).result(WAIT_S) if kind == "documents" else service.create("later")
         assert "older copy" in service.uploader.error
     with serving(tmp_path / "a", objects, options) as service:
         service.write("docs", 5).result(WAIT_S)
     with serving(tmp_path / "b", objects, options) as restored:
         assert restored.ids("docs") >= {"d1", "d2", "d3", "d5"}
+        assert "late" in restored.catalog.collections
 
 
 def test_a_moment_is_restored_from_before_damaged_names(tmp_path: Path, objects: MemoryObjects) -> None:
@@ -726,3 +737,10 @@ def test_answers_are_kept_for_those_who_look_later(objects: MemoryObjects) -> No
         answer = Offers(objects).answer_to(number)
         assert answer is not None
         assert answer.number == 10 + number
+
+
+def test_a_first_upload_does_not_wait(tmp_path: Path, objects: MemoryObjects) -> None:
+    """Only those that come soon after it do."""
+    with serving(tmp_path / "a", objects, StoreOptions("memory:", "local", lag_s_max=10 * WAIT_S)) as service:
+        service.create("docs")
+        wait_for(lambda: service.uploader.uploads > 0)

@@ -134,12 +134,6 @@ SEARCH_TOO: dict[str, Made] = {
     "collapse by distant vectors": lambda times: {"collapse": {"similarity": 1}, "k": 250 * times},
     "collapse by value": lambda times: {"collapse": {"key": "serials", "hits": 2}, "k": 125 * times},
     "collapse by few values": lambda times: {"collapse": {"key": "lang", "hits": 10}, "k": 25 * times},
-    "collapse by value among long lists": lambda times: {
-        "filter": LISTS,
-        "collapse": {"key": "lang", "hits": 10},
-        "k": 250 * times,
-        "boosts": [{"key": "days", "weight": 0.1, "decay": {"half_life_days": 3}}] * 8,
-    },
     "collapse by text": lambda times: {"collapse": "text", "k": 250 * times},
     "prefixes": lambda times: {"operators": True, "query": prefixes(4 * times)},
     "a long phrase": lambda times: {"operators": True, "query": f'"{long_query(times)}"'},

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,8 +17,9 @@ import numpy as np
 import pytest
 
 from indexes.base.errors import TooLarge
-from indexes.base.model import Delete, Floats, NewPassage, Upsert
+from indexes.base.model import Delete, Floats, NewPassage, Rows, Scalar, Upsert
 from indexes.collection.collection import Collection
+from indexes.filters.filter_part import Column
 from indexes.log.applying import Applied
 from indexes.parts.snapshot import Snapshot
 from retrieval.admission.ceiling import AnswerBudget, BudgetShare
@@ -32,6 +34,7 @@ from retrieval.search.reranking import PairsRead, Reranker
 from retrieval.search.shard import Ask, Fetched, LocalShard, Searched, What
 from retrieval.search.stages import SEARCHES_MAX
 from retrieval.search.stopwatch import Stopwatch
+from retrieval.wire.options import Boost
 from retrieval.wire.search import Fusion, SearchAnswer, SearchRequest
 from tests.support.vectors import DIMENSIONS, make_collection, rebuild
 
@@ -131,6 +134,25 @@ def test_a_deeper_search_pays_once_for_its_hits(pipeline: Pipeline, collection: 
     search(pipeline, collection, budget=budget.taken, **options)
     with pytest.raises(TooLarge):
         search(pipeline, collection, budget=budget.taken - 1, **options)
+
+
+def test_a_deeper_search_reads_values_once(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it is begun again, the values that boosts need of a passage are read once."""
+    read: list[int] = []
+    real = Column.deciding
+
+    def deciding(column: Column, rows: Rows) -> Iterator[tuple[int, Scalar]]:
+        read.append(len(rows))
+        return real(column, rows)
+
+    monkeypatch.setattr(Column, "deciding", deciding)
+    with closing(make_collection(tmp_path / "c", hot_capacity=60)) as made:
+        made.write([replace(one, metadata={"n": at}) for at, one in enumerate(documents())]).result()
+        boosted: dict[str, Any] = {"group_by_document": True, "boosts": [Boost(key="n", weight=0.1)]}
+        assert len(search(pipeline, made, k=OTHERS, **boosted).hits) == OTHERS
+    assert OTHERS < sum(read) <= LONG_PASSAGES + OTHERS
 
 
 def test_a_deeper_search_is_one_search(pipeline: Pipeline, collection: Collection) -> None:
