@@ -203,21 +203,22 @@ async def follow(
     """Send a request to the service that is chosen for a shard, again if the shard has moved."""
     begun, gone = time.monotonic(), None
     while True:
-        node = None
+        node, asked_at = None, time.monotonic()
         try:
             node = choose(nodes, shard)
             return await send(nodes, node, method, path, body)
         except NearlineError as error:
             gone = error if isinstance(error, NotFound) else gone
             await nodes.look_again()
-            if time.monotonic() - begun > patience_of(nodes, shard, node, error):
+            if time.monotonic() - begun > patience_of(nodes, shard, node, error, asked_at):
                 raise (gone if gone is not None and not is_known(nodes, shard) else error) from None
         await asyncio.sleep(MOVING_LOOK_S)
 
 
-def patience_of(nodes: Nodes, shard: str, node: Node | None, error: NearlineError) -> float:
+def patience_of(nodes: Nodes, shard: str, node: Node | None, error: NearlineError, asked_at: float) -> float:
     """Return how long to send a request again, in seconds: only if it was refused and nothing was done, because its
-    shard is moving or has moved. `node` is the one that refused it, None if there was none or two to choose from."""
+    shard is moving or has moved. `node` is the one that refused it when asked at `asked_at`, None if there was none or
+    two to choose from."""
     if isinstance(error, NotReady):
         return MOVING_S
     if node is None and isinstance(error, Unavailable | Conflict):
@@ -225,7 +226,8 @@ def patience_of(nodes: Nodes, shard: str, node: Node | None, error: NearlineErro
             return MOVING_S
         return AGREE_S if isinstance(error, Conflict) or not nodes.away() else 0.0
     gone = isinstance(error, NotFound) and error.param == "collection"
-    if gone and node is not None and not node.takes_writes_of(shard):  # it has moved, or was deleted
+    # It has moved, or was deleted; a look from before the request cannot tell.
+    if gone and node is not None and (node.looked_at < asked_at or not node.takes_writes_of(shard)):
         return MOVING_S if nodes.having(shard) else AGREE_S if is_known(nodes, shard) else 0.0
     return 0.0
 

@@ -197,15 +197,17 @@ class Nodes:
         await asyncio.gather(*(self.look_at(one) for one in self.members if is_new or one.shards is not None))
 
     async def look_at(self, node: Node) -> None:
-        """Ask a service what it has."""
+        """Ask a service what it has. What an older look says after a newer one does not count."""
         begun = time.monotonic()
         try:
-            node.shards, why = (await self.link.call(node.url, Calls([], None), CONNECT_S)).state, ""
+            shards, why = (await self.link.call(node.url, Calls([], None), CONNECT_S)).state, ""
         except NearlineError as error:
-            node.shards, why = None, error.message
-        if node.shards is not None:
-            self._forget_lost(node.shards, begun)
-        self._found, node.looked_at = None, begun
+            shards, why = None, error.message
+        if begun < node.looked_at:
+            return
+        if shards is not None:
+            self._forget_lost(shards, begun)
+        self._found, node.shards, node.looked_at = None, shards, begun
         self._tell()
         if why != node.why:
             node.why = why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -227,6 +228,49 @@ def test_looks_at_two_nodes_may_be_of_different_times(is_away: bool, monkeypatch
     nodes.members[1].shards = NodeShards(shards={shard: copy}, writes=True)
     nodes._found = None
     assert asyncio.run(asking.ask(nodes, [Away(RemoteShard(shard), AwaitSeq())])) == [None]
+
+
+def test_a_shard_that_was_deleted_since_the_last_look_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node a has given it to b and deleted it, and the looks of that moment saw it at a alone."""
+    nodes, shard, looks = nodes_of("a", "b"), "docs~0of2", itertools.count()
+    here, gone = (NodeShards(shards=one, writes=True) for one in ({shard: state_at(9)}, {}))
+    nodes.members[0].shards = here
+
+    async def look_again(self: Nodes) -> None:
+        if next(looks) == 3:
+            nodes.members[0].shards, nodes.members[1].shards, nodes._found = gone, here, None
+            for one in nodes.members:
+                one.looked_at = time.monotonic()
+
+    async def send(nodes: Nodes, node: Node, *asked: object) -> dict[str, Any]:
+        if node.name == "a":
+            raise NotFound(f"no collection {shard!r}", param="collection")
+        return {"node": node.name}
+
+    monkeypatch.setattr(Nodes, "look_again", look_again)
+    monkeypatch.setattr(asking, "send", send)
+    assert asyncio.run(asking.change(nodes, shard, "POST", "")) == {"node": "b"}
+
+
+def test_an_older_look_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends after one that began later."""
+    nodes, shard = nodes_of("a"), "docs~0of2"
+    answers = [(0.2, {shard: state_at(9)}), (0.0, {})]
+
+    async def call(link: Link, url: str, calls: object, within_s: float) -> Replies:
+        late_s, shards = answers.pop(0)
+        await asyncio.sleep(late_s)
+        return Replies(state=NodeShards(shards=shards, writes=True))
+
+    async def look_twice() -> None:
+        first = asyncio.ensure_future(nodes.look())
+        await asyncio.sleep(0.05)
+        await nodes.look()
+        await first
+
+    monkeypatch.setattr(Link, "call", call)
+    asyncio.run(look_twice())
+    assert nodes.collections() == {}
 
 
 def test_a_shard_that_lost_what_a_stream_knows_is_noticed() -> None:

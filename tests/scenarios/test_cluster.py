@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -35,10 +35,11 @@ from tests.support.children import children
 from tests.support.commands import nearline
 from tests.support.http import Http, Reply
 from tests.support.redis_server import free_port
-from tests.support.vectors import settings
+from tests.support.vectors import DIMENSIONS, World, settings
 from tests.support.watching import watching
 
 pytestmark = pytest.mark.model
+WORLD = World()
 UP_S = 30.0
 SUBJECTS = ["The gardener", "A sailor", "My neighbor", "The old miller", "A careful engineer"]
 VERBS = ["paints", "repairs", "forgets", "measures", "sells", "describes", "hides"]
@@ -289,10 +290,11 @@ def test_search_processes_answer_for_shards(cluster: Cluster, sizes: dict[int, s
             searched.result()
 
 
-def test_shards_answer_as_one_piece_while_they_move(cluster: Cluster, sizes: dict[int, str]) -> None:
-    """Beside writes, too: documents get other metadata, and so new passages with the same words."""
-    name, ended = sizes[4], threading.Event()
-    faults: list[object] = []
+@contextlib.contextmanager
+def moved_beside_writes(cluster: Cluster, name: str, ids: Sequence[str]) -> Iterator[threading.Event]:
+    """Move the four shards of a collection to and fro until the event is set, while documents get other metadata, and
+    so new passages with the same words. Every move and every write succeeds."""
+    ended, faults = threading.Event(), list[object]()
 
     def move() -> None:
         for at in range(8):
@@ -308,7 +310,7 @@ def test_shards_answer_as_one_piece_while_they_move(cluster: Cluster, sizes: dic
     def write() -> None:
         written = 0
         while not ended.is_set():
-            path = f"/v1/collections/{name}/documents/s{written % 260}"
+            path = f"/v1/collections/{name}/documents/{ids[written % len(ids)]}"
             reply = cluster.at_b.call("PATCH", path, {"metadata": {"round": written}})
             faults.extend([reply] if reply.status != 200 else [])
             written += 1
@@ -317,22 +319,89 @@ def test_shards_answer_as_one_piece_while_they_move(cluster: Cluster, sizes: dic
     threads = [threading.Thread(target=one) for one in (move, write)]
     for one in threads:
         one.start()
-    compared = 0
-    while not ended.is_set() or not compared:
-        for options in SEARCHES:
-            asked = (cluster.http, cluster.at_b)[compared % 2]
-            search = {"query": "who repairs the lighthouse?", "cache": False, **options}
-            whole, divided = cluster.http.search(sizes[1], **search), asked.search(name, **search)
-            scores = [[hit["score"] for hit in one["hits"]] for one in (whole, divided)]
-            same = scores[1] == pytest.approx(scores[0], abs=2e-5) and whole.get("facets") == divided.get(
-                "facets"
-            )
-            faults.extend([] if same else [(options, scores, whole.get("facets"), divided.get("facets"))])
-            compared += 1
-    for one in threads:
-        one.join()
+    try:
+        yield ended
+    finally:
+        for one in threads:
+            one.join()
+    assert not faults
+
+
+def test_shards_answer_as_one_piece_while_they_move(cluster: Cluster, sizes: dict[int, str]) -> None:
+    name, compared = sizes[4], 0
+    faults: list[object] = []
+    with moved_beside_writes(cluster, name, [f"s{at}" for at in range(260)]) as ended:
+        while not ended.is_set() or not compared:
+            for options in SEARCHES:
+                asked = (cluster.http, cluster.at_b)[compared % 2]
+                search = {"query": "who repairs the lighthouse?", "cache": False, **options}
+                whole, divided = cluster.http.search(sizes[1], **search), asked.search(name, **search)
+                scores = [[hit["score"] for hit in one["hits"]] for one in (whole, divided)]
+                same = scores[1] == pytest.approx(scores[0], abs=2e-5) and whole.get("facets") == divided.get(
+                    "facets"
+                )
+                faults.extend([] if same else [(options, scores, whole.get("facets"), divided.get("facets"))])
+                compared += 1
     assert not faults
     assert compared >= len(SEARCHES)
+
+
+def recall_of(asked: Http, name: str) -> float:
+    """Return the share of the true neighbors of some queries that approximate searches find."""
+    queries = [{"vector": one, "mode": "dense"} for one in WORLD.queries(40).tolist()]
+    found: list[list[set[str]]] = []
+    for exact in (True, False):
+        batch = [{**one, "exact": exact, "cache": False} for one in queries]
+        answers = asked.ok("POST", f"/v1/collections/{name}/search/batch", {"searches": batch})["results"]
+        found.append([{hit["document_id"] for hit in one["hits"]} for one in answers])
+    pairs = list(zip(*found, strict=True))
+    return sum(len(true & near) for true, near in pairs) / sum(len(true) for true, _ in pairs)
+
+
+@pytest.fixture(scope="module")
+def in_tiers(cluster: Cluster) -> dict[int, str]:
+    """The same vectors in one piece, in four and in seven shards: most of them cold, some hot, some replaced and
+    deleted since the indexes were built."""
+    names = {}
+    for shards in (1, 4, 7):
+        names[shards] = name = f"near-{shards}"
+        wanted = {"name": name, "shards": shards, "dimensions": DIMENSIONS, "hot_capacity": 700}
+        cluster.http.ok("POST", "/v1/collections", wanted)
+        for begin in range(0, 3500, 700):
+            cluster.http.write(name, *vectors(range(begin, begin + 700)))
+        built = cluster.http.wait_for(cluster.http.ok("POST", f"/v1/collections/{name}/reindex")["job"])
+        assert built["status"] == "succeeded"
+        cluster.http.write(name, *vectors(range(200), version=1))
+        gone = [f"d{number}" for number in range(1000, 1100)]
+        cluster.http.ok("POST", f"/v1/collections/{name}/documents/delete", {"ids": gone})
+    return names
+
+
+def vectors(numbers: range, version: int = 0) -> list[dict[str, Any]]:
+    found = {number: WORLD.vector(number, version, 0).tolist() for number in numbers}
+    return [{"id": f"d{at}", "text": f"{at}", "vector": one} for at, one in found.items()]
+
+
+@pytest.mark.parametrize("shards", [4, 7])
+def test_approximate_searches_find_no_less_in_shards(
+    cluster: Cluster, in_tiers: dict[int, str], shards: int
+) -> None:
+    """Of the true neighbors, whichever node is asked."""
+    whole = recall_of(cluster.http, in_tiers[1])
+    search = {"vector": WORLD.vector(7).tolist(), "mode": "dense", "cache": False}
+    assert "cold" in cluster.http.search(in_tiers[shards], **search)["receipt"]["tiers"]
+    assert min(recall_of(one, in_tiers[shards]) for one in (cluster.http, cluster.at_b)) >= whole >= 0.95
+
+
+def test_approximate_searches_find_no_less_while_shards_move(
+    cluster: Cluster, in_tiers: dict[int, str]
+) -> None:
+    """Beside writes, too: documents are written as they are, with other metadata."""
+    whole, found = recall_of(cluster.http, in_tiers[1]), list[float]()
+    with moved_beside_writes(cluster, in_tiers[4], [f"d{at}" for at in range(900)]) as ended:
+        while not ended.is_set() or not found:
+            found += [recall_of(one, in_tiers[4]) for one in (cluster.http, cluster.at_b)]
+    assert min(found) >= whole
 
 
 def test_a_filter_chooses_at_every_shard_while_they_move(cluster: Cluster) -> None:
