@@ -7,6 +7,7 @@ together, so its scores compare; cosines compare if one model made the vectors.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -43,13 +44,15 @@ from retrieval.search.steps import all_of
 
 T = TypeVar("T", bound=np.generic)
 NO_KEY = "no document has the metadata key"
+SPREAD, SHARE_MAX = 4, 0.8  # standard deviations above an even share of the best passages; of all of them
 
 
 @dataclass(slots=True)
 class JointShard(Partition):
-    """`found` holds what the last search found in each shard."""
+    """`found` holds what the last search found in each shard. `even`: a hash divides the passages among them."""
 
     shards: Sequence[Partition]
+    even: bool = False
     found: list[Searched] = field(default_factory=list, init=False)
     _counts: TermCounts | None = field(default=None, init=False)
 
@@ -62,8 +65,15 @@ class JointShard(Partition):
         asks = [
             ask if ask.known is None else replace(ask, known=one) for one in self._known_by_shard(ask.known)
         ]
-        searches = zip(self.shards, asks, strict=True)
+        share = self._share_of(ask)
+        first = [replace(one, query=replace(one.query, depth=share)) for one in asks]
+        searches = zip(self.shards, first, strict=True)
         self.found = await all_of([self._search_one(shard, one, unknown) for shard, one in searches])
+        if share < ask.query.depth:
+            short = cut_short([one.candidates for one in self.found], share, ask.query.depth)
+            again = await all_of([self._search_one(self.shards[at], asks[at], {}) for at in short])
+            for at, one in zip(short, again, strict=True):
+                self.found[at] = one
         empty = sum(not one.passages for one in self.found)  # such a shard knows no keys, and refuses none
         for what, errors in unknown.items():
             # Of values, each shard suggests other names, and what has others in each may be in order.
@@ -95,6 +105,16 @@ class JointShard(Partition):
                 found = await self.statistics(replace(query, statistics=counts))
                 counts = replace(found, corrected=corrected, whole=looked.whole)
         self._counts = replace(counts, corrected=corrected, near=())
+
+    def _share_of(self, ask: Ask) -> int:
+        """Return how deep to search each shard first. Of passages that are divided evenly, each has about as many among
+        the best as any other."""
+        query = ask.query
+        if not self.even or ask.known is not None or query.steps:
+            return query.depth
+        mean = query.depth / len(self.shards)
+        share = math.ceil(mean + SPREAD * math.sqrt(mean))
+        return share if query.k <= share <= SHARE_MAX * query.depth else query.depth
 
     def _known_by_shard(self, known: Ranking | None) -> list[Ranking]:
         """Divide a ranking of all shards."""
@@ -342,6 +362,18 @@ def join(found: Sequence[Candidates], depths: Sequence[int]) -> tuple[Candidates
         searched=searched,
         cold_skipped=skipped,
     ), kept
+
+
+def cut_short(found: Sequence[Candidates], share: int, depth: int) -> list[int]:
+    """Return the shards, by number, that may have more of the best `depth` passages by either score than they returned:
+    they returned `share` of them, the last of which is among the best of all."""
+    short: set[int] = set()
+    for of in (lambda one: (one.dense, one.dense_ranks), lambda one: (one.lexical, one.lexical_ranks)):
+        ranked = [scores[ranks != NOT_FOUND] for scores, ranks in map(of, found)]
+        together = np.concatenate(ranked)
+        least = np.partition(together, -depth)[-depth] if len(together) >= depth else -np.inf
+        short.update(at for at, one in enumerate(ranked) if len(one) >= share and one.min() >= least)
+    return sorted(short)
 
 
 def coverage(found: Sequence[Candidates]) -> tuple[tuple[Tier, ...], str | None]:

@@ -337,7 +337,7 @@ class Pipeline:
         """Search until no hit is replaced beside the search."""
         documents = None if plan.query.condition else sharded.documents
         sharded.expect(plan.last)
-        ask, joint = partial(sharded.ask, deadline=watch.deadline), JointShard(sharded.parts)
+        ask, joint = partial(sharded.ask, deadline=watch.deadline), JointShard(sharded.parts, even=True)
         # While the text is embedded here, its words are counted there.
         embedding = self._embed_text(sharded, sharded.spoken, plan, watch, vectors)
         counting = run_in_steps(partial(joint.count_terms, plan.query), run_here, ask)
@@ -358,7 +358,7 @@ class Pipeline:
             if not (found.vanished and left):
                 break
             sharded.keep_up()  # and as in `_search_latest`
-            joint = JointShard(sharded.parts)
+            joint = JointShard(sharded.parts, even=True)
         return joint, embedded, found, rounds
 
     def _plan_shards(self, sharded: Divided, request: SearchRequest, *, counted: bool) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from retrieval.search.shard import (
     Follow,
     LocalShard,
     Searchable,
+    Searched,
     ValuesQuery,
     What,
     run_at_once,
@@ -50,8 +51,8 @@ class Halves:
     whole: Collection
     parts: list[Collection]
 
-    def joint(self, kind: type[LocalShard] = LocalShard) -> JointShard:
-        return JointShard([kind(one, one.snapshot, Stopwatch()) for one in self.parts])
+    def joint(self, kind: type[LocalShard] = LocalShard, *, even: bool = False) -> JointShard:
+        return JointShard([kind(one, one.snapshot, Stopwatch()) for one in self.parts], even)
 
     def alone(self) -> LocalShard:
         return LocalShard(self.whole, self.whole.snapshot, Stopwatch())
@@ -93,11 +94,18 @@ def ranked(shard: Searchable, ask: Ask) -> list[tuple[Any, ...]]:
     mode=st.sampled_from(["dense", "lexical", "hybrid"]),
     depth=st.integers(1, 300),
     filtered=st.booleans(),
+    even=st.booleans(),
 )
 def test_it_ranks_as_one_collection_with_all(
-    halves: Halves, kind: type[LocalShard], words: list[str], mode: str, depth: int, filtered: bool
+    halves: Halves,
+    kind: type[LocalShard],
+    words: list[str],
+    mode: str,
+    depth: int,
+    filtered: bool,
+    even: bool,
 ) -> None:
-    """The same candidates, bit for bit, with the same ranks and values."""
+    """The same candidates, bit for bit, with the same ranks and values, also if fewer of each are searched first."""
     query = Query(
         10,
         depth,
@@ -109,10 +117,37 @@ def test_it_ranks_as_one_collection_with_all(
         else None,
     )
     ask = Ask(query, values=(ValuesQuery("number", "sort[0].key"),))
-    expected, found = ranked(halves.alone(), ask), ranked(halves.joint(kind), ask)
+    expected, found = ranked(halves.alone(), ask), ranked(halves.joint(kind, even=even), ask)
     assert sorted(found) == sorted(expected)
     if mode != "hybrid":  # whose columns are in no order
         assert [row[2:4] for row in found] == [row[2:4] for row in expected]
+
+
+@dataclass(slots=True)
+class DepthsSeen(LocalShard):
+    """Notes how deep it is searched."""
+
+    depths: list[int] = field(default_factory=list)
+
+    async def search(self, ask: Ask) -> Searched:
+        self.depths.append(ask.query.depth)
+        return await super(DepthsSeen, self).search(ask)
+
+
+def test_a_shard_with_more_than_its_share_is_searched_again(halves: Halves, tmp_path: Path) -> None:
+    """Others are searched once, for not much more than an even share."""
+    empty = make_collection(tmp_path / "empty")
+    query = Query(10, 100, " ".join(WORDS[:3]), VECTOR, language="en")
+    for parts, expected in (
+        (halves.parts, [[57], [57], [57]]),
+        ([empty, halves.whole, empty, empty], [[45], [45, 100], [45], [45]]),
+    ):
+        shards = [DepthsSeen(one, one.snapshot, Stopwatch()) for one in parts]
+        assert sorted(ranked(JointShard(shards, even=True), Ask(query))) == sorted(
+            ranked(halves.alone(), Ask(query))
+        )
+        assert [one.depths for one in shards] == expected
+    empty.close()
 
 
 @pytest.mark.parametrize("kind", [LocalShard, EncodedShard])
