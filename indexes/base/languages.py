@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ CERTAIN = 0.9  # probability from which a language is told to users
 OTHERWISE = 0.02  # share assumed for a language that no passage has
 LIKELIER = 10
 SHOUTING = 0.8  # share of capitals
+OTHERS_MAX = 15
 CHARS_READ = 1000  # of a text: reading more does not change the result
 # RFC 5646: language, script, region, variants, extensions, private use. `(?!.{65})` bounds the length.
 CODE = re.compile(
@@ -88,6 +91,26 @@ def sure_language(text: str) -> str | None:
     """The language of a text, by the detector alone; None where it is unsure."""
     found = query_probabilities(text[:CHARS_READ])
     return next((code for code, chance in found.items() if chance >= CERTAIN), None)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLanguage:
+    """The language of a query, and at most OTHERS_MAX other languages, with their shares, in which its words are looked
+    up too."""
+
+    language: str
+    others: Mapping[str, float]
+
+    @staticmethod
+    def of(query: str, given: str | None, held: Mapping[str, int]) -> QueryLanguage:
+        """The language of a query: `given`, else a guess among those of the passages, weighted by their number."""
+        if given is not None:
+            language = primary(given)
+        else:
+            language = guess_language(query, held) if held else UNSURE
+        total = sum(held.values())
+        others = {code: n / total for code, n in held.items() if code != language}
+        return QueryLanguage(language, dict(islice(others.items(), OTHERS_MAX)))
 
 
 def guess_language(query: str, held: Mapping[str, int]) -> str:

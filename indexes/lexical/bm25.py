@@ -88,6 +88,10 @@ class LexicalPart(Lists, Protocol):
         no order. Some may not occur in any row yet."""
         ...
 
+    def frequent(self, most: int) -> dict[str, int]:
+        """The terms in most rows, at most so many, and in how many each is, dead ones included."""
+        ...
+
     def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts | None:
         """Bounds of the term's postings at a mean length within `DRIFT_MAX` of this one; None if they do not pay."""
         ...

@@ -147,6 +147,10 @@ class GrowingLexical:
         found = self._by_first.get(prefix[0], [])[:]
         return found if len(prefix) == 1 else [term for term in found if term.startswith(prefix)]
 
+    def frequent(self, most: int) -> dict[str, int]:
+        sizes = [(len(rows), term) for term, rows in self._rows.copy().items()]
+        return {term: size for size, term in heapq.nlargest(most, sizes)}
+
     def read_starting(self, prefix: str, size: int) -> Postings:
         lists = [self.read(term, size) for term in self.starting(prefix)]
         rows, frequencies = zip(NO_POSTINGS, *lists)
@@ -218,6 +222,10 @@ class GrowingView:
         least = -(-bytes_min // CHARACTER_BYTES_MAX)
         found = self.index.starting(prefix)
         return [term for term in found if least <= len(term) <= bytes_max]
+
+    def frequent(self, most: int) -> dict[str, int]:
+        """With those that came since."""
+        return self.index.frequent(most)
 
     def impacts(self, term: str, bm25: Bm25, mean_length: float) -> None:
         """None: the postings grow."""
@@ -318,6 +326,13 @@ class SealedLexical:
 
     def starting(self, prefix: str, bytes_min: int = 0, bytes_max: int = 1 << 32) -> list[str]:
         return self.names.starting(prefix.encode(), bytes_min, bytes_max)
+
+    def frequent(self, most: int) -> dict[str, int]:
+        sizes = np.diff(self.starts)
+        least = np.partition(sizes, -most)[-most] if len(sizes) > most else 0
+        more = np.flatnonzero(sizes > least)
+        places = np.concatenate([more, np.flatnonzero(sizes == least)[: most - len(more)]])
+        return {self.names[at].decode(): int(sizes[at]) for at in places.tolist()}
 
     def postings_starting(self, prefix: str) -> Postings:
         low, high = self.names.range_of(prefix.encode())

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from indexes.base.model import DenseResult, Floats, Ids, Ranking, Spared, Sparing, Tier
 from indexes.filters.grammar import Filter
+from indexes.lexical.bm25 import Statistics, round_count
 from indexes.lexical.synonyms import Synonyms
 from indexes.lexical.typos import NearTerms, correct
 
@@ -54,6 +55,18 @@ class TermCounts(msgspec.Struct, frozen=True):
             join_near(self.near, other.near),
             self.whole and other.whole,
             self.corrected,
+        )
+
+    def weighs_as(self, other: TermCounts) -> bool:
+        """Whether BM25 weighs the terms of the other counts alike by both."""
+        mine, others = (Statistics(one.passages, one.length) for one in (self, other))
+        return (
+            mine.mean_length == others.mean_length
+            and round_count(mine.passages) == round_count(others.passages)
+            and all(
+                round_count(self.frequencies.get(term, 0)) == round_count(count)
+                for term, count in other.frequencies.items()
+            )
         )
 
     def corrections(self) -> dict[str, tuple[frozenset[str], str]]:

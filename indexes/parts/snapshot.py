@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import islice
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.base.languages import UNSURE, guess_language, primary
+from indexes.base.languages import QueryLanguage
 from indexes.base.masks import Bits, bits_at
 from indexes.base.model import Bm25, DenseResult, Floats, Ids, Ranking, Spared, Tier
 from indexes.base.work import OnStep, WorkBudget, do_nothing
@@ -32,17 +31,6 @@ from indexes.parts.prepared import Prepared, locate, select, tiers_of
 from indexes.parts.query import Query, TermCounts
 from indexes.parts.unexpired import NONE, Hidden, expires, hide_expired
 from indexes.parts.visible import Visible, sum_by_tier, tiers_in
-
-OTHERS_MAX = 15
-
-
-@dataclass(frozen=True, slots=True)
-class QueryLanguage:
-    """The language of a query, and at most OTHERS_MAX other languages, with their shares, in which its words are looked
-    up too."""
-
-    language: str
-    others: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -245,14 +233,7 @@ class Snapshot:
     ) -> QueryLanguage:
         """The language of a query: `given`, else a guess among those of the passages, weighted by their number; among
         those in `held`, if given."""
-        held = rounded(held) if held else self.spoken
-        if given is not None:
-            language = primary(given)
-        else:
-            language = guess_language(query, held) if held else UNSURE
-        total = sum(held.values())
-        others = {code: n / total for code, n in held.items() if code != language}
-        return QueryLanguage(language, dict(islice(others.items(), OTHERS_MAX)))
+        return QueryLanguage.of(query, given, rounded(held) if held else self.spoken)
 
     def looked_up(
         self, query: str, given: str | None = None, held: Mapping[str, int] | None = None
@@ -283,8 +264,11 @@ class Snapshot:
 
     def count_terms(self, query: Query, on_step: OnStep = do_nothing) -> TermCounts:
         """What the BM25 scores of a query rest on here."""
-        statistics, prepared = self.statistics(), self.prepare(query, on_step, gather=True)
-        weighed = prepared.weighed
+        return self.counts_for(self.prepare(query, on_step, gather=True))
+
+    def counts_for(self, prepared: Prepared) -> TermCounts:
+        """What the BM25 scores of a query that is prepared rest on here, whatever it was prepared with."""
+        query, statistics, weighed = prepared.query, self.statistics(), prepared.weighed
         counts: dict[str, int] = {}
         if weighed is not None:
             for at, (term, _) in enumerate(weighed.weights):
@@ -295,6 +279,16 @@ class Snapshot:
         seen = prepared.seen if hides else live
         near, whole = tuple(prepared.near), prepared.typos_whole
         return TermCounts(statistics.passages, statistics.length, counts, missing, seen, hides, near, whole)
+
+    def frequent_terms(self, most: int) -> TermCounts:
+        """About how many passages have each of the most frequent terms, at most so many of them, or of all terms."""
+        statistics, held = self.statistics(), Counter[str]()
+        for visible in self.parts:
+            held.update(visible.part.lexical.frequent(most))
+        for layer in statistics.dead:
+            held.subtract({term: layer[term] for term in layer.keys() & held.keys()})
+        counts = {term: count for term, count in held.most_common(most) if count > 0}
+        return TermCounts(statistics.passages, statistics.length, counts, hides=len(self.expired) > 0)
 
     def _hides(self, query: Query) -> bool:
         return query.visible is not None or len(self.expired) > 0
@@ -308,4 +302,5 @@ class Snapshot:
 
 
 def rounded(counts: Mapping[str, int]) -> dict[str, int]:
+    """Round counts so that few writes change them."""
     return {key: round_count(count) for key, count in counts.items()}

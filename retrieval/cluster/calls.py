@@ -16,6 +16,7 @@ from indexes.base.model import Settings
 from indexes.base.moving import Moving
 from indexes.filters.grammar import Filter
 from indexes.parts.learned import RankingSettings, SynonymSettings
+from indexes.parts.query import TermCounts
 from retrieval.search.calls import ANSWERS as OF_PARTITIONS
 from retrieval.search.calls import Call, CallRefused, CallReply, PartitionCall
 
@@ -40,6 +41,12 @@ class FindVisible(Call, frozen=True):
 
 class CountMatching(Call, frozen=True):
     condition: Filter | None
+
+
+class ReadFrequent(Call, frozen=True):
+    """The most frequent terms, at most so many, and about how many passages have each."""
+
+    most: int
 
 
 class ReadPage(Call, frozen=True):
@@ -69,10 +76,11 @@ class DocumentsPage(msgspec.Struct, array_like=True, frozen=True):
     following: int | None
 
 
-AnyCall = PartitionCall | AwaitSeq | ReadSeqs | FindVisible | CountMatching | ReadPage
+AnyCall = PartitionCall | AwaitSeq | ReadSeqs | FindVisible | CountMatching | ReadFrequent | ReadPage
 ANSWERS: dict[type[Call], Any] = {
     **OF_PARTITIONS,
     AwaitSeq: None,
+    ReadFrequent: TermCounts,
     ReadSeqs: dict[str, int],
     FindVisible: list[str],
     CountMatching: DocumentsCounted,

@@ -25,6 +25,7 @@ from retrieval.base.settings import ClusterSection
 from retrieval.cluster.calls import Calls, NodeShards, ShardState
 from retrieval.cluster.link import CONNECT_S, RETRY_AFTER_S, Link
 from retrieval.cluster.names import ShardName
+from retrieval.search.known_counts import KnownCounts
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +142,7 @@ class Nodes:
     # The last operation of each shard that a write through this service was acknowledged with, or that it was given
     # to another node with, and when.
     _acknowledged: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
+    _known_counts: dict[str, KnownCounts] = field(default_factory=dict, init=False)  # by collection
     _found: Findings | None = field(default=None, init=False)
     _began: float = field(default_factory=time.monotonic, init=False)
     _written: bool = field(default=False, init=False)
@@ -253,6 +255,10 @@ class Nodes:
         """Return the collections by their aliases, full names."""
         return self._find().aliases
 
+    def known_counts(self, name: str) -> KnownCounts:
+        """Return what BM25 counted in a collection for earlier searches, to be kept for later ones."""
+        return self._known_counts.setdefault(name, KnownCounts())
+
     def _find(self) -> Findings:
         """Find out again after each look: a search asks for every shard."""
         if self._found is None:
@@ -261,6 +267,9 @@ class Nodes:
                 for name in self._held(node):
                     holders[name].append(node)
             collections = self._find_collections()
+            self._known_counts = {
+                name: one for name, one in self._known_counts.items() if name in collections
+            }
             self._found = Findings(collections, find_aliases(collections), dict(holders))
         return self._found
 

@@ -14,6 +14,7 @@ from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import AnswerBudget
 from retrieval.base.cancellation import gather_or_cancel
 from retrieval.cluster import documents
+from retrieval.cluster.running import keep_running
 from retrieval.cluster.targets import ShardedTarget, named_sharded, nodes_of, target_of
 from retrieval.context.building import check_context
 from retrieval.dialects.vector_store_schemas import OpenAIStoreSearch
@@ -44,6 +45,8 @@ def finder(request: web.Request, param: str | None = "k") -> tuple[whole.Find, A
                 await target.reach(deadline, deadline_ms)
         found = await app[PIPELINE].search_shards(name, target, wanted, budget)
         app[METRICS].search([found.receipt], found.timings_ms)
+        if target.known_counts.wants_terms():
+            keep_running(app, target.read_frequent())
         return found
 
     return find, budget

@@ -35,6 +35,7 @@ from retrieval.cluster.calls import (
     DocumentsPage,
     FindVisible,
     NodeShards,
+    ReadFrequent,
     ReadPage,
     ReadSeqs,
     Replies,
@@ -304,6 +305,8 @@ def do(shard: LocalShard, call: AnyCall, export: VectorExport) -> object:
             return read_page(collection, shard, call, export)
         case AwaitSeq():
             return None
+        case ReadFrequent():
+            return shard.snapshot.frequent_terms(call.most)
         case ReadSeqs():
             return collection.log.seqs_of(call.documents)
         case FindVisible():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +15,12 @@ from indexes.filters.grammar import Filter
 from indexes.parts.learned import RankingSettings, SynonymSettings
 from retrieval.access.auth import PRINCIPAL
 from retrieval.cluster.asking import ask
-from retrieval.cluster.calls import AnyCall, AwaitSeq, CountMatching, DocumentsCounted
+from retrieval.cluster.calls import AnyCall, AwaitSeq, CountMatching, DocumentsCounted, ReadFrequent
 from retrieval.cluster.names import read_token, token_of
 from retrieval.cluster.nodes import Nodes, Sharded
 from retrieval.cluster.remote import RemoteShard
 from retrieval.search.joint import raise_if_of_all
+from retrieval.search.known_counts import TERMS_READ, KnownCounts
 from retrieval.search.steps import Away
 from retrieval.search.stopwatch import in_time
 
@@ -87,6 +89,10 @@ class ShardedTarget:
         return self.sharded.generation
 
     @property
+    def known_counts(self) -> KnownCounts:
+        return self.nodes.known_counts(self.name)
+
+    @property
     def seqs(self) -> Mapping[int, int]:
         """The last operation of each shard that the answers so far know of."""
         return {at: one.seq for at, one in enumerate(self.parts)}
@@ -110,6 +116,12 @@ class ShardedTarget:
         if refused and not any(one.held for one in counts.values()):
             raise_if_of_all(refused)
         return counts
+
+    async def read_frequent(self) -> None:
+        """Read the most frequent terms of all shards for later searches, if they answer."""
+        found = await self.ask([Away(part, ReadFrequent(TERMS_READ)) for part in self.parts])
+        if not any(isinstance(one, Exception) for one in found):
+            await asyncio.to_thread(self.known_counts.fill, found)
 
     async def reach(self, deadline: float, deadline_ms: int) -> None:
         """Wait until every shard has what `least` names. Raises DeadlineExceeded at the deadline, in the loop's

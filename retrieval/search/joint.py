@@ -24,6 +24,7 @@ from indexes.filters.grammar import Compound, Exists, Filter, Unchecked
 from indexes.parts.query import NOT_FOUND, Candidates, Query, Ranks, TermCounts
 from indexes.reading.facets import LISTED_MAX, FacetCounts, FacetQuery
 from indexes.reading.surroundings import Surroundings
+from retrieval.search.known_counts import KnownCounts
 from retrieval.search.shard import (
     SHARD_BITS,
     Ahead,
@@ -49,18 +50,41 @@ SPREAD, SHARE_MAX = 4, 0.8  # standard deviations above an even share of the bes
 
 @dataclass(slots=True)
 class JointShard(Partition):
-    """`found` holds what the last search found in each shard. `even`: a hash divides the passages among them."""
+    """`found` holds what the last search found in each shard. `even`: a hash divides the passages among them.
+    `known` is what was counted in all of them for earlier searches."""
 
     shards: Sequence[Partition]
     even: bool = False
+    known: KnownCounts | None = None
     found: list[Searched] = field(default_factory=list, init=False)
     _counts: TermCounts | None = field(default=None, init=False)
+    _foretold: bool = field(default=False, init=False)  # the counts are what was known before
 
     async def search(self, ask: Ask) -> Searched:
         """Find candidates in all shards, and rank them together. Raises InvalidInput for a key that none knows."""
         await self.count_terms(ask.query)
+        await self._search_all(ask)
+        if self._foretold and not self._came_true():
+            assert self.known is not None
+            self.known.note_mistake()
+            await self._count_now(ask.query)
+            await self._search_all(ask)
+        found, depths = self.found, (*ask.query.steps, ask.query.depth)
+        candidates, kept = join([one.candidates for one in found], depths)
+        return Searched(
+            candidates=candidates,
+            corrected={word: near for one in found for word, near in one.corrected.items()},
+            typos_whole=all(one.typos_whole for one in found),
+            values=[take(values, kept) for values in zip(*(one.values for one in found), strict=True)],
+            terms=frozenset().union(*(one.terms for one in found)),
+            grounds=None,
+        )
+
+    async def _search_all(self, ask: Ask) -> None:
+        """Search all shards with what the scores rest on."""
         if self._counts is not None:
-            ask = replace(ask, query=replace(ask.query, statistics=self._counts))
+            query = replace(ask.query, statistics=self._counts)
+            ask = replace(ask, query=query, counts=self._foretold)
         unknown: dict[str, list[InvalidInput]] = {}
         asks = [
             ask if ask.known is None else replace(ask, known=one) for one in self._known_by_shard(ask.known)
@@ -80,23 +104,30 @@ class JointShard(Partition):
             alike = what == "filter" or len({one.message.partition(";")[0] for one in errors}) == 1
             if alike and len(errors) + empty == len(self.shards):
                 raise_if_of_all(errors)
-        found, depths = self.found, (*ask.query.steps, ask.query.depth)
-        candidates, kept = join([one.candidates for one in found], depths)
-        return Searched(
-            candidates=candidates,
-            corrected={word: near for one in found for word, near in one.corrected.items()},
-            typos_whole=all(one.typos_whole for one in found),
-            values=[take(values, kept) for values in zip(*(one.values for one in found), strict=True)],
-            terms=frozenset().union(*(one.terms for one in found)),
-            grounds=None,
-        )
+
+    def _came_true(self) -> bool:
+        """Whether the scores are those by what the shards have counted while they searched; go on with that."""
+        assert self._counts is not None
+        counts = reduce(TermCounts.plus, [one.counts for one in self.found if one.counts is not None])
+        is_so = not counts.hides and counts.weighs_as(self._counts)
+        self._counts, self._foretold = replace(counts, corrected={}), False
+        return is_so
 
     async def count_terms(self, query: Query) -> None:
-        """Count what the scores of a query rest on, if it has words and they were not counted before. Words that all
-        shards lack are corrected by what is near them in any; looking that up takes long."""
+        """Count what the scores of a query rest on, if it has words and they were not counted before."""
         if query.text is None or self._counts is not None:
             return
+        if self.known is not None and (foretold := self.known.foretell(query)) is not None:
+            self._counts, self._foretold = foretold, True
+        else:
+            await self._count_now(query)
+
+    async def _count_now(self, query: Query) -> None:
+        """Have the shards count. Words that all of them lack are corrected by what is near them in any; looking that up
+        takes long."""
         counts, corrected = await self.statistics(replace(query, typos=False)), {}
+        if self.known is not None:
+            self.known.learn(query, counts)
         if query.typos and (counts.missing or counts.hides):
             looked = await self.statistics(replace(query, statistics=counts))
             corrected = looked.corrections()

@@ -54,6 +54,7 @@ from retrieval.search.answer_cache import (
 )
 from retrieval.search.collapsing import Group
 from retrieval.search.joint import JointShard
+from retrieval.search.known_counts import KnownCounts
 from retrieval.search.plan import EmbeddedQuery, Plan, make_plan
 from retrieval.search.ranking import Fused
 from retrieval.search.reranking import PAIRS_A_RUN, PairsRead, Reranker
@@ -112,6 +113,8 @@ class Divided(Protocol):
     def generation(self) -> int: ...
     @property
     def parts(self) -> Sequence[Partition]: ...
+    @property
+    def known_counts(self) -> KnownCounts: ...
     @property
     def seqs(self) -> Seqs: ...
     @property
@@ -337,7 +340,8 @@ class Pipeline:
         """Search until no hit is replaced beside the search."""
         documents = None if plan.query.condition else sharded.documents
         sharded.expect(plan.last)
-        ask, joint = partial(sharded.ask, deadline=watch.deadline), JointShard(sharded.parts, even=True)
+        ask = partial(sharded.ask, deadline=watch.deadline)
+        joint = JointShard(sharded.parts, True, sharded.known_counts)
         # While the text is embedded here, its words are counted there.
         embedding = self._embed_text(sharded, sharded.spoken, plan, watch, vectors)
         counting = run_in_steps(partial(joint.count_terms, plan.query), run_here, ask)
@@ -358,7 +362,7 @@ class Pipeline:
             if not (found.vanished and left):
                 break
             sharded.keep_up()  # and as in `_search_latest`
-            joint = JointShard(sharded.parts, even=True)
+            joint = JointShard(sharded.parts, True, sharded.known_counts)
         return joint, embedded, found, rounds
 
     def _plan_shards(self, sharded: Divided, request: SearchRequest, *, counted: bool) -> Plan:

@@ -78,6 +78,7 @@ class Ask(msgspec.Struct, frozen=True):
     values     the metadata values to bring along for each candidate
     highlight  a text: bring along the terms as which its words are looked up
     grounds    bring along `Searched.grounds`
+    counts     bring along `Searched.counts`
     """
 
     query: Query
@@ -85,6 +86,7 @@ class Ask(msgspec.Struct, frozen=True):
     values: tuple[ValuesQuery, ...] = ()
     highlight: str | None = None
     grounds: bool = False
+    counts: bool = False
 
 
 class StateSearched(msgspec.Struct, frozen=True):
@@ -109,6 +111,7 @@ class Searched(msgspec.Struct, frozen=True):
     passages     how many the shard has in all
     typos_whole  false if some unknown words were not looked up because that would take too long; the same for synonyms
     values       for each ValuesQuery, the values of each candidate
+    counts       what the scores would rest on if this shard were all
     """
 
     candidates: Candidates
@@ -119,6 +122,7 @@ class Searched(msgspec.Struct, frozen=True):
     grounds: StateSearched | None
     synonyms_whole: bool = True
     passages: int = 0
+    counts: TermCounts | None = None
 
 
 class What(msgspec.Struct, frozen=True):
@@ -235,7 +239,7 @@ class Searchable(Protocol):
 
     async def search(self, ask: Ask) -> Searched:
         """Find candidates. Raises InvalidInput for a filter that nothing can satisfy, or naming `where` for values that
-        no passage has. Searches of one shard differ only in vector and depth."""
+        no passage has. Searches of one shard differ only in vector, depth and statistics."""
         ...
 
     async def fetch(self, ids: Sequence[int], what: What) -> Fetched:
@@ -326,8 +330,8 @@ class LocalShard:
         return self.snapshot.seq
 
     def prepare(self, query: Query) -> Prepared:
-        """Prepare the query. Its words are looked up once, at any depth."""
-        if self.first is None:
+        """Prepare the query. Its words are looked up once, at any depth, unless they count otherwise now."""
+        if self.first is None or self.first.query.statistics != query.statistics:
             stage = None if query.text is None else "lexical"  # preparing weighs the terms
             self.first = self.watch.time_stage(
                 stage, lambda: self.snapshot.prepare(query, self.watch.on_step, self.work)
@@ -365,6 +369,7 @@ class LocalShard:
             else None,
             synonyms_whole=prepared.synonyms_whole,
             passages=snapshot.live,
+            counts=snapshot.counts_for(prepared) if ask.counts else None,
         )
 
     def _terms_of(self, text: str, prepared: Prepared) -> frozenset[str]:

@@ -17,7 +17,7 @@ from rank_bm25 import BM25Okapi
 from indexes.base.model import Bm25, Delete, IndexOptions, Upsert
 from indexes.collection.collection import Collection
 from indexes.lexical import postings
-from indexes.lexical.analysis import index_terms, query_terms, terms
+from indexes.lexical.analysis import TAG, index_terms, query_terms, terms
 from indexes.lexical.bm25 import Statistics, best_of, round_count, weigh
 from indexes.lexical.postings import LONG_CHARS, GrowingLexical, SealedLexical
 from indexes.parts import assembly
@@ -270,6 +270,36 @@ def test_a_long_text_is_analyzed_once(tmp_path: Path, monkeypatch: pytest.Monkey
 def described(document: Upsert) -> Upsert:
     """The same text with other metadata."""
     return replace(document, metadata={"times": document.metadata.get("times", 0) + 1})
+
+
+@pytest.mark.parametrize("most", [1, 7, 60, 10_000])
+def test_the_most_frequent_terms_are_named(most: int) -> None:
+    """By an index that grows as by a sealed one; of equally frequent terms any."""
+    growing, texts = GrowingLexical(), [WORLD.text(number) for number in range(80)]
+    for text in texts:
+        growing.add(text)
+    true = Counter(term for text in texts for term in set(index_terms(text, "en")))
+    for part in (growing.view(80), growing.seal(80)):
+        found = part.frequent(most)
+        assert sorted(found.values(), reverse=True) == [count for _, count in true.most_common(most)]
+        assert found.items() <= true.items()
+
+
+def test_dead_passages_are_not_counted_among_the_frequent_terms(tmp_path: Path) -> None:
+    """After a rebuild, too, when they are in several parts."""
+    collection = make_collection(tmp_path / "c")
+    fill(collection, WORLD, range(60))
+    rebuild(collection)
+    fill(collection, WORLD, range(60, 90))
+    fill(collection, WORLD, range(20), version=1)
+    delete(collection, range(40, 50))
+    texts = [WORLD.text(number, int(number < 20)) for number in (*range(40), *range(50, 90))]
+    true = Counter(term for text in texts for term in set(index_terms(text, "en")))
+    counted = collection.snapshot.frequent_terms(10_000)
+    words = {term: count for term, count in counted.frequencies.items() if not term.startswith(TAG)}
+    assert words == {term: count for term, count in true.items() if not term.startswith(TAG)}
+    assert counted.passages == 80
+    collection.close()
 
 
 def test_an_empty_index_can_be_sealed(tmp_path: Path) -> None:

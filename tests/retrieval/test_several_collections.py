@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,10 +19,11 @@ from indexes.base.errors import InvalidInput
 from indexes.base.model import NewPassage, Upsert
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter, Unchecked, parse_filter
-from indexes.parts.query import Query
+from indexes.parts.query import Query, TermCounts
 from jobs.serving.process import ServerProcess
 from retrieval.base.settings import Config
 from retrieval.search.joint import JointShard
+from retrieval.search.known_counts import MISTAKES_MAX, READ_EVERY_S, TERMS_READ, KnownCounts
 from retrieval.search.pipeline import require_one_model
 from retrieval.search.plan import make_plan
 from retrieval.search.shard import (
@@ -51,8 +53,24 @@ class Halves:
     whole: Collection
     parts: list[Collection]
 
-    def joint(self, kind: type[LocalShard] = LocalShard, *, even: bool = False) -> JointShard:
-        return JointShard([kind(one, one.snapshot, Stopwatch()) for one in self.parts], even)
+    def joint(
+        self, kind: type[LocalShard] = LocalShard, *, even: bool = False, known: KnownCounts | None = None
+    ) -> JointShard:
+        return JointShard([kind(one, one.snapshot, Stopwatch()) for one in self.parts], even, known)
+
+    def known(self, more: int = 0) -> KnownCounts:
+        """Return the counts of all parts, each so much too high."""
+        counts = KnownCounts()
+        found = [one.snapshot.frequent_terms(TERMS_READ) for one in self.parts]
+        counts.fill(
+            [
+                msgspec.structs.replace(
+                    one, frequencies={term: df + more for term, df in one.frequencies.items()}
+                )
+                for one in found
+            ]
+        )
+        return counts
 
     def alone(self) -> LocalShard:
         return LocalShard(self.whole, self.whole.snapshot, Stopwatch())
@@ -95,6 +113,7 @@ def ranked(shard: Searchable, ask: Ask) -> list[tuple[Any, ...]]:
     depth=st.integers(1, 300),
     filtered=st.booleans(),
     even=st.booleans(),
+    more=st.sampled_from([None, 0, 1, 30]),
 )
 def test_it_ranks_as_one_collection_with_all(
     halves: Halves,
@@ -104,8 +123,10 @@ def test_it_ranks_as_one_collection_with_all(
     depth: int,
     filtered: bool,
     even: bool,
+    more: int | None,
 ) -> None:
-    """The same candidates, bit for bit, with the same ranks and values, also if fewer of each are searched first."""
+    """The same candidates, bit for bit, with the same ranks and values: also if fewer of each are searched first, and
+    if counts are known before, right or too high."""
     query = Query(
         10,
         depth,
@@ -115,23 +136,30 @@ def test_it_ranks_as_one_collection_with_all(
         condition=parse_filter({"type": "eq", "key": "even", "value": True}, conditions_max=1)
         if filtered
         else None,
+        spoken={"en": 240},
     )
     ask = Ask(query, values=(ValuesQuery("number", "sort[0].key"),))
-    expected, found = ranked(halves.alone(), ask), ranked(halves.joint(kind, even=even), ask)
+    joint = halves.joint(kind, even=even, known=None if more is None else halves.known(more))
+    expected, found = ranked(halves.alone(), ask), ranked(joint, ask)
     assert sorted(found) == sorted(expected)
     if mode != "hybrid":  # whose columns are in no order
         assert [row[2:4] for row in found] == [row[2:4] for row in expected]
 
 
 @dataclass(slots=True)
-class DepthsSeen(LocalShard):
-    """Notes how deep it is searched."""
+class CallsSeen(LocalShard):
+    """Notes how deep it is searched, and how often it counts."""
 
     depths: list[int] = field(default_factory=list)
+    counted: int = 0
 
     async def search(self, ask: Ask) -> Searched:
         self.depths.append(ask.query.depth)
-        return await super(DepthsSeen, self).search(ask)
+        return await super(CallsSeen, self).search(ask)
+
+    async def statistics(self, query: Query) -> TermCounts:
+        self.counted += 1
+        return await super(CallsSeen, self).statistics(query)
 
 
 def test_a_shard_with_more_than_its_share_is_searched_again(halves: Halves, tmp_path: Path) -> None:
@@ -142,12 +170,66 @@ def test_a_shard_with_more_than_its_share_is_searched_again(halves: Halves, tmp_
         (halves.parts, [[57], [57], [57]]),
         ([empty, halves.whole, empty, empty], [[45], [45, 100], [45], [45]]),
     ):
-        shards = [DepthsSeen(one, one.snapshot, Stopwatch()) for one in parts]
+        shards = [CallsSeen(one, one.snapshot, Stopwatch()) for one in parts]
         assert sorted(ranked(JointShard(shards, even=True), Ask(query))) == sorted(
             ranked(halves.alone(), Ask(query))
         )
         assert [one.depths for one in shards] == expected
     empty.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "counted", "searched"),
+    [
+        (WORDS[0], 0, 0, 1),
+        (f"{WORDS[0]} {WORDS[3]}", 0, 0, 1),
+        (f"{WORDS[0]} {WORDS[3]}", 40, 1, 2),
+        (f"{WORDS[0]} absent", 0, 1, 1),
+        (WORDS[0] + " " * 400, 0, 1, 1),
+        ("", 0, 0, 1),
+    ],
+)
+def test_words_that_are_known_are_not_counted_first(
+    halves: Halves, text: str, more: int, counted: int, searched: int
+) -> None:
+    """If their counts were wrong, they are counted and searched again; the next time they are right."""
+    known = halves.known(more)
+    query = Query(10, 40, text, VECTOR, language="en", spoken={"en": 240})
+    for expected in ((counted, searched), (0, 1) if more else (counted, searched)):
+        shards = [CallsSeen(one, one.snapshot, Stopwatch()) for one in halves.parts]
+        found = ranked(JointShard(shards, known=known), Ask(query))
+        assert sorted(found) == sorted(ranked(halves.alone(), Ask(query)))
+        assert {(one.counted, len(one.depths)) for one in shards} == {expected}
+
+
+def test_hidden_passages_are_never_foretold(halves: Halves) -> None:
+    """Nor what is visible to some only: corrections depend on more than counts."""
+    known = halves.known()
+    query = Query(10, 40, WORDS[0], language="en", spoken={"en": 240})
+    assert known.foretell(query) is not None
+    some = parse_filter({"type": "eq", "key": "even", "value": True}, conditions_max=1)
+    for other in ({"visible": some}, {"prefixes": ("wor",)}, {"spoken": None}, {"text": None}):
+        assert known.foretell(msgspec.structs.replace(query, **other)) is None
+    known.learn(query, TermCounts(240, 3600, {WORDS[0]: 9}, hides=True))
+    assert known.foretell(query) is None
+
+
+def test_frequent_terms_are_read_again_after_mistakes() -> None:
+    """Once for many mistakes, and not every second."""
+    known = KnownCounts()
+    assert [known.wants_terms(0.0) for _ in range(2)] == [True, False]
+    for _ in range(MISTAKES_MAX):
+        known.note_mistake()
+    assert [known.wants_terms(at) for at in (1.0, READ_EVERY_S, READ_EVERY_S)] == [False, True, False]
+
+
+def test_a_term_that_some_shards_may_have_is_not_known() -> None:
+    """A shard that names as many terms as it was asked for may have others."""
+    known, many = KnownCounts(), {f"term{at}": 2 for at in range(TERMS_READ)}
+    known.fill([TermCounts(10, 100, many), TermCounts(10, 100, {"term1": 3, "rare": 1})])
+    assert known.frequencies["term1"] == 5
+    assert known.frequencies["term2"] == 2
+    assert "rare" not in known.frequencies
 
 
 @pytest.mark.parametrize("kind", [LocalShard, EncodedShard])

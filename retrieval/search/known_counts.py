@@ -1,0 +1,120 @@
+"""What BM25 counts over all shards of a collection, kept between searches.
+
+A search whose words are known need not have them counted first: it rests on what was counted before, and each shard
+counts again while it searches. Only if a score would differ by that, it is searched again. BM25 rounds what it counts,
+so few writes make a difference. The most frequent terms are read from all shards once, others are kept when they are
+counted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from indexes.base.languages import QueryLanguage
+from indexes.lexical.analysis import query_terms_and_own
+from indexes.parts.query import Query, TermCounts
+from indexes.parts.snapshot import rounded
+
+TERMS_READ = 1 << 14  # of each shard
+TERMS_KEPT = 1 << 16
+CHARS_MAX = 300  # of a query; the words of longer ones are seldom all known
+MISTAKES_MAX = 50  # after which the terms are read again
+READ_EVERY_S = 60.0
+
+
+@dataclass(slots=True)
+class KnownCounts:
+    """Use it from any thread. `frequencies` holds the terms that were asked for last, those first that were not for the
+    longest time."""
+
+    passages: int = 0
+    length: int = 0
+    hides: bool = False
+    frequencies: dict[str, int] = field(default_factory=dict)
+    _mistakes: int = MISTAKES_MAX
+    _read_at: float = float("-inf")
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def foretell(self, query: Query) -> TermCounts | None:
+        """Return what the shards would count for a query; None if that is not known, or if some of its words are not in
+        any shard, which others may stand for. Forms of its words in other languages are in none if they are not
+        known."""
+        if not may_be_known(query):
+            return None
+        terms, own = terms_of(query)
+        with self._lock:
+            if self.hides or not all(map(self.frequencies.get, own)):
+                return None
+            found = {term: self.frequencies.pop(term, 0) for term in terms}
+            self.frequencies |= found
+            return TermCounts(self.passages, self.length, found, seen=frozenset(own), corrected={})
+
+    def learn(self, query: Query, counts: TermCounts) -> None:
+        """Keep what all shards have counted for a query."""
+        if not may_be_known(query):
+            return
+        terms, _ = terms_of(query)
+        with self._lock:
+            self._keep(counts, {term: counts.frequencies.get(term, 0) for term in terms})
+
+    def note_mistake(self) -> None:
+        """Note that counts were foretold wrong."""
+        self._mistakes += 1
+
+    def wants_terms(self, now: float | None = None) -> bool:
+        """Whether the frequent terms of the shards should be read now, which is said once."""
+        now = time.monotonic() if now is None else now
+        with self._lock:
+            if self._mistakes < MISTAKES_MAX or now < self._read_at + READ_EVERY_S:
+                return False
+            self._mistakes, self._read_at = 0, now
+            return True
+
+    def fill(self, shards: Sequence[TermCounts]) -> None:
+        """Keep the frequent terms of all shards. A term that one of them does not name is in none of its passages if it
+        has named all; else it is not known in how many."""
+        total: Counter[str] = Counter()
+        for one in shards:
+            total.update(one.frequencies)
+        for one in shards:
+            if len(one.frequencies) >= TERMS_READ:
+                total = Counter({term: total[term] for term in total.keys() & one.frequencies.keys()})
+        counts = TermCounts(
+            sum(one.passages for one in shards),
+            sum(one.length for one in shards),
+            total,
+            hides=any(one.hides for one in shards),
+        )
+        with self._lock:
+            self._keep(counts, total)
+
+    def _keep(self, counts: TermCounts, frequencies: Mapping[str, int]) -> None:
+        self.passages, self.length, self.hides = counts.passages, counts.length, counts.hides
+        for term, count in frequencies.items():
+            self.frequencies.pop(term, None)
+            self.frequencies[term] = count
+        while len(self.frequencies) > TERMS_KEPT:
+            del self.frequencies[next(iter(self.frequencies))]
+
+
+def may_be_known(query: Query) -> bool:
+    """Whether the counts of a query are those of its terms, over all passages, and nothing else decides its scores."""
+    return (
+        query.text is not None
+        and len(query.text) <= CHARS_MAX
+        and bool(query.spoken)
+        and not (query.visible or query.prefixes or query.synonyms)
+    )
+
+
+def terms_of(query: Query) -> tuple[Mapping[str, float], AbstractSet[str]]:
+    """Return the terms of a query as every shard finds them, and which are of its own language."""
+    assert query.text is not None
+    assert query.spoken is not None
+    found = QueryLanguage.of(query.text, query.language, rounded(query.spoken))
+    return query_terms_and_own(query.text, found.language, found.others)
