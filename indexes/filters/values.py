@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from indexes.base.arrays import changes, ends_of, ranges
 from indexes.base.model import Scalar
 from indexes.filters.dates import NO_DATE, YEAR_CHARS, instant_of
+from indexes.filters.grammar import fits
 
 Positions = NDArray[np.int64]
 Instants = NDArray[np.int64]
@@ -177,7 +178,7 @@ class Numbers:
         key = float(self.keys[at])
         residue = int(self.residues[at]) if len(self.residues) else 0
         whole = int(key) + residue if key.is_integer() else None
-        return key if whole is None or not -(1 << 63) <= whole < 1 << 64 else whole
+        return whole if whole is not None and fits(whole) else key  # an integer would have fit
 
     def slice_of(self, comparison: str, value: Scalar) -> tuple[int, int]:
         """Range of the sorted, distinct numbers for which the comparison with `value` holds."""

@@ -202,6 +202,9 @@ async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
         await embedders.get(app[CONFIG].models.default)
     except NearlineError as error:
         logger.warning("the default model is not available: %s", error.message)
+    for alias, model in app[CONFIG].models.aliases.items():
+        if not embedders.is_exported(model) and model != app[CONFIG].rerank.model:
+            logger.warning("[models] aliases: there is no model %s, which %s stands for", model, alias)
     for name, collection in embedding.items():
         app[START].at = StartBody("models", len(embedders.names()), len(models), collection.settings.model)
         try:

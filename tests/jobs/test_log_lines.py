@@ -238,3 +238,15 @@ def test_every_line_of_a_request_has_its_id() -> None:
     finally:
         REQUEST_ID.reset(token)
     assert "request_id" not in json.loads(JsonFormatter().format(record))
+
+
+def test_an_alias_of_no_model_is_named(tmp_path: Path, model_folder: Path) -> None:
+    """Clients are told that there is no such model; the log tells the operator."""
+    environ = {
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
+        "NEARLINE_MODELS_ALIASES": json.dumps({"gpt": "absent", "small": model_folder.name}),
+    }
+    with serving(tmp_path / "data", environ):
+        pass
+    said = [line for line in log_of(tmp_path / "data").read_text().splitlines() if "aliases" in line]
+    assert ["there is no model absent, which gpt stands for" in line for line in said] == [True]

@@ -126,14 +126,17 @@ def test_ranges_of_numbers_and_dates(library: tuple[Http, str, dict[str, dict[st
 
 
 def test_numbers_beyond_64_bits_are_counted(http: Http) -> None:
-    """They are written as they came, and so are the largest integers."""
+    """They are written as they came, and so are the largest integers; a filter takes each of them."""
     name = http.new_collection()
-    values = [1e300, 1e20, 2.0**64, -1e19, 2**63 - 1, -(2**63), 1e15]
+    values = [1e300, 1e20, 2.0**64, 1e19, -1e19, 2**63 - 1, -(2**63), 1e15]
     http.write(
         name, *({"id": str(at), "text": "a", "metadata": {"n": value}} for at, value in enumerate(values))
     )
     [facet] = http.search(name, query="a", facets=["n"])["facets"]
     assert {one["value"] for one in facet["values"]} == set(values)
+    for one in facet["values"]:
+        equal = {"type": "eq", "key": "n", "value": one["value"]}
+        assert len(http.search(name, query="a", filter=equal)["hits"]) == 1
 
 
 def test_the_top_values_are_listed(library: tuple[Http, str, dict[str, dict[str, Any]]]) -> None:
