@@ -677,6 +677,7 @@ def test_an_older_copy_of_a_folder_is_noticed(
 ) -> None:
     """Nothing is acknowledged on a log with a hole; a restart completes it."""
     monkeypatch.setattr(availability, "RETRY_S", (0.1, 0.2))
+    monkeypatch.setattr(confirming, "CONFIRM_S", 1.0)
     store, options = tmp_path / "store", StoreOptions((tmp_path / "store").as_uri(), "bucket")
     objects = Bucket(store.as_uri(), makes_folder=True)
     with serving(tmp_path / "a", objects, options) as service:
@@ -689,7 +690,7 @@ def test_an_older_copy_of_a_folder_is_noticed(
         (tmp_path / "old").rename(store)
         with pytest.raises((Unavailable, StorageError)):
             service.write("docs", 4).result(WAIT_S) if kind == "documents" else service.create("later")
-        assert "older copy" in service.uploader.error
+        wait_for(lambda: "older copy" in service.uploader.error)  # for a moment there was no store
     with serving(tmp_path / "a", objects, options) as service:
         service.write("docs", 5).result(WAIT_S)
     with serving(tmp_path / "b", objects, options) as restored:
