@@ -136,7 +136,9 @@ async def ask_again_if_late(
 async def ask_node(nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadline: float | None) -> list[Any]:
     """Return the answers of one service; for each call why there is none, if it gave none."""
     within_s = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
-    hits = [(shard, ids) for shard in {one.to.name for one in calls} if (ids := nodes.hits.pop(shard, None))]
+    hits = [
+        (shard, ids) for shard in {one.to.name for one in calls} if (ids := nodes.notes.hits.pop(shard, None))
+    ]
     addressed = [Addressed(one.to.name, one.to.least, one.call) for one in calls]
     sent = Calls(addressed, within_s, hits, REQUEST_ID.get())
     timeout_s = nodes.settings.timeout_s
@@ -162,12 +164,12 @@ def answer_of(nodes: Nodes, call: Away[Any], reply: CallReply) -> Any:
         error = reply.refusal.error
         if isinstance(error, NotReady):
             if reply.seq > shard.least:
-                nodes.know(shard.name, reply.seq)
+                nodes.notes.know(shard.name, reply.seq)
                 shard.least = reply.seq
             return error
         if not shard.wanted <= reply.seq < shard.least:
             return error
-        nodes.lose(shard.name, reply.seq)
+        nodes.notes.lose(shard.name, reply.seq)
         shard.least = reply.seq
         return AskAgain()
     shard.seq = max(shard.seq, reply.seq)

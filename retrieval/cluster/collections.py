@@ -125,7 +125,7 @@ async def delete(request: web.Request) -> web.Response:
     require_idle(nodes, shards)  # before anything is deleted
     await few_at_a_time(partial(change, nodes, one, "DELETE", path_of(one)) for one in shards)
     for one in shards:
-        nodes.forget(one)
+        nodes.notes.forget(one)
     await nodes.look()
     return web.Response(status=204)
 

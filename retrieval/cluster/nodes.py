@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from indexes.base.errors import Conflict, NearlineError, Unavailable
@@ -25,7 +25,7 @@ from retrieval.base.settings import ClusterSection
 from retrieval.cluster.calls import Calls, NodeShards, ShardState
 from retrieval.cluster.link import CONNECT_S, RETRY_AFTER_S, Link
 from retrieval.cluster.names import ShardName
-from retrieval.search.known_counts import KnownCounts
+from retrieval.cluster.notes import ShardNotes
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ LOOK_S = 1.0  # between two looks at what a node has
 LOOK_AGAIN_S = 0.2  # between two looks for a collection that is not known
 STARTS_S = 5.0  # in which services that were started together are up
 FEW = 1000  # documents
-HITS_KEPT = 1000  # of a shard, until its node is told
 
 
 @dataclass(slots=True)
@@ -135,14 +134,10 @@ class Nodes:
     settings: ClusterSection
     members: list[Node] = field(default_factory=list, init=False)
     link: Link = field(init=False)
-    hits: dict[str, list[int]] = field(default_factory=dict, init=False)  # to be counted, by shard
+    notes: ShardNotes = field(default_factory=ShardNotes, init=False)
     news: asyncio.Event = field(
         default_factory=asyncio.Event, init=False
     )  # set once more is known, and replaced
-    # The last operation of each shard that a write through this service was acknowledged with, or that it was given
-    # to another node with, and when.
-    _acknowledged: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
-    _known_counts: dict[str, KnownCounts] = field(default_factory=dict, init=False)  # by collection
     _found: Findings | None = field(default=None, init=False)
     _began: float = field(default_factory=time.monotonic, init=False)
     _written: bool = field(default=False, init=False)
@@ -208,20 +203,12 @@ class Nodes:
         if begun < node.looked_at:
             return
         if shards is not None:
-            self._forget_lost(shards, begun)
+            self.notes.forget_lost(shards, begun)
         self._found, node.shards, node.looked_at = None, shards, begun
         self._tell()
         if why != node.why:
             node.why = why
             logger.warning("node %s at %s %s", node.name, node.url, why or "answers")
-
-    def _forget_lost(self, held: NodeShards, looked_at: float) -> None:
-        """Wait no more for what was acknowledged before this look and its writer does not have: the shard was created
-        again, or has lost its last writes with a machine."""
-        for name, state in held.shards.items() if held.writes else ():
-            seq, at = self._acknowledged.get(name, (0, 0.0))
-            if state.seq < seq and at < looked_at and state.moving is None:
-                self.lose(name, state.seq, looked_at)
 
     async def find(self, name: str) -> Sharded | None:
         """Return the collection of this full name. All nodes are asked first if it is not known, not whole, or empty,
@@ -255,10 +242,6 @@ class Nodes:
         """Return the collections by their aliases, full names."""
         return self._find().aliases
 
-    def known_counts(self, name: str) -> KnownCounts:
-        """Return what BM25 counted in a collection for earlier searches, to be kept for later ones."""
-        return self._known_counts.setdefault(name, KnownCounts())
-
     def _find(self) -> Findings:
         """Find out again after each look: a search asks for every shard."""
         if self._found is None:
@@ -267,9 +250,7 @@ class Nodes:
                 for name in self._held(node):
                     holders[name].append(node)
             collections = self._find_collections()
-            self._known_counts = {
-                name: one for name, one in self._known_counts.items() if name in collections
-            }
+            self.notes.keep_counts(collections)
             self._found = Findings(collections, find_aliases(collections), dict(holders))
         return self._found
 
@@ -372,38 +353,10 @@ class Nodes:
 
     def acknowledge(self, shard: str, seq: int) -> None:
         """Note that a write was acknowledged: from now on every answer through this service knows of it."""
-        self.know(shard, seq)
+        self.notes.know(shard, seq)
         self._written = True
         self._tell()
-
-    def know(self, shard: str, seq: int) -> None:
-        """Have every answer from now on know of an operation of a shard."""
-        self._acknowledged[shard] = max(seq, self.acknowledged(shard)), time.monotonic()
 
     def _tell(self) -> None:
         self.news.set()
         self.news = asyncio.Event()
-
-    def acknowledged(self, shard: str) -> int:
-        """Return the last operation that every answer must know of."""
-        return self._acknowledged.get(shard, (0, 0.0))[0]
-
-    def lose(self, shard: str, upto: int, at: float | None = None) -> None:
-        """Wait no more for operations of a shard after this one, which it has lost."""
-        seq = self.acknowledged(shard)
-        logger.warning("shard %s is at seq %d, and a write was acknowledged with %d", shard, upto, seq)
-        self._acknowledged[shard] = upto, time.monotonic() if at is None else at
-
-    def forget(self, shard: str) -> None:
-        """Forget what was acknowledged of a shard that was deleted."""
-        self._acknowledged.pop(shard, None)
-
-    def rename(self, shard: str, name: str) -> None:
-        """Go on waiting for what was acknowledged of a shard that has another name now."""
-        if (known := self._acknowledged.pop(shard, None)) is not None:
-            self._acknowledged[name] = known
-
-    def note_hits(self, shard: str, passages: Sequence[int]) -> None:
-        """Keep passages that a user got until the next call of their shard, which counts them."""
-        held = self.hits.setdefault(shard, [])
-        held += passages[: HITS_KEPT - len(held)]

@@ -82,7 +82,7 @@ async def give_name(nodes: Nodes, sharded: Sharded, new: str, numbers: set[int])
         shard, name = sharded.shard(number), str(ShardName(new, number, sharded.of))
         try:
             await change(nodes, shard, "POST", f"{path_of(shard)}/rename", {"name": name})
-            nodes.rename(shard, name)
+            nodes.notes.rename(shard, name)
         except NearlineError as error:
             errors.append(error)
         return {}

@@ -40,7 +40,7 @@ class ShardedTarget:
     parts: list[RemoteShard] = field(init=False)
 
     def __post_init__(self) -> None:
-        known = self.nodes.acknowledged
+        known = self.nodes.notes.acknowledged
         names = map(self.sharded.shard, range(self.sharded.of))
         self.parts = [
             RemoteShard(name, max(wanted, known(name)), wanted=wanted)
@@ -61,7 +61,7 @@ class ShardedTarget:
     def count_hits(self) -> None:
         """Keep what was returned, to be counted with a later call."""
         for part in self.parts:
-            self.nodes.note_hits(part.name, part.returned)
+            self.nodes.notes.note_hits(part.name, part.returned)
             part.returned = []
 
     @property
@@ -90,7 +90,7 @@ class ShardedTarget:
 
     @property
     def known_counts(self) -> KnownCounts:
-        return self.nodes.known_counts(self.name)
+        return self.nodes.notes.counts_of(self.name)
 
     @property
     def seqs(self) -> Mapping[int, int]:

@@ -74,7 +74,7 @@ class WatchedShards:
         newest = {}
         for at in range(self._sharded.of):
             seq = now.states[at].seq if now is not None and at in now.states else 0
-            acknowledged = self._nodes.acknowledged(self._sharded.shard(at))
+            acknowledged = self._nodes.notes.acknowledged(self._sharded.shard(at))
             newest[at] = max(seq, acknowledged, self._known.get(at, 0))
         return newest
 

@@ -35,7 +35,8 @@ from retrieval.cluster.calls import (
 )
 from retrieval.cluster.link import Link
 from retrieval.cluster.names import ShardName, read_token, shard_of_document, token_of
-from retrieval.cluster.nodes import HITS_KEPT, Node, Nodes
+from retrieval.cluster.nodes import Node, Nodes
+from retrieval.cluster.notes import HITS_KEPT
 from retrieval.cluster.placing import balance, place
 from retrieval.cluster.remote import RemoteShard
 from retrieval.cluster.serving import require_newest
@@ -179,12 +180,12 @@ def test_what_was_acknowledged_is_not_forgotten_while_a_shard_moves(
 
     monkeypatch.setattr(Link, "call", call)
     asyncio.run(nodes.look())
-    assert nodes.acknowledged(shard) == 9
+    assert nodes.notes.acknowledged(shard) == 9
     assert nodes.writer_of(shard).name == "b"
     assert [one.name for one in nodes.having(shard)] == (["b"] if moving.role == "copy" else ["a", "b"])
     held["http://b"] = state_at(7)  # restored from an earlier state
     asyncio.run(nodes.look())
-    assert nodes.acknowledged(shard) == 7
+    assert nodes.notes.acknowledged(shard) == 7
 
 
 def test_an_incomplete_copy_answers_nothing() -> None:
@@ -363,8 +364,8 @@ def test_hits_are_told_with_a_later_call() -> None:
     assert (asked.rounds, shard.returned) == ([], [3, 4])
     nodes = nodes_of("a")
     for _ in range(HITS_KEPT):
-        nodes.note_hits(shard.name, shard.returned)
-    assert len(nodes.hits[shard.name]) == HITS_KEPT
+        nodes.notes.note_hits(shard.name, shard.returned)
+    assert len(nodes.notes.hits[shard.name]) == HITS_KEPT
 
 
 # --- what travels ---------------------------------------------------------------------------------------------
