@@ -9,7 +9,9 @@ GET  /v1/shards/NAME/feedback  what users think of its documents
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import TypeVar
@@ -34,6 +36,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LENGTH_BYTES = 4  # of the length before each frame
+SETTLE_S, SOON_S = (
+    0.1,
+    5.0,
+)  # between two looks at what became of a shard that was given just now; how long so often
+GIVEN = web.AppKey("GIVEN", asyncio.Event)  # set when a shard is given away
 
 
 class PullChanges(msgspec.Struct, array_like=True, frozen=True):
@@ -55,6 +62,7 @@ async def changes(request: web.Request) -> web.StreamResponse:
     collection = request.app[CATALOG].get(request.match_info["shard"])
     if asked.give_to:
         await asyncio.to_thread(give, collection, asked.give_to)
+        request.app[GIVEN].set()
 
     def frames() -> Iterator[bytes]:
         return (msgspec.msgpack.encode(change) for change in changes_to_copy(collection, asked.since))
@@ -114,10 +122,16 @@ async def stream(request: web.Request, frames: Iterator[bytes]) -> web.StreamRes
 
 async def keep_settling(app: web.Application, nodes: Nodes) -> None:
     """Delete shards that were given away, once their new node writes them, and keep those that it has not taken, until
-    cancelled."""
+    cancelled. Its node takes a shard within a moment, so it is asked more often then."""
     PRINCIPAL.set(NODE)
+    given, soon_until = app[GIVEN], 0.0
     while True:
-        await asyncio.sleep(LOOK_S)
+        soon = time.monotonic() < soon_until
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S if soon else LOOK_S):
+                await given.wait()
+                given.clear()
+                soon_until = time.monotonic() + SOON_S
         for collection in app[CATALOG].collections.values():
             if (moving := collection.moving) is not None and moving.role == "given":
                 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import ChainMap
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -154,6 +155,7 @@ def add_shard_routes(app: web.Application) -> None:
         app.router.add_route(method, path, handler)
         scopes[handler] = "node"
     app[serving.CONNECTIONS], app[serving.ON_THREADS] = {}, set()
+    app[giving.GIVEN] = asyncio.Event()
     app.on_shutdown.append(serving.close_all)
 
 
