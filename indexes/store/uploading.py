@@ -134,14 +134,15 @@ class Uploader(Replication):
         )
 
     def wait_for(self, collection: Collection) -> None:
-        """Wait until the store has the last operation of a collection, and the settings beside its log. Raises NotReady
-        if the service closes first."""
-        while not self._has(collection):
+        """Wait until the store has the last operation that a collection has now, and the settings beside its log.
+        Raises NotReady if the service closes first."""
+        seq = collection.log.newest_seq
+        while not self._has(collection, seq):
             self._session.require_open()
             time.sleep(LOOK_S)
 
-    def _has(self, collection: Collection) -> bool:
-        tracked, seq = self._session.tracked.get(collection.uid), collection.log.newest_seq
+    def _has(self, collection: Collection, seq: int) -> bool:
+        tracked = self._session.tracked.get(collection.uid)
         is_listed = collection.uid in self._names.stored.collections.values()
         return tracked is not None and is_listed and self._session.upload_of(tracked).has(seq)
 

@@ -745,3 +745,22 @@ def test_a_first_upload_does_not_wait(tmp_path: Path, objects: MemoryObjects) ->
     with serving(tmp_path / "a", objects, StoreOptions("memory:", "local", lag_s_max=10 * WAIT_S)) as service:
         service.create("docs")
         wait_for(lambda: service.uploader.uploads > 0)
+
+
+def test_waiting_for_the_store_is_not_for_later_writes(tmp_path: Path, objects: MemoryObjects) -> None:
+    """Where something is written whenever something is uploaded, the store never has all of it."""
+    numbers = iter(range(2, 80))
+    with serving(tmp_path / "a", objects, StoreOptions("memory:", "local", lag_s_max=0.05)) as service:
+        service.create("docs")
+
+        def write_more(operation: str, name: str) -> Fault:
+            if operation == "create" and "/log/" in name and (number := next(numbers, None)):
+                service.write("docs", number)
+            return ""
+
+        objects.fault = write_more
+        service.write("docs", 1).result(WAIT_S)
+        service.uploader.wait_for(service.catalog.get("docs"))
+        assert next(numbers) < 20
+        objects.fault = MemoryObjects.fault
+        wait_for(service.is_level)
