@@ -321,7 +321,11 @@ def test_what_is_passed_on_counts_once(tmp_path: Path, environ: dict[str, str]) 
             with serving(tmp_path / "b", follows) as replica:
                 note = {"documents": [{"id": "1", "text": "a note"}]}
                 path = "/v1/collections/docs/documents"
-                written = [call(replica.url, path, note, limited).status for _ in range(4)]
+                late, written = time.monotonic() + 30, list[int]()
+                while len(written) < 4 and time.monotonic() < late:
+                    status = call(replica.url, path, note, limited).status
+                    # The replica gets the key through the store.
+                    written += [status] if written or status != 401 else []
                 assert written == [200, 200, 200, 429]
 
 
