@@ -178,7 +178,7 @@ class Numbers:
         key = float(self.keys[at])
         residue = int(self.residues[at]) if len(self.residues) else 0
         whole = int(key) + residue if key.is_integer() else None
-        return whole if whole is not None and fits(whole) else key  # an integer would have fit
+        return whole if whole is not None and fits(whole) else key  # what does not fit came as a float
 
     def slice_of(self, comparison: str, value: Scalar) -> tuple[int, int]:
         """Range of the sorted, distinct numbers for which the comparison with `value` holds."""

@@ -224,7 +224,7 @@ class GrowingView:
         return [term for term in found if least <= len(term) <= bytes_max]
 
     def frequent(self, most: int) -> dict[str, int]:
-        """With those that came since."""
+        """Rows that came after the first `size` are counted, too."""
         return self.index.frequent(most)
 
     def impacts(self, term: str, bm25: Bm25, mean_length: float) -> None:

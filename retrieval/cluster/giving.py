@@ -36,10 +36,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LENGTH_BYTES = 4  # of the length before each frame
-SETTLE_S, SOON_S = (
-    0.1,
-    5.0,
-)  # between two looks at what became of a shard that was given just now; how long so often
+SETTLE_S = 0.1  # between two looks at what became of a shard that was given just now
+SOON_S = 5.0  # for how long it was given just now
 GIVEN = web.AppKey("GIVEN", asyncio.Event)  # set when a shard is given away
 
 

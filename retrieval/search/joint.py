@@ -65,8 +65,6 @@ class JointShard(Partition):
         await self.count_terms(ask.query)
         await self._search_all(ask)
         if self._foretold and not self._came_true():
-            assert self.known is not None
-            self.known.note_mistake()
             await self._count_now(ask.query)
             await self._search_all(ask)
         found, depths = self.found, (*ask.query.steps, ask.query.depth)
@@ -108,8 +106,11 @@ class JointShard(Partition):
     def _came_true(self) -> bool:
         """Whether the scores are those by what the shards have counted while they searched; go on with that."""
         assert self._counts is not None
+        assert self.known is not None
         counts = reduce(TermCounts.plus, [one.counts for one in self.found if one.counts is not None])
         is_so = not counts.hides and counts.weighs_as(self._counts)
+        if not is_so:
+            self.known.correct(self._counts, counts)
         self._counts, self._foretold = replace(counts, corrected={}), False
         return is_so
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import reduce
 
 from indexes.base.languages import QueryLanguage
 from indexes.lexical.analysis import query_terms_and_own
@@ -29,8 +29,8 @@ READ_EVERY_S = 60.0
 
 @dataclass(slots=True)
 class KnownCounts:
-    """Use it from any thread. `frequencies` holds the terms that were asked for last, those first that were not for the
-    longest time."""
+    """Use it from any thread. `frequencies` holds the terms that were counted last, the oldest first. That they change
+    between two looks at them does no harm: what is foretold is counted again."""
 
     passages: int = 0
     length: int = 0
@@ -38,68 +38,56 @@ class KnownCounts:
     frequencies: dict[str, int] = field(default_factory=dict)
     _mistakes: int = MISTAKES_MAX
     _read_at: float = float("-inf")
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _keeping: threading.Lock = field(default_factory=threading.Lock)
 
     def foretell(self, query: Query) -> TermCounts | None:
         """Return what the shards would count for a query; None if that is not known, or if some of its words are not in
         any shard, which others may stand for. Forms of its words in other languages are in none if they are not
         known."""
-        if not may_be_known(query):
+        if self.hides or not may_be_known(query):
             return None
         terms, own = terms_of(query)
-        with self._lock:
-            if self.hides or not all(map(self.frequencies.get, own)):
-                return None
-            found = {term: self.frequencies.pop(term, 0) for term in terms}
-            self.frequencies |= found
-            return TermCounts(self.passages, self.length, found, seen=frozenset(own), corrected={})
+        found = {term: self.frequencies.get(term, 0) for term in terms}
+        if not all(found[term] for term in own):
+            return None
+        return TermCounts(self.passages, self.length, found, seen=frozenset(own), corrected={})
 
     def learn(self, query: Query, counts: TermCounts) -> None:
         """Keep what all shards have counted for a query."""
-        if not may_be_known(query):
-            return
-        terms, _ = terms_of(query)
-        with self._lock:
-            self._keep(counts, {term: counts.frequencies.get(term, 0) for term in terms})
+        if may_be_known(query):
+            self._keep(counts, counts.frequencies)
 
-    def note_mistake(self) -> None:
-        """Note that counts were foretold wrong."""
+    def correct(self, foretold: TermCounts, counts: TermCounts) -> None:
+        """Keep what all shards have counted where something else was foretold."""
         self._mistakes += 1
+        self._keep(counts, {term: counts.frequencies.get(term, 0) for term in foretold.frequencies})
 
     def wants_terms(self, now: float | None = None) -> bool:
-        """Whether the frequent terms of the shards should be read now, which is said once."""
+        """Whether the frequent terms of the shards should be read now, which is said once. Ask on the event loop."""
         now = time.monotonic() if now is None else now
-        with self._lock:
-            if self._mistakes < MISTAKES_MAX or now < self._read_at + READ_EVERY_S:
-                return False
-            self._mistakes, self._read_at = 0, now
-            return True
+        if self._mistakes < MISTAKES_MAX or now < self._read_at + READ_EVERY_S:
+            return False
+        self._mistakes, self._read_at = 0, now
+        return True
 
     def fill(self, shards: Sequence[TermCounts]) -> None:
         """Keep the frequent terms of all shards. A term that one of them does not name is in none of its passages if it
         has named all; else it is not known in how many."""
-        total: Counter[str] = Counter()
-        for one in shards:
-            total.update(one.frequencies)
+        counts = reduce(TermCounts.plus, shards)
+        known = set(counts.frequencies)
         for one in shards:
             if len(one.frequencies) >= TERMS_READ:
-                total = Counter({term: total[term] for term in total.keys() & one.frequencies.keys()})
-        counts = TermCounts(
-            sum(one.passages for one in shards),
-            sum(one.length for one in shards),
-            total,
-            hides=any(one.hides for one in shards),
-        )
-        with self._lock:
-            self._keep(counts, total)
+                known &= one.frequencies.keys()
+        self._keep(counts, {term: counts.frequencies[term] for term in known})
 
     def _keep(self, counts: TermCounts, frequencies: Mapping[str, int]) -> None:
-        self.passages, self.length, self.hides = counts.passages, counts.length, counts.hides
-        for term, count in frequencies.items():
-            self.frequencies.pop(term, None)
-            self.frequencies[term] = count
-        while len(self.frequencies) > TERMS_KEPT:
-            del self.frequencies[next(iter(self.frequencies))]
+        with self._keeping:
+            self.passages, self.length, self.hides = counts.passages, counts.length, counts.hides
+            for term, count in frequencies.items():
+                self.frequencies.pop(term, None)
+                self.frequencies[term] = count
+            while len(self.frequencies) > TERMS_KEPT:
+                del self.frequencies[next(iter(self.frequencies))]
 
 
 def may_be_known(query: Query) -> bool:

@@ -341,7 +341,8 @@ class Pipeline:
         documents = None if plan.query.condition else sharded.documents
         sharded.expect(plan.last)
         ask = partial(sharded.ask, deadline=watch.deadline)
-        joint = JointShard(sharded.parts, True, sharded.known_counts)
+        begin = partial(JointShard, sharded.parts, even=True, known=sharded.known_counts)
+        joint = begin()
         # While the text is embedded here, its words are counted there.
         embedding = self._embed_text(sharded, sharded.spoken, plan, watch, vectors)
         counting = run_in_steps(partial(joint.count_terms, plan.query), run_here, ask)
@@ -362,7 +363,7 @@ class Pipeline:
             if not (found.vanished and left):
                 break
             sharded.keep_up()  # and as in `_search_latest`
-            joint = JointShard(sharded.parts, True, sharded.known_counts)
+            joint = begin()
         return joint, embedded, found, rounds
 
     def _plan_shards(self, sharded: Divided, request: SearchRequest, *, counted: bool) -> Plan:

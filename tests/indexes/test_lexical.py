@@ -274,7 +274,7 @@ def described(document: Upsert) -> Upsert:
 
 @pytest.mark.parametrize("most", [1, 7, 60, 10_000])
 def test_the_most_frequent_terms_are_named(most: int) -> None:
-    """By an index that grows as by a sealed one; of equally frequent terms any."""
+    """An index that grows and a sealed one count alike; of equally frequent terms, either names any."""
     growing, texts = GrowingLexical(), [WORLD.text(number) for number in range(80)]
     for text in texts:
         growing.add(text)
@@ -286,7 +286,7 @@ def test_the_most_frequent_terms_are_named(most: int) -> None:
 
 
 def test_dead_passages_are_not_counted_among_the_frequent_terms(tmp_path: Path) -> None:
-    """After a rebuild, too, when they are in several parts."""
+    """They are subtracted in each part, of which there are several after a rebuild."""
     collection = make_collection(tmp_path / "c")
     fill(collection, WORLD, range(60))
     rebuild(collection)

@@ -203,7 +203,7 @@ def test_words_that_are_known_are_not_counted_first(
 
 
 def test_hidden_passages_are_never_foretold(halves: Halves) -> None:
-    """Nor what is visible to some only: corrections depend on more than counts."""
+    """What only some may see is not foretold either: corrections depend on more than counts."""
     known = halves.known()
     query = Query(10, 40, WORDS[0], language="en", spoken={"en": 240})
     assert known.foretell(query) is not None
@@ -215,11 +215,12 @@ def test_hidden_passages_are_never_foretold(halves: Halves) -> None:
 
 
 def test_frequent_terms_are_read_again_after_mistakes() -> None:
-    """Once for many mistakes, and not every second."""
+    """They are read once for many mistakes, and not every second."""
     known = KnownCounts()
     assert [known.wants_terms(0.0) for _ in range(2)] == [True, False]
     for _ in range(MISTAKES_MAX):
-        known.note_mistake()
+        known.correct(TermCounts(1, 1, {"a": 2}), TermCounts(1, 1, {}))
+    assert known.frequencies == {"a": 0}
     assert [known.wants_terms(at) for at in (1.0, READ_EVERY_S, READ_EVERY_S)] == [False, True, False]
 
 

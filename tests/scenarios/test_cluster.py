@@ -386,7 +386,7 @@ def vectors(numbers: range, version: int = 0) -> list[dict[str, Any]]:
 def test_approximate_searches_find_no_less_in_shards(
     cluster: Cluster, in_tiers: dict[int, str], shards: int
 ) -> None:
-    """Of the true neighbors, whichever node is asked."""
+    """Whichever node is asked, it finds as many of the true neighbors as one piece does."""
     whole = recall_of(cluster.http, in_tiers[1])
     search = {"vector": WORLD.vector(7).tolist(), "mode": "dense", "cache": False}
     assert "cold" in cluster.http.search(in_tiers[shards], **search)["receipt"]["tiers"]
@@ -396,7 +396,7 @@ def test_approximate_searches_find_no_less_in_shards(
 def test_approximate_searches_find_no_less_while_shards_move(
     cluster: Cluster, in_tiers: dict[int, str]
 ) -> None:
-    """Beside writes, too: documents are written as they are, with other metadata."""
+    """Documents are written beside the searches, as they are but with other metadata."""
     whole, found = recall_of(cluster.http, in_tiers[1]), list[float]()
     with moved_beside_writes(cluster, in_tiers[4], [f"d{at}" for at in range(900)]) as ended:
         while not ended.is_set() or not found:
