@@ -52,8 +52,8 @@ async def empty(client: AsyncClient, node: str, at_node: AsyncClient) -> None:
         held = await at_node.request("GET", "/v1/collections")
     except ServiceError as error:
         raise Conflict(f"node {node} must say what it has before it goes: {error.message}") from None
-    if held["quarantined"]:
-        names = sorted(one["name"] for one in held["quarantined"])
+    if sick := [*held["quarantined"], *held["unavailable"]]:
+        names = sorted(one["name"] for one in sick)
         raise Conflict(f"node {node} is asked to go while something is out of service: {', '.join(names)}")
     own = [
         one["name"] for one in held["collections"] if not one.get("shards") and SHARD_MARK not in one["name"]

@@ -30,7 +30,8 @@ def command() -> None:
 @JSON
 def list_(url: str, as_json: bool) -> None:
     """List all collections by name."""
-    found = ask(url, lambda client: client.collections())
+    held: dict[str, list[Any]] = ask(url, lambda client: client.request("GET", "/v1/collections"))
+    found = held["collections"]
     if as_json:
         print_json(found)
     elif not found:
@@ -47,8 +48,9 @@ def list_(url: str, as_json: bool) -> None:
         for one in found:
             if (due := one["rebuild_due"]) and due["error"]:
                 errors.print(f"[yellow]{escape(one['name'])} {escape(describe_rebuild(due))}[/]")
-    for sick in ask(url, lambda client: client.quarantined()):
-        errors.print(f"[red]{escape(sick['name'])} is quarantined[/]: {escape(sick['reason'])}")
+    for why in ("quarantined", "unavailable"):
+        for sick in held[why]:
+            errors.print(f"[red]{escape(sick['name'])} is {why}[/]: {escape(sick['reason'])}")
 
 
 @command.command(epilog="Example: nearline collections show docs")

@@ -13,6 +13,7 @@ STAGES = {
     "fuse": "joining both",
     "rerank": "reranking",
     "hydrate": "reading the hits",
+    "shards": "waiting for shards",
     "total": "total",
 }
 # Other tiers are shown by their API names.

@@ -156,10 +156,11 @@ def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: boo
         for name, result in erased.items()
     ]
     print_result(erased, *lines, as_json=as_json)
-    quarantined = ask(url, lambda client: client.quarantined()) if everything else []
-    for one in quarantined:
-        errors.print(f"[red]{escape(one['name'])} is quarantined, nothing of it was erased[/]")
-    if quarantined:
+    held = ask(url, lambda client: client.request("GET", "/v1/collections")) if everything else {}
+    left = [(one["name"], why) for why in ("quarantined", "unavailable") for one in held.get(why, ())]
+    for name, why in left:
+        errors.print(f"[red]{escape(name)} is {why}, nothing of it was erased[/]")
+    if left:
         sys.exit(1)
 
 

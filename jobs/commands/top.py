@@ -21,7 +21,7 @@ from jobs.commands.options import JSON, URL, NumberRange
 from jobs.commands.output import console, format_bytes, print_json
 from nearline import AsyncClient
 
-STAGES = ("total", "wait", "embed", "dense", "lexical", "fuse", "rerank", "hydrate")
+STAGES = ("total", "wait", "embed", "dense", "lexical", "fuse", "rerank", "hydrate", "shards")
 Labels = dict[str, str]
 
 

@@ -28,6 +28,7 @@ class ServerProcess:
         checkout: Path | None = None,
         port: int = 0,
         run_by: Sequence[str] = (),
+        config: Path | None = None,
     ) -> None:
         """`checkout` runs the code of another working tree with this Python; `port` 0 is a free one. `run_by` is what
         the command begins with.
@@ -45,6 +46,7 @@ class ServerProcess:
             str(data.absolute()),
             "--port",
             str(port),
+            *(() if config is None else ("--config", str(config))),
         ]
         self._log = log_of(data).open("ab")
         self._child = subprocess.Popen(
@@ -105,10 +107,14 @@ def log_of(data: Path) -> Path:
 
 @contextlib.contextmanager
 def serving(
-    data: Path, environ: Mapping[str, str] | None = None, checkout: Path | None = None, port: int = 0
+    data: Path,
+    environ: Mapping[str, str] | None = None,
+    checkout: Path | None = None,
+    port: int = 0,
+    config: Path | None = None,
 ) -> Iterator[ServerProcess]:
     """A service that runs for the duration of a with-block."""
-    server = ServerProcess(data, environ, checkout, port)
+    server = ServerProcess(data, environ, checkout, port, config=config)
     try:
         yield server
     finally:

@@ -120,6 +120,12 @@ class Endpoints(Core):
         return found["quarantined"]
 
     @endpoint
+    async def unavailable(self) -> list[records.UnavailableBody]:
+        """Return name and reason of each collection in shards of which some are at nodes that do not answer."""
+        found: records.CollectionList = await self.request("GET", COLLECTIONS)
+        return found["unavailable"]
+
+    @endpoint
     async def delete_collection(self, name: str) -> None:
         """Delete a collection with all its documents, by its own name, not an alias."""
         await self.request("DELETE", path_of(name), twice=False)

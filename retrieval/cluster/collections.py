@@ -28,10 +28,10 @@ from retrieval.handlers.wire import answer, answer_from, body
 from retrieval.wire.collections import (
     CollectionBody,
     CreateCollection,
-    QuarantinedBody,
     SetRanking,
     SetSynonyms,
     ShardBody,
+    UnavailableBody,
 )
 from retrieval.wire.evaluation import KeepEvaluation
 
@@ -98,7 +98,7 @@ async def show(request: web.Request) -> web.Response:
 
 
 async def list_collections(request: web.Request) -> web.Response:
-    """List the collections of this service, and those in shards. One that has a shard nowhere is out of service."""
+    """List the collections of this service, and those in shards. One that has a shard nowhere is unavailable."""
     own = await asyncio.to_thread(whole.list_own, request.app)
     nodes, caller = nodes_of(request), PRINCIPAL.get()
     for name, sharded in sorted(nodes.collections().items()):
@@ -107,7 +107,7 @@ async def list_collections(request: web.Request) -> web.Response:
         try:
             own.collections.append(await describe(nodes, sharded))
         except Unavailable as error:
-            own.quarantined.append(QuarantinedBody(caller.own(name), [], caller.hide_tenant(error.message)))
+            own.unavailable.append(UnavailableBody(caller.own(name), caller.hide_tenant(error.message)))
     return await answer_from(lambda: own)
 
 

@@ -42,8 +42,7 @@ async def move(request: web.Request) -> web.Response:
     caller.require_service()
     require_known(nodes, [wanted.to], "to")
     shard = caller.full(wanted.shard)
-    if ShardName.parse(shard) is None or not nodes.having(shard):
-        raise NotFound(f"no node has a shard {wanted.shard[:100]!r}", param="shard")
+    require_shard(nodes, shard, wanted.shard)
     if wanted.to == nodes.writer_of(shard).name:
         raise Conflict(f"shard {wanted.shard} is at node {wanted.to} already", param="to")
     return begin(request, "move", [(shard, wanted.to)])
@@ -58,13 +57,24 @@ async def balance(request: web.Request) -> web.Response:
     named = [one for one in nodes.settings.nodes if one not in wanted.without]
     if not named:
         raise InvalidInput("one node must be left", param="without")
-    nodes.writers()  # raises while a node is away
+    nodes.writers()  # raises if one is away
     held = {
         shard: nodes.writer_of(shard).name
         for collection in nodes.collections().values()
         for shard in map(collection.shard, sorted(collection.states))
     }
     return begin(request, "balance", balance_shards(held, named))
+
+
+def require_shard(nodes: Nodes, shard: str, called: str) -> None:
+    """Raise Unavailable if no node answers for a shard, and NotFound if there is none of this name."""
+    named = ShardName.parse(shard)
+    if named is not None and nodes.having(shard):
+        return
+    if named is not None and (away := nodes.away()):
+        why = f"no node that answers has shard {called[:100]!r}; not answering: {', '.join(away)}"
+        raise Unavailable(why, retry_after_s=RETRY_AFTER_S)
+    raise NotFound(f"no node has a shard {called[:100]!r}", param="shard")
 
 
 def require_known(nodes: Nodes, names: Sequence[str], param: str) -> None:

@@ -338,18 +338,13 @@ class Nodes:
         """Return the service of a node that takes writes. Raises Unavailable if none does."""
         found = next((one for one in self.members if one.name == node and one.writes), None)
         if found is None:
-            raise Unavailable(f"node {node} takes no writes now", retry_after_s=RETRY_AFTER_S)
+            why = "takes no writes now" if self.is_up(node) else "does not answer"
+            raise Unavailable(f"node {node} {why}", retry_after_s=RETRY_AFTER_S)
         return found
 
     def writers(self) -> dict[str, Node]:
         """Return the service of each node that takes writes. Raises Unavailable while a node has none."""
-        writers = {one.name: one for one in self.members if one.writes}
-        if missing := sorted(set(self.settings.nodes) - writers.keys()):
-            raise Unavailable(
-                f"node {missing[0]} takes no writes now, and shards are divided among all nodes",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        return writers
+        return {name: self.writer_at(name) for name in self.settings.nodes}
 
     def acknowledge(self, shard: str, seq: int) -> None:
         """Note that a write was acknowledged: from now on every answer through this service knows of it."""

@@ -94,8 +94,8 @@ class Metrics:
             self._degraded.labels(left_out).inc()
         self._stage_time("total").observe(timings.total / 1000)
         if receipt.cache in {"miss", "bypass"}:
-            reranked = ("rerank",) if receipt.reranked else ()
-            for stage in ("embed", "dense", "lexical", "fuse", *reranked, "hydrate", "wait"):
+            some = [stage for stage in ("rerank", "shards") if getattr(timings, stage)]
+            for stage in ("embed", "dense", "lexical", "fuse", *some, "hydrate", "wait"):
                 self._stage_time(stage).observe(getattr(timings, stage) / 1000)
 
     def written(self, collection: str, result: WriteResult, seconds: float) -> None:

@@ -276,7 +276,7 @@ class Pipeline:
         try:
             async with self._in_time(plan, watch), self._turn(plan, self._away if divided else None):
                 # All of them ask the same nodes.
-                ask = partial(divided[0].ask, deadline=watch.deadline) if divided else None
+                ask = partial(ask_within, divided[0], watch) if divided else None
                 embedded = await self._embed_text(first, lambda: spoken, plan, watch, {})
                 for left in reversed(range(SEARCHES_MAX)):  # as in `_search_latest`
                     parts = [parts_of(one, watch, work) for one in collections]
@@ -321,7 +321,7 @@ class Pipeline:
                 joint, embedded, found, _ = await self._search_shards(sharded, plan, watch, share, {})
                 if plan.facets:
                     count = partial(count_facets_of, embedded, joint, budget.work, found.answer)
-                    await self._run(count, watch, partial(sharded.ask, deadline=watch.deadline))
+                    await self._run(count, watch, partial(ask_within, sharded, watch))
         finally:
             self.under_way -= 1
             watch.left = True
@@ -340,7 +340,7 @@ class Pipeline:
         """Search until no hit is replaced beside the search."""
         documents = None if plan.query.condition else sharded.documents
         sharded.expect(plan.last)
-        ask = partial(sharded.ask, deadline=watch.deadline)
+        ask = partial(ask_within, sharded, watch)
         begin = partial(JointShard, sharded.parts, even=True, known=sharded.known_counts)
         joint = begin()
         # While the text is embedded here, its words are counted there.
@@ -644,6 +644,11 @@ class Pipeline:
 
 async def run_on_thread(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return await asyncio.to_thread(partial(run_at_once, work))
+
+
+async def ask_within(sharded: Divided, watch: Stopwatch, calls: Sequence[Away[Any]]) -> Sequence[Any]:
+    """Have the shards answer calls before the deadline of a search, of which this is a stage."""
+    return await watch.time_await("shards", sharded.ask(calls, watch.deadline))
 
 
 def parts_of(collection: Collection | Divided, watch: Stopwatch, work: WorkBudget) -> Sequence[Partition]:

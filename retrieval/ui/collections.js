@@ -22,12 +22,13 @@ export async function collectionsView(place, params, signal) {
 
   async function refresh() {
     try {
-      const { collections, quarantined } = await get("v1/collections", { signal });
+      const { collections, quarantined, unavailable } = await get("v1/collections", { signal });
       const again = list.contains(document.activeElement) ? document.activeElement.dataset.focus : null;
       list.replaceChildren(
-        ...quarantined.map((one) => sick(one, refresh)),
+        ...quarantined.map((one) => sick(one, "quarantined", refresh)),
+        ...unavailable.map((one) => sick(one, "unavailable", refresh)),
         ...collections.map((one) => card(one, refresh, started)));
-      if (!collections.length) list.append(h("p", { class: "empty" }, "There is no collection yet."));
+      if (!list.children.length) list.append(h("p", { class: "empty" }, "There is no collection yet."));
       if (again) list.querySelector(`[data-focus="${CSS.escape(again)}"]`)?.focus();
     } catch (error) {
       if (!signal.aborted) list.replaceChildren(failure(error));
@@ -72,10 +73,11 @@ async function tried(place, work) {
   }
 }
 
-function sick(one, refresh) {
+// A collection that does not serve. Shards at nodes that do not answer come back by themselves.
+function sick(one, why, refresh) {
   const said = h("div", {});
-  return h("article", { class: "card" }, h("div", { class: "card-head" }, h("h2", {}, one.name), h("span", { class: "tag bad" }, "quarantined")),
-    h("p", {}, one.reason), h("div", { class: "row" }, removal(one.name, null, said, refresh)), said);
+  return h("article", { class: "card" }, h("div", { class: "card-head" }, h("h2", {}, one.name), h("span", { class: "tag bad" }, why)),
+    h("p", {}, one.reason), why === "quarantined" && h("div", { class: "row" }, removal(one.name, null, said, refresh)), said);
 }
 
 function card(one, refresh, started) {

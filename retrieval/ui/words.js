@@ -11,6 +11,7 @@ export const STAGES = {
   fuse: ["joining both", "One ranking from the two (API: fuse)"],
   rerank: ["reranking", "A second model reads the first candidates"],
   hydrate: ["reading the hits", "Their texts and metadata come from the log (API: hydrate)"],
+  shards: ["waiting for shards", "Other services search the shards of the collection that they have"],
 };
 
 export const TIERS = {

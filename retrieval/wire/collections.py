@@ -264,9 +264,19 @@ class QuarantinedBody(msgspec.Struct):
     reason: Annotated[str, Doc("Why")]
 
 
+class UnavailableBody(msgspec.Struct):
+    """A collection in shards that cannot be described now, and why. It is whole again once its nodes answer."""
+
+    name: Annotated[str, Doc("The collection's own name")]
+    reason: Annotated[str, Doc("Why, such as which of its shards no node answers for")]
+
+
 class CollectionList(msgspec.Struct):
     collections: Annotated[list[CollectionBody], Doc("Collections that serve")]
     quarantined: Annotated[list[QuarantinedBody], Doc("Collections out of service, with the reason")]
+    unavailable: Annotated[
+        list[UnavailableBody], Doc("Collections in shards of which some are at nodes that do not answer")
+    ] = []
 
 
 class AliasBody(msgspec.Struct):

@@ -312,7 +312,8 @@ class Receipt(msgspec.Struct):
 
 
 class Timings(msgspec.Struct):
-    """Milliseconds in each stage. `wait` is time in which no stage ran. Together they add up to `total`."""
+    """Milliseconds in each stage. `wait` is time in which no stage ran. Together they add up to `total`, unless stages
+    ran at the same time."""
 
     cache: Annotated[float, Doc("Result cache lookup")] = 0.0
     embed: Annotated[float, Doc("Embedding the query")] = 0.0
@@ -321,6 +322,7 @@ class Timings(msgspec.Struct):
     fuse: Annotated[float, Doc("Fusing both rankings")] = 0.0
     rerank: Annotated[float, Doc("Reranking the candidates")] = 0.0
     hydrate: Annotated[float, Doc("Reading the hits from the log")] = 0.0
+    shards: Annotated[float, Doc("Waiting for the services that have the shards, if it has several")] = 0.0
     wait: Annotated[float, Doc("Time in which no stage ran: mostly waiting for a search thread")] = 0.0
     total: Annotated[float, Doc("The whole search")] = 0.0
 

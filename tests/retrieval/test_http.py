@@ -86,6 +86,7 @@ def test_the_receipt_and_timings(http: Http, facts: str) -> None:
         "fuse",
         "rerank",
         "hydrate",
+        "shards",
         "wait",
         "total",
     }

@@ -1234,9 +1234,24 @@ def test_a_node_is_lost_and_comes_back(cluster: Cluster, sizes: dict[int, str]) 
     cluster.until(b=False)
     document = next(one for one in (f"n{number}" for number in range(100)) if shard_of_document(one, 7) == 0)
     listed = http.ok("GET", "/v1/collections")
-    assert name in [one["name"] for one in listed["quarantined"]]
-    shown = nearline("cluster", "--url", http.url, NEARLINE_KEY=cluster.keys["a"])
+    assert (name in [one["name"] for one in listed["unavailable"]], listed["quarantined"]) == (True, [])
+    cluster_key = {"NEARLINE_KEY": cluster.keys["a"]}
+    printed = nearline("collections", "list", "--url", http.url, **cluster_key)
+    assert f"{name} is unavailable: no node answers for shard {name}~" in " ".join(printed.stderr.split())
+    shown = nearline("cluster", "--url", http.url, **cluster_key)
     assert "cannot be reached" in " ".join(shown.stdout.split()), shown
+    held = {shard for one in http.ok("GET", "/v1/cluster")["services"] for shard in one["shards"]}
+    gone = next(number for number in range(7) if f"{name}~{number}of7" not in held)
+    for asked, said in (
+        (
+            ["move", f"{name}~{gone}of7", "a"],
+            f"no node that answers has shard '{name}~{gone}of7'; not answering: b",
+        ),
+        (["move", f"{name}~7of7", "a"], f"no node has a shard '{name}~7of7'"),
+        (["balance", "--without", "b"], "node b does not answer"),
+    ):
+        refused = nearline("cluster", *asked, "--url", http.url, **cluster_key)
+        assert said in " ".join(refused.stderr.split()), refused
     assert http.ok("GET", f"/v1/jobs/{job['id']}") == job
     cluster.start("b")
     cluster.until(b=True)
@@ -1293,6 +1308,43 @@ def test_what_was_being_moved_when_a_service_was_killed(tmp_path: Path, model_fo
             seen = http.ok("GET", "/v1/cluster")["services"][0]
         assert (list(seen["shards"]), seen["moving"]) == (names[1:], names[1:2])
         assert not (data / names[0]).exists()
+
+
+def test_a_node_is_lost_for_good(tmp_path: Path, model_folder: Path) -> None:
+    """Taken out of the configuration, its shards are created again, empty, and filled from the same documents."""
+    ports = {name: free_port() for name in "ab"}
+    urls = {name: [f"http://127.0.0.1:{port}"] for name, port in ports.items()}
+    config = tmp_path / "cluster.toml"
+    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent.resolve())}
+
+    def name_nodes(names: str) -> None:
+        nodes = ", ".join(f"{name} = {json.dumps(urls[name])}" for name in names)
+        config.write_text(f"[cluster]\nnodes = {{ {nodes} }}\n")
+
+    name_nodes("ab")
+    documents = [{"id": f"d{number}", "text": "word", "vector": [1, 0, 0]} for number in range(20)]
+    wanted = {"name": "docs", "shards": 4, "dimensions": 3}
+    with contextlib.ExitStack() as stack:
+        left, lost = [
+            stack.enter_context(serving(tmp_path / name, environ, port=port, config=config))
+            for name, port in ports.items()
+        ]
+        http = Http(left.url)
+        http.ok("POST", "/v1/collections", wanted)
+        http.write("docs", *documents)
+        lost.kill()
+        name_nodes("a")
+        os.kill(left.pid, signal.SIGHUP)
+        late = time.monotonic() + UP_S
+        while len(http.ok("GET", "/v1/cluster")["services"]) > 1:
+            assert time.monotonic() < late
+        assert [one["name"] for one in http.ok("GET", "/v1/collections")["unavailable"]] == ["docs"]
+        kept = http.ok("GET", "/v1/collections")["collections"]
+        made = http.ok("POST", "/v1/collections", wanted)
+        assert [one["node"] for one in made["shards"]] == ["a"] * 4
+        written = http.write("docs", *documents)
+        assert written["unchanged"] == sum(one["documents"] for one in kept) in range(1, 20)
+        assert http.ok("GET", "/v1/collections/docs")["documents"] == len(documents)
 
 
 def test_a_search_misses_no_write_while_shards_move(tmp_path: Path, model_folder: Path) -> None:

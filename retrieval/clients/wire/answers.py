@@ -103,6 +103,7 @@ class Timings(TypedDict):
     fuse: float
     rerank: float
     hydrate: float
+    shards: float
     wait: float
     total: float
 

@@ -172,9 +172,15 @@ class QuarantinedBody(TypedDict):
     reason: str
 
 
+class UnavailableBody(TypedDict):
+    name: str
+    reason: str
+
+
 class CollectionList(TypedDict):
     collections: list[CollectionBody]
     quarantined: list[QuarantinedBody]
+    unavailable: list[UnavailableBody]
 
 
 class AliasBody(TypedDict):
