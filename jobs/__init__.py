@@ -1,5 +1,5 @@
 """What runs beside the service: the command line, and the jobs behind it.
 
-Its rooms, each of which imports only from those before it: sources, models | ingestion | serving, evaluation,
+Its packages, each of which imports only from those before it: sources, models | ingestion | serving, evaluation,
 benchmark | cluster | mcp, commands, cli.
 """

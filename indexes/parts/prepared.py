@@ -236,7 +236,8 @@ class Prepared:
         return ids
 
     def dense(self) -> DenseResult:
-        """Passages nearest to the vector. With a filter, only a policy never to search the cold tier skips it.
+        """Return the passages nearest to the vector. A query with a filter skips the cold tier only under the policy
+        `never`.
 
         After `steps`, what each depth adds follows what the ones before it found, so a deeper ranking extends a
         shallower one although the indexes are approximate.

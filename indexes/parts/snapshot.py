@@ -79,9 +79,9 @@ class Snapshot:
             return None
         return self.matching(condition, on_step)
 
-    def spare(self, query: Query) -> Query:
-        """The query with what the cold policy says about it. What comes back with its candidates is for `learn`, if the
-        query is counted."""
+    def with_cold_policy(self, query: Query) -> Query:
+        """Return the query with what the cold policy says about it. What comes back with its candidates is for `learn`,
+        if the query is counted."""
         if self.skipper is None:
             return query
         return msgspec.structs.replace(query, sparing=self.skipper.sparing(counted=query.counted))
@@ -94,7 +94,7 @@ class Snapshot:
     def _with_sparing_of_this(self, query: Query) -> Query:
         """Return the query with how it may spare the cold tier of this generation."""
         if self.skipper is not None and self.skipper.policy.mode == "never":
-            return self.spare(query)
+            return self.with_cold_policy(query)
         if query.sparing is not None and query.sparing.generation != self.generation:
             return msgspec.structs.replace(query, sparing=None)  # its threshold is that of other lists
         return query

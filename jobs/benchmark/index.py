@@ -234,7 +234,7 @@ class Policy(Nearline):
 
     def ask(self, query: Floats) -> list[int]:
         snapshot = self.collection.snapshot
-        found = snapshot.prepare(snapshot.spare(Query(K, DEPTH, vector=query))).dense()
+        found = snapshot.prepare(snapshot.with_cold_policy(Query(K, DEPTH, vector=query))).dense()
         if found.spared is not None and snapshot.skipper is not None:
             snapshot.skipper.learn(found.spared)
         self.skips += found.cold_skipped is not None

@@ -171,7 +171,7 @@ async def answer(app: web.Application, content: bytes, entry: AdmittedRequest) -
     with entry.waiting():  # each for the same time, so one after the other takes no longer
         shards = [await open_shard(app, one, watch, until) for one in asked.calls]
 
-    calls = [spare(shard, one.call) for shard, one in zip(shards, asked.calls, strict=True)]
+    calls = [with_cold_policy(shard, one.call) for shard, one in zip(shards, asked.calls, strict=True)]
     try:
         return pack(Replies(calls=await answer_all(app, shards, calls, watch)))
     finally:
@@ -220,11 +220,11 @@ async def answer_all(
     return [replies[at] for at in range(len(calls))]
 
 
-def spare(shard: LocalShard | NoAnswer, call: AnyCall) -> AnyCall:
-    """Return a search with how it may spare the cold tier."""
+def with_cold_policy(shard: LocalShard | NoAnswer, call: AnyCall) -> AnyCall:
+    """Return a search with what the cold policy of its shard says about it."""
     if not (isinstance(call, SearchShard) and isinstance(shard, LocalShard)):
         return call
-    query = shard.snapshot.spare(call.ask.query)
+    query = shard.snapshot.with_cold_policy(call.ask.query)
     return msgspec.structs.replace(call, ask=msgspec.structs.replace(call.ask, query=query))
 
 

@@ -262,8 +262,8 @@ def budget_of(request: web.Request, param: str | None = "k") -> AnswerBudget:
 async def await_writes(
     request: web.Request, collection: Collection, searches: Sequence[SearchRequest]
 ) -> None:
-    """Wait until all writes that the searches ask for can be searched, once for all of them, before they count as under
-    way. Searches whose write has not come by then fail. Raises DeadlineExceeded at the first of their deadlines."""
+    """Wait once for the newest write that any of the searches asks for. They do not count as under way during that.
+    Raises DeadlineExceeded at the first of their deadlines."""
     newest = max((seq_in(one.min_seq) for one in searches), default=0)
     if collection.snapshot.seq >= newest:
         return

@@ -1,5 +1,5 @@
-"""Asks a search process what a plan asks: the values that it needs go along, and those that come back are accounted for
-here, where the caches, the budgets and the counts of hits are."""
+"""Gives a planned search to a search process, with the values that it needs. When the reply arrives, updates the
+caches, the budgets and the counts of hits, which this process keeps."""
 
 from __future__ import annotations
 
@@ -156,7 +156,8 @@ async def reach(collection: Collection, seq: int) -> None:
 
 
 def lend(budget: WorkBudget, parts: int) -> WorkBudget:
-    """Take a part of the work that is left, or all. What is dear from its first step on is not divided."""
+    """Take a part of the work that is left, or all of it. Of a budget whose first step costs much already, a part is
+    nothing."""
     lent = {
         field.name: left if parts == 1 else -1 if field.name in UNDIVIDED else left // parts or -1
         for field in WORK

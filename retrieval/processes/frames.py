@@ -102,7 +102,7 @@ class AskShard(Frame, frozen=True):
 
 
 class Leave(Frame, frozen=True):
-    """The caller of a search has left. Answered as the search would be, or by a `Failure`."""
+    """The caller of a search has left. It is still replied to, as usual or with a `SearchFailure`."""
 
     id: int
 
@@ -175,9 +175,9 @@ class Forgotten(Frame, frozen=True):
     name: str
 
 
-Asked = AskSearch | AskShard
+AnyAsk = AskSearch | AskShard
 Answer = SearchReply | ShardReply
-Order = Configure | FollowCollection | CatchUp | Forget | Asked | Leave
+Order = Configure | FollowCollection | CatchUp | Forget | AnyAsk | Leave
 Reply = Begun | Alive | Answer | SearchFailure | Following | Reached | Forgotten
 
 ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

@@ -34,7 +34,7 @@ from retrieval.base.settings import Config
 from retrieval.embedding.encoder import available_threads
 from retrieval.processes.frames import (
     Answer,
-    Asked,
+    AnyAsk,
     AskSearch,
     Configure,
     FollowCollection,
@@ -122,10 +122,10 @@ class SearchProcesses:
         self._choose(collection)
 
     def takes(self, collection: Collection) -> bool:
-        """Whether a process can answer a search of this collection now. The others are told to open it."""
+        """Have all processes open a collection, and tell whether one of them can search it now."""
         return self._choose(collection) is not None
 
-    async def answer(self, collection: Collection, ask: Asked) -> Answer | None:
+    async def answer(self, collection: Collection, ask: AnyAsk) -> Answer | None:
         """Answer a search of a collection, or calls of a shard; None if no process can. `ask` gets its number here.
 
         Raises what the search raises, SearchCrashed for one that ends processes, and Unavailable if one has ended and
@@ -166,7 +166,7 @@ class SearchProcesses:
             await asyncio.sleep(LOOK_EVERY_S)
         return process
 
-    def _refuse(self, what: bytes, ask: Asked) -> None:
+    def _refuse(self, what: bytes, ask: AnyAsk) -> None:
         now = time.monotonic()
         self._refused = {one: until for one, until in self._refused.items() if until > now}
         self._refused[what] = now + REFUSED_S

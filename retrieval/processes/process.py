@@ -16,8 +16,8 @@ from retrieval.processes.frames import (
     REPLIES,
     Alive,
     Answer,
+    AnyAsk,
     Arriving,
-    Asked,
     Begun,
     CatchUp,
     FollowCollection,
@@ -185,7 +185,7 @@ class SearchProcess(asyncio.Protocol):
         finally:
             self._forgotten.pop(name, None)
 
-    async def ask(self, ask: Asked) -> Answer:
+    async def ask(self, ask: AnyAsk) -> Answer:
         """Return the answer. Raises ProcessDied, what the search raises, and LookupError if the process cannot."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         if not (self.waiting or self._left):

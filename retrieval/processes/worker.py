@@ -46,8 +46,8 @@ from retrieval.processes.frames import (
     ORDERS,
     Alive,
     Answer,
+    AnyAsk,
     Arriving,
-    Asked,
     AskSearch,
     AskShard,
     Begun,
@@ -159,7 +159,7 @@ class SearchWorker:
         self._config, self._data = Config(), Path()
         self._followed: dict[str, FollowedCollection] = {}
         self._readers: dict[str, QueryReader] = {}
-        self._waiting: deque[Asked] = deque()
+        self._waiting: deque[AnyAsk] = deque()
         self._planned: list[PlannedSearch | PlannedCalls] = []
         self._spending = Spending()
         self._under_way: set[int] = set()  # searches that were not replied to yet
@@ -383,8 +383,8 @@ class SearchWorker:
 
     @contextlib.contextmanager
     def _replying(self, number: int) -> Iterator[None]:
-        """Reply with the error of this block, if it raises one and the caller still waits. What is not the caller's
-        fault is left to the service, which then searches itself."""
+        """Reply with a `SearchFailure` if this block raises an error. Without a refusal in it, the error is not the
+        caller's fault: another process is asked, or the service searches itself."""
         try:
             yield
         except Abandoned:
@@ -397,7 +397,7 @@ class SearchWorker:
             logger.exception("a search failed")
             self._send(SearchFailure(number, repr(error)))
 
-    def _plan(self, ask: Asked) -> PlannedSearch | PlannedCalls:
+    def _plan(self, ask: AnyAsk) -> PlannedSearch | PlannedCalls:
         if ask.id in self._left:
             raise Abandoned
         found = self._followed.get(ask.collection)

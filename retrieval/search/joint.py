@@ -84,9 +84,7 @@ class JointShard(Partition):
             query = replace(ask.query, statistics=self._counts)
             ask = replace(ask, query=query, counts=self._foretold)
         unknown: dict[str, list[InvalidInput]] = {}
-        asks = [
-            ask if ask.known is None else replace(ask, known=one) for one in self._known_by_shard(ask.known)
-        ]
+        asks = [ask if ask.exact is None else replace(ask, exact=one) for one in self._divide(ask.exact)]
         share = self._share_of(ask)
         first = [replace(one, query=replace(one.query, depth=share)) for one in asks]
         searches = zip(self.shards, first, strict=True)
@@ -142,20 +140,20 @@ class JointShard(Partition):
         """Return how deep to search each shard first. Of passages that are divided evenly, each has about as many among
         the best as any other."""
         query = ask.query
-        if not self.even or ask.known is not None or query.steps:
+        if not self.even or ask.exact is not None or query.steps:
             return query.depth
         mean = query.depth / len(self.shards)
         share = math.ceil(mean + SPREAD * math.sqrt(mean))
         return share if query.k <= share <= SHARE_MAX * query.depth else query.depth
 
-    def _known_by_shard(self, known: Ranking | None) -> list[Ranking]:
+    def _divide(self, ranking: Ranking | None) -> list[Ranking]:
         """Divide a ranking of all shards."""
-        if known is None:
+        if ranking is None:
             return [Ranking.empty()] * len(self.shards)
-        numbers = known.ids >> SHARD_BITS
+        numbers = ranking.ids >> SHARD_BITS
         places = [np.flatnonzero(numbers == at) for at in range(len(self.shards))]
         return [
-            Ranking(known.ids[some] - (at << SHARD_BITS), known.scores[some], known.tiers[some])
+            Ranking(ranking.ids[some] - (at << SHARD_BITS), ranking.scores[some], ranking.tiers[some])
             for at, some in enumerate(places)
         ]
 

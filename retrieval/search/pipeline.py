@@ -3,8 +3,9 @@
     plan -> result cache -> embed -> shard: BM25, dense -> fuse (-> rerank) -> hydrate
          -> answer with its receipt, which the result cache keeps
 
-Most searches run in search processes (`retrieval/processes`); what they do not take runs here. The event loop
-coordinates: embedding runs on the batcher's threads, and the later stages of a round in one step on a search thread.
+Most searches run in search processes (`retrieval/processes`), where a plan is made again from the request. What they do
+not take runs here: the event loop coordinates, embedding runs on the batcher's threads, and the later stages of a round
+in one step on a search thread.
 Examples, facets and a deeper round are steps of their own. A search reads from one snapshot throughout; its hits are
 read from the log last, so that nothing deleted is returned.
 """
@@ -420,7 +421,7 @@ class Pipeline:
     ) -> SearchAnswer:
         """Answer from the cache, or by searching."""
         snapshot = snapshot_with(collection, plan.request.min_seq)
-        plan = replace(plan, query=snapshot.spare(plan.query))
+        plan = replace(plan, query=snapshot.with_cold_policy(plan.query))
 
         async def search() -> Answered:
             answered = await search_now()
@@ -495,7 +496,7 @@ class Pipeline:
         try:
             async with self._in_time(plan, watch):
                 snapshot = snapshot_with(collection, request.min_seq)
-                plan = replace(plan, query=snapshot.spare(plan.query))
+                plan = replace(plan, query=snapshot.with_cold_policy(plan.query))
                 async with self._turn(plan):
                     shard = LocalShard(collection, snapshot, watch)
                     embedded = await self._embed(shard, plan, watch, vectors)
@@ -617,10 +618,10 @@ class Pipeline:
         """Search ever deeper until there are k hits or the rankings end; by `scan` instead of the indexes if given.
         `ask` asks the shards that are elsewhere."""
         while True:
-            known, query = None, embedded.query
+            ranking, query = None, embedded.query
             if scan is not None and query.vector is not None:
-                known = await watch.time_await("dense", scan(query.vector, query.depth, query.condition))
-            stages = partial(run_stages, embedded, shard, watch, rounds, known, self._reranker)
+                ranking = await watch.time_await("dense", scan(query.vector, query.depth, query.condition))
+            stages = partial(run_stages, embedded, shard, watch, rounds, ranking, self._reranker)
             found = await self._run(stages, watch, ask)
             if found is not None:
                 return found

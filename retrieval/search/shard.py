@@ -1,7 +1,8 @@
-"""The seam between a search and the passages that it searches: values go down, values come back.
+"""What the stages of a search ask of the passages that they search.
 
-A search knows the passages of a collection only as a `Shard`. Every argument and result is a plain value, so a shard
-may be in another process. `LocalShard` is the one in this process: one snapshot of a collection, and its log.
+The stages know no more of a collection than `Searchable`; `Partition` and `Shard` add what explanations and joint
+searches ask. Every argument and result is a plain value, so a shard may be in another process. `LocalShard` is the one
+in this process: one snapshot of a collection, and its log.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class ValuesQuery(msgspec.Struct, frozen=True):
 class Ask(msgspec.Struct, frozen=True):
     """A search of one shard, and what the answer brings along.
 
-    known      the ranking of an exact scan, which takes the place of the search
+    exact      the ranking of an exact scan, which takes the place of the search
     values     the metadata values to bring along for each candidate
     highlight  a text: bring along the terms as which its words are looked up
     grounds    bring along `Searched.grounds`
@@ -82,7 +83,7 @@ class Ask(msgspec.Struct, frozen=True):
     """
 
     query: Query
-    known: Ranking | None = None
+    exact: Ranking | None = None
     values: tuple[ValuesQuery, ...] = ()
     highlight: str | None = None
     grounds: bool = False
@@ -341,14 +342,14 @@ class LocalShard:
     async def search(self, ask: Ask) -> Searched:
         query, snapshot = ask.query, self.snapshot
         prepared = self.prepare(query)
-        if ask.known is not None:
+        if ask.exact is not None:
             # An exact scan reads the log, which may be ahead of the snapshot.
-            known = DenseResult(
-                Ranking(ask.known.ids, ask.known.scores, snapshot.tiers_of(ask.known.ids)),
+            scanned = DenseResult(
+                Ranking(ask.exact.ids, ask.exact.scores, snapshot.tiers_of(ask.exact.ids)),
                 snapshot.tiers,
                 None,
             )
-            candidates = Candidates.join(known, Ranking.empty())
+            candidates = Candidates.join(scanned, Ranking.empty())
         else:
             words = self.watch.time_stage(None if query.text is None else "lexical", prepared.lexical)
             dense = self.watch.time_stage(None if query.vector is None else "dense", prepared.dense)

@@ -69,18 +69,18 @@ async def run_stages(
     shard: Searchable,
     watch: Stopwatch,
     rounds: Rounds,
-    known: Ranking | None = None,
+    exact: Ranking | None = None,
     reranker: Reranker | None = None,
 ) -> Found | None:
     """Run the stages in order. Returns None if the search has to go deeper, see `hydrate`.
 
-    `known` is the ranking of an exact scan, which replaces the search.
+    `exact` is the ranking of an exact scan, which replaces the search.
     """
     embedded, request = embedded.with_share_read(), embedded.request
     found = await shard.search(
         Ask(
             embedded.query,
-            known,
+            exact,
             values_queries(request),
             highlight=request.query if request.highlight else None,
             grounds=request.cache,

@@ -215,7 +215,7 @@ def test_policies(world_folder: Path, mode: Any, sparing: Sparing | None) -> Non
     """The first query is told what the policy says. `auto` says nothing where the graph is larger than the lists."""
     with closing(Collection(world_folder, IndexOptions(cold=ColdPolicy(mode)))) as collection:
         snapshot, query = collection.snapshot, Query(K, DEPTH, vector=QUERIES[0])
-        assert snapshot.spare(query) == replace(query, sparing=sparing)
+        assert snapshot.with_cold_policy(query) == replace(query, sparing=sparing)
         # A search of several collections is told nothing.
         assert ("cold" in snapshot.prepare(query).dense().tiers) == (mode != "never")
 
@@ -226,7 +226,7 @@ def test_auto_where_the_graph_is_smaller_than_the_lists(tmp_path: Path) -> None:
     with closing(Collection(write_world(tmp_path / "c", hot=10), IndexOptions(cold=policy))) as collection:
         snapshot = collection.snapshot
         [generation] = [one.part for one in snapshot.parts if isinstance(one.part, Generation)]
-        query = snapshot.spare(Query(K, DEPTH, vector=QUERIES[0]))
+        query = snapshot.with_cold_policy(Query(K, DEPTH, vector=QUERIES[0]))
         assert query.sparing == NOTED
         assert generation.tier_bytes()["hot"] == 0
         found = snapshot.prepare(query).dense()
@@ -244,6 +244,6 @@ def test_a_generation_that_was_removed_is_searched_to_the_end(tmp_path: Path) ->
         snapshot = collection.snapshot
         expected = best(snapshot, QUERIES[0], cold=True)[:K]
         next(folder.glob("generations/*/hot.hnsw")).unlink()
-        found = snapshot.prepare(snapshot.spare(Query(K, DEPTH, vector=QUERIES[0]))).dense()
+        found = snapshot.prepare(snapshot.with_cold_policy(Query(K, DEPTH, vector=QUERIES[0]))).dense()
         assert found.spared is not None
         assert np.isin(found.ranking.ids[:K], expected).mean() > 0.8

@@ -127,7 +127,7 @@ def test_moves_lead_to_balance(held: dict[str, str], nodes: set[str]) -> None:
 def test_no_collection_without_all_nodes() -> None:
     nodes = nodes_of("a", "b")
     nodes.members[1].shards = None
-    with pytest.raises(Unavailable, match="node b takes no writes"):
+    with pytest.raises(Unavailable, match="node b does not answer"):
         nodes.writers()
 
 
