@@ -24,7 +24,6 @@ CLIENTS = 8
 WHOLE, SHARDED = "one piece", "in shards"
 NOTES = [
     "One piece: a service with the default number of search processes.",
-    "In shards: a service for each shard, without search processes, and one that is asked and holds none (1st).",
     "Same: the share of the ten best that both have.",
 ]
 
@@ -42,16 +41,24 @@ class ShardedEngine(SearchEngine):
         return replace(run, cpu_s=run.cpu_s + sum(map(family_cpu_s, self._nodes)) - before)
 
 
-def run(material: Material, scratch: Path, say: Say, *, shards: int, queries: int) -> BenchResults:
+def run(
+    material: Material, scratch: Path, say: Say, *, shards: int, services: int | None, queries: int
+) -> BenchResults:
+    services = min(services or shards, shards)
+    processes = 0 if services == shards else -(-shards // services)
+    shape = (
+        f"In shards: {shards} shards; services: {services}, search processes of each: {processes}, and one service "
+        "that is asked and holds none (1st)."
+    )
     models = model_settings(model_folder())
     with ExitStack() as stack:
         whole = stack.enter_context(fill_service(material, scratch / "whole", say))
-        ports = [free_port() for _ in range(shards)]
+        ports = [free_port() for _ in range(services)]
         named = {f"n{at}": [f"http://127.0.0.1:{port}"] for at, port in enumerate(ports)}
         environ = {
             **models,
             "NEARLINE_CLUSTER_NODES": json.dumps(named),
-            "NEARLINE_SERVER_SEARCH_PROCESSES": "0",
+            "NEARLINE_SERVER_SEARCH_PROCESSES": str(processes),
             "NEARLINE_INDEX_DELTA_PASSAGES_MAX": str(len(material.texts) + 1),
             "NEARLINE_INDEX_SEGMENTS_MAX": "0",
         }
@@ -59,7 +66,9 @@ def run(material: Material, scratch: Path, say: Say, *, shards: int, queries: in
             stack.enter_context(serving(scratch / f"n{at}", environ, port=port))
             for at, port in enumerate(ports)
         ]
-        gateway = stack.enter_context(serving(scratch / "gateway", environ))
+        gateway = stack.enter_context(
+            serving(scratch / "gateway", {**environ, "NEARLINE_SERVER_SEARCH_PROCESSES": "0"})
+        )
         say("filling the shards ...")
         asyncio.run(fill(gateway.url, material, 0, shards=shards))
         pids = [node.pid for node in nodes]
@@ -81,7 +90,7 @@ def run(material: Material, scratch: Path, say: Say, *, shards: int, queries: in
         parts = [take(fresh, 4 * TURN) for _ in range(3)]
         many = rotate(together, parts, clients=dict.fromkeys(together, CLIENTS))
         rows = [row_of(name, many) for name in together]
-    return BenchResults({"One client": one, f"{CLIENTS} clients": rows}, [*notes, *NOTES])
+    return BenchResults({"One client": one, f"{CLIENTS} clients": rows}, [*notes, shape, *NOTES])
 
 
 def row_of(name: str, runs: dict[str, list[Run]]) -> Row:

@@ -168,8 +168,9 @@ add(
     "shards", "sharded:run",
     "Measure a collection in shards beside the same one in one piece, on the same cores.",
     passages(20_000), queries(1000),
-    option("--shards", 4, "Each in a service of its own.", COUNT),
-    example="--passages 100000 --shards 2",
+    option("--shards", 4, "Into which the texts are divided.", COUNT),
+    option("--services", None, "Among which the shards are divided. [default: one for each shard]", COUNT),
+    example="--passages 100000 --shards 4 --services 1",
 )  # fmt: skip
 add(
     "cache", "caches:run",
