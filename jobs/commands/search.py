@@ -43,6 +43,7 @@ SPACE = re.compile(r"\s")  # replaced one for one, so that offsets stay valid
     is_flag=True,
     help='"Words in quotes" must follow each other so; inst* is any word that begins so.',
 )
+@click.option("--partial", is_flag=True, help="Leave out shards that do not answer.")
 @click.option("--rerank", is_flag=True, help="Let the service's reranker read the first candidates.")
 @JSON
 def command(
@@ -54,6 +55,7 @@ def command(
     mode: str | None,
     condition: str | None,
     operators: bool,
+    partial: bool,
     rerank: bool,
     as_json: bool,
 ) -> None:
@@ -67,6 +69,8 @@ def command(
         search["mode"] = mode
     if operators:
         search["operators"] = True
+    if partial:
+        search["partial"] = True
     if rerank:
         search["rerank"] = True
     if condition:
@@ -114,6 +118,12 @@ def show(answer: Mapping[str, Any], offset: int = 0) -> None:
         console.print(
             f"longer than {receipt['model']} reads: it read the questions, or the beginning and end"
         )
+    for one in receipts:
+        if missing := one.get("shards_missing"):
+            shards = ", ".join(map(str, missing))
+            console.print(
+                f"left out, because they did not answer: shards {shards} of {escape(one['collection'])}"
+            )
     for word, taken in receipt.get("corrected", {}).items():
         console.print(f"no document has {escape(repr(word))}: searched for {escape(repr(taken))}")
     stages = ", ".join(f"{STAGES[name]} {ms:.1f}" for name, ms in timings.items() if name != "total" and ms)

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from retrieval.search.steps import Away
 from retrieval.search.travel import unpack
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 AT_ONCE = 8  # requests to all shards: a node admits a bounded number
 SILENT_S = 10.0  # after which a node that does not answer looks has no more time for anything else
@@ -36,12 +37,14 @@ async def ask(
     calls: Sequence[Away[Any]],
     deadline: float | None = None,
     without: frozenset[str] = frozenset(),
+    *,
+    patient: bool = True,
 ) -> list[Any]:
     """Answer calls of shards, each `to` a `RemoteShard`, with an exception for each that failed.
 
     Calls for one service travel together. What a service does not answer, or is late with, is asked of another one that
     has the shard; if there is none, the nodes are asked who has it now. The services at the URLs in `without` are not
-    asked.
+    asked. Only with `patient` is a service waited for that does not answer looks either.
     """
     answers: dict[int, Any] = {}
     tried: dict[int, set[str]] = defaultdict(set)
@@ -75,7 +78,8 @@ async def ask(
             answers[at] = errors.get(at) or Unavailable(why, retry_after_s=RETRY_AFTER_S)
         asked = [(node, [calls[at] for at in places], places) for node, places in by_node.values()]
         replied = await gather_or_cancel(
-            ask_again_if_late(nodes, node, some, deadline, without) for node, some, _ in asked
+            ask_again_if_late(nodes, node, some, deadline, without, patient=patient)
+            for node, some, _ in asked
         )
         for (node, _, places), replies in zip(asked, replied, strict=True):
             for at, reply in zip(places, replies, strict=True):
@@ -108,18 +112,24 @@ def patience_of_search(nodes: Nodes, shard: str, error: Unavailable | None) -> f
 
 
 async def ask_again_if_late(
-    nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadline: float | None, without: frozenset[str]
+    nodes: Nodes,
+    node: Node,
+    calls: Sequence[Away[Any]],
+    deadline: float | None,
+    without: frozenset[str],
+    *,
+    patient: bool,
 ) -> list[Any]:
     """Return the answers of a service, or of others with the same shards if it is late."""
     without |= {node.url}
     if not all(any(one.url not in without for one in nodes.having(call.to.name)) for call in calls):
-        return await ask_node(nodes, node, calls, deadline)
-    first = asyncio.ensure_future(ask_node(nodes, node, calls, deadline))
+        return await ask_node(nodes, node, calls, deadline, patient=patient)
+    first = asyncio.ensure_future(ask_node(nodes, node, calls, deadline, patient=patient))
     second: asyncio.Future[list[Any]] | None = None
     try:
         await asyncio.wait({first}, timeout=nodes.settings.late_ms / 1000)
         if not first.done():
-            second = asyncio.ensure_future(ask(nodes, calls, deadline, without))
+            second = asyncio.ensure_future(ask(nodes, calls, deadline, without, patient=patient))
             await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
         if second is not None and second.done():
             answers = await second
@@ -133,7 +143,9 @@ async def ask_again_if_late(
         await asyncio.gather(first, *([second] if second else ()), return_exceptions=True)
 
 
-async def ask_node(nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadline: float | None) -> list[Any]:
+async def ask_node(
+    nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadline: float | None, *, patient: bool
+) -> list[Any]:
     """Return the answers of one service; for each call why there is none, if it gave none."""
     within_s = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
     hits = [
@@ -145,7 +157,8 @@ async def ask_node(nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadlin
     limit_s = min(timeout_s, within_s or timeout_s)
     node.under_way += 1
     try:
-        replies = (await nodes.link.call(node.url, sent, limit_s)).calls
+        call = nodes.link.call(node.url, sent, limit_s)
+        replies = (await (call if patient else while_it_answers(node, call, 0.0, "does not answer"))).calls
     except NearlineError as error:
         if isinstance(error, Unavailable):
             node.failed += 1
@@ -261,15 +274,19 @@ async def send(nodes: Nodes, node: Node, method: str, path: str, body: object = 
             answer: dict[str, Any] = msgspec.json.decode(await reply.read() or b"{}")
             return answer
 
-    task, silent_s = asyncio.ensure_future(exchange()), 0.0
+    why = f"node {node.name} does not answer, and may have done what was asked"
+    return await while_it_answers(node, exchange(), SILENT_S, why)
+
+
+async def while_it_answers(node: Node, work: Coroutine[Any, Any, T], most_s: float, why: str) -> T:
+    """Await the answer of a service. Raises Unavailable that says `why` once it has not answered looks either for more
+    than `most_s` seconds."""
+    task, silent_s = asyncio.ensure_future(work), 0.0
     try:
         while not (await asyncio.wait({task}, timeout=LOOK_S))[0]:
             silent_s = 0.0 if node.shards is not None else silent_s + LOOK_S
-            if silent_s > SILENT_S:
-                raise Unavailable(
-                    f"node {node.name} does not answer, and may have done what was asked",
-                    retry_after_s=RETRY_AFTER_S,
-                )
+            if silent_s > most_s:
+                raise Unavailable(why, retry_after_s=RETRY_AFTER_S)
         return task.result()
     finally:
         task.cancel()

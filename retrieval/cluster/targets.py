@@ -9,7 +9,14 @@ from typing import Any
 
 from aiohttp import web
 
-from indexes.base.errors import Conflict, InvalidInput, ModelMismatch, NotFound
+from indexes.base.errors import (
+    Conflict,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelMismatch,
+    NotFound,
+    Unavailable,
+)
 from indexes.base.model import Settings
 from indexes.filters.grammar import Filter
 from indexes.parts.learned import RankingSettings, SynonymSettings
@@ -32,12 +39,14 @@ NODES = web.AppKey[Nodes | None]("NODES")  # None without a cluster
 @dataclass(slots=True)
 class ShardedTarget:
     """A collection in shards. `least` are operations of shards, by number, that every answer must know of; the last
-    ones that a write through this service was acknowledged with are so for every request."""
+    ones that a write through this service was acknowledged with are so for every request. `partial`: searches leave
+    out shards that no node answers for, unless none is left."""
 
     nodes: Nodes
     sharded: Sharded
     least: Mapping[int, int]
     parts: list[RemoteShard] = field(init=False)
+    partial: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         known = self.nodes.notes.acknowledged
@@ -53,10 +62,22 @@ class ShardedTarget:
         for part in self.parts:
             part.least = max(part.least, part.seq)
 
-    def expect(self, hits: int) -> None:
+    def expect(self, hits: int, *, partial: bool) -> None:
         """Have searches bring along as many passages of each shard as are likely to be among so many hits."""
+        self.partial, is_down = partial, bool(self.nodes.away())
         for part in self.parts:
             part.likely = min(-(-hits // self.sharded.of) + MORE, LIKELY_MAX)
+            part.silent |= partial and is_down and not self.nodes.having(part.name)
+
+    @property
+    def missing(self) -> list[int]:
+        silent = [at for at, one in enumerate(self.parts) if one.silent]
+        return silent if self.partial and len(silent) < len(self.parts) else []
+
+    @property
+    def searched(self) -> list[RemoteShard]:
+        missing = self.missing
+        return [one for at, one in enumerate(self.parts) if at not in missing]
 
     def count_hits(self) -> None:
         """Keep what was returned, to be counted with a later call."""
@@ -105,7 +126,11 @@ class ShardedTarget:
         return self.sharded.spoken()
 
     async def ask(self, calls: Sequence[Away[Any]], deadline: float | None = None) -> Sequence[Any]:
-        return await ask(self.nodes, calls, deadline)
+        found = await ask(self.nodes, calls, deadline, patient=not self.partial)
+        for call, one in zip(calls, found, strict=True):
+            if isinstance(one, Unavailable) and not isinstance(one, DeadlineExceeded):
+                call.to.silent = True
+        return found
 
     async def counts(self, condition: Filter | None) -> dict[int, DocumentsCounted]:
         """Count the documents and passages that match in each shard that can have some. Raises InvalidInput for a

@@ -87,10 +87,12 @@ def receipt_of(receipts: Sequence[Receipt]) -> Receipt:
     read = [one.share_read for one in receipts if one.share_read is not None]
     degraded = {what for one in receipts for what in one.degraded or ()}
     over_budget = {what for one in receipts for what in one.over_budget or ()}
+    missing = {shard for one in receipts for shard in one.shards_missing or ()}
     return msgspec.structs.replace(
         first,
         degraded=sorted(degraded) or UNSET,
         over_budget=sorted(over_budget) or UNSET,
+        shards_missing=sorted(missing) or UNSET,
         query_cut=any(one.query_cut is True for one in receipts) or UNSET,
         generation=min(one.generation for one in receipts),
         seq=min(one.seq for one in receipts),

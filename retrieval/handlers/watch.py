@@ -259,7 +259,7 @@ def unknown(after: int | str, last: int | str) -> Conflict:
 
 def check(wanted: SearchRequest) -> None:
     """Raises InvalidInput for options that a standing query does not support."""
-    for param in ("exact", "offset", "facets", "min_seq", "deadline_ms"):
+    for param in ("exact", "offset", "facets", "min_seq", "deadline_ms", "partial"):
         if getattr(wanted, param):
             raise InvalidInput(f"a watched search has no {param}", param=param)
     if not wanted.cache:

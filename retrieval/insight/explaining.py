@@ -142,6 +142,8 @@ async def explain(
 ) -> ExplainAnswer:
     """Explain a search result. Raises what the search would, and InvalidInput for a passage that the document lacks."""
     document_id = str(wanted.document_id)
+    if wanted.partial:
+        raise InvalidInput("an explanation rests on all shards", param="partial")
     # Checked here too, before its filter is decoded.
     filter_of(wanted.filter, config)
     search: JSON = as_json(wanted, SearchRequest)

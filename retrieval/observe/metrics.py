@@ -59,7 +59,9 @@ class Metrics:
             histogram("nearline_search_stage_seconds", "Time of a search by stage", ["stage"]).labels
         )
         self._degraded = counter(
-            "nearline_searches_degraded", "Searches that skipped something under load", ["left_out"]
+            "nearline_searches_degraded",
+            "Searches that left something out: under load, or shards that did not answer",
+            ["left_out"],
         )
         self._searches = counter("nearline_searches", "Searches answered", ["collection", "cache", "cold"])
         self._documents = counter("nearline_documents_written", "Documents acknowledged", ["collection"])
@@ -90,7 +92,8 @@ class Metrics:
         for one in receipts:
             cold = "searched" if "cold" in one.tiers else "skipped"
             self._searches.labels(PRINCIPAL.get().full(one.collection), one.cache, cold).inc()
-        for left_out in receipt.degraded or ():
+        missing = ("shards",) if any(one.shards_missing for one in receipts) else ()
+        for left_out in (*(receipt.degraded or ()), *missing):
             self._degraded.labels(left_out).inc()
         self._stage_time("total").observe(timings.total / 1000)
         if receipt.cache in {"miss", "bypass"}:

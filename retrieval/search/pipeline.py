@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from indexes.base.errors import DeadlineExceeded, InvalidInput, Unavailable
@@ -113,7 +114,15 @@ class Divided(Protocol):
     @property
     def generation(self) -> int: ...
     @property
-    def parts(self) -> Sequence[Partition]: ...
+    def searched(self) -> Sequence[Partition]:
+        """The shards, without those that are left out."""
+        ...
+
+    @property
+    def missing(self) -> Sequence[int]:
+        """The shards that searches leave out, by number: no node answers for them."""
+        ...
+
     @property
     def known_counts(self) -> KnownCounts: ...
     @property
@@ -125,8 +134,9 @@ class Divided(Protocol):
         """How many passages are in each language."""
         ...
 
-    def expect(self, hits: int) -> None:
-        """Have searches bring along the passages that are likely to be among so many hits."""
+    def expect(self, hits: int, *, partial: bool) -> None:
+        """Have searches bring along the passages that are likely to be among so many hits. With `partial`, they leave
+        out shards that do not answer, unless none is left."""
         ...
 
     def count_hits(self) -> None:
@@ -271,25 +281,30 @@ class Pipeline:
         documents = None if plan.query.condition else sum(one.documents for one in collections)
         share, divided = BudgetShare(budget), [one for one in collections if not isinstance(one, Collection)]
         for one in divided:
-            one.expect(plan.last)
+            one.expect(plan.last, partial=plan.request.partial)
+        # All of them ask the same nodes.
+        ask = partial(ask_within, divided[0], watch) if divided else None
+
+        async def search() -> tuple[JointShard, list[Sequence[Partition]], Found]:
+            for left in reversed(range(SEARCHES_MAX)):  # as in `_search_latest`
+                parts = [parts_of(one, watch, work) for one in collections]
+                joint = JointShard([one for some in parts for one in some])
+                called = [name for name, some in zip(names, parts, strict=True) for _ in some]
+                rounds = Rounds(share, documents, on_step=watch.on_step, collections=called)
+                found = await self._search_deeper(joint, embedded, watch, rounds, ask=ask)
+                if not (found.vanished and left):
+                    break
+                states = zip(collections, parts, strict=True)
+                if not any([await reach_newer_state(one, some, watch) for one, some in states]):
+                    break
+            return joint, parts, found
+
         self.under_way += 1
         work.searches += 1
         try:
             async with self._in_time(plan, watch), self._turn(plan, self._away if divided else None):
-                # All of them ask the same nodes.
-                ask = partial(ask_within, divided[0], watch) if divided else None
                 embedded = await self._embed_text(first, lambda: spoken, plan, watch, {})
-                for left in reversed(range(SEARCHES_MAX)):  # as in `_search_latest`
-                    parts = [parts_of(one, watch, work) for one in collections]
-                    joint = JointShard([one for some in parts for one in some])
-                    called = [name for name, some in zip(names, parts, strict=True) for _ in some]
-                    rounds = Rounds(share, documents, on_step=watch.on_step, collections=called)
-                    found = await self._search_deeper(joint, embedded, watch, rounds, ask=ask)
-                    if not (found.vanished and left):
-                        break
-                    states = zip(collections, parts, strict=True)
-                    if not any([await reach_newer_state(one, some, watch) for one, some in states]):
-                        break
+                joint, parts, found = await without_silent(divided, search)
         finally:
             self.under_way -= 1
             watch.left = True
@@ -317,17 +332,23 @@ class Pipeline:
         plan = self._plan_shards(sharded, request, counted=counted)
         self.under_way += 1
         budget.work.searches += 1
+        vectors: dict[str, Floats] = {}
+
+        async def search() -> Found:
+            joint, embedded, found, _ = await self._search_shards(sharded, plan, watch, share, vectors)
+            if plan.facets:
+                count = partial(count_facets_of, embedded, joint, budget.work, found.answer)
+                await self._run(count, watch, partial(ask_within, sharded, watch))
+            return found
+
         try:
             async with self._in_time(plan, watch), self._turn(plan, self._away):
-                joint, embedded, found, _ = await self._search_shards(sharded, plan, watch, share, {})
-                if plan.facets:
-                    count = partial(count_facets_of, embedded, joint, budget.work, found.answer)
-                    await self._run(count, watch, partial(ask_within, sharded, watch))
+                found = await without_silent([sharded], search)
         finally:
             self.under_way -= 1
             watch.left = True
         sharded.count_hits()
-        receipt = joint_receipt(name, sharded, sharded.parts, plan, found)
+        receipt = joint_receipt(name, sharded, sharded.searched, plan, found)
         return SearchAnswer(found.answer.hits, receipt, watch.stop(), found.answer.facets)
 
     async def _search_shards(
@@ -340,9 +361,10 @@ class Pipeline:
     ) -> tuple[JointShard, EmbeddedQuery, Found, Rounds]:
         """Search until no hit is replaced beside the search."""
         documents = None if plan.query.condition else sharded.documents
-        sharded.expect(plan.last)
+        sharded.expect(plan.last, partial=plan.request.partial)
         ask = partial(ask_within, sharded, watch)
-        begin = partial(JointShard, sharded.parts, even=True, known=sharded.known_counts)
+        known = None if sharded.missing else sharded.known_counts
+        begin = partial(JointShard, sharded.searched, even=True, known=known)
         joint = begin()
         # While the text is embedded here, its words are counted there.
         embedding = self._embed_text(sharded, sharded.spoken, plan, watch, vectors)
@@ -532,7 +554,7 @@ class Pipeline:
 
     async def read_document(self, sharded: Divided, document_id: str, alike: int) -> DocumentRead:
         """Read a document, and up to so many similar ids, of a collection whose shards may be on other machines."""
-        read = partial(JointShard(sharded.parts).read, document_id, alike)
+        read = partial(JointShard(sharded.searched).read, document_id, alike)
         return await self._run(read, Stopwatch(), sharded.ask)
 
     def _key(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> ResultKey:
@@ -647,6 +669,17 @@ async def run_on_thread(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return await asyncio.to_thread(partial(run_at_once, work))
 
 
+async def without_silent(divided: Sequence[Divided], search: Callable[[], Awaitable[T]]) -> T:
+    """Search again without shards that did not answer, where they may be left out. Raises Unavailable if none was."""
+    while True:
+        searched = [len(one.searched) for one in divided]
+        try:
+            return await search()
+        except Unavailable:
+            if [len(one.searched) for one in divided] == searched:
+                raise
+
+
 async def ask_within(sharded: Divided, watch: Stopwatch, calls: Sequence[Away[Any]]) -> Sequence[Any]:
     """Have the shards answer calls before the deadline of a search, of which this is a stage."""
     return await watch.time_await("shards", sharded.ask(calls, watch.deadline))
@@ -655,7 +688,7 @@ async def ask_within(sharded: Divided, watch: Stopwatch, calls: Sequence[Away[An
 def parts_of(collection: Collection | Divided, watch: Stopwatch, work: WorkBudget) -> Sequence[Partition]:
     if isinstance(collection, Collection):
         return [LocalShard(collection, collection.snapshot, watch, work)]
-    return collection.parts
+    return collection.searched
 
 
 def parts_snapshot(parts: Sequence[Partition]) -> Snapshot:
@@ -678,7 +711,8 @@ def joint_receipt(
         state = state_of(collection, parts_snapshot(parts))
         return receipt_of(name, collection, plan, Answered(state, found, "bypass"))
     answered = Answered(State(collection.generation, 0, b"", settled=True), found, "bypass")
-    return replace(receipt_in(name, collection.settings, plan, answered), seq=collection.seen)
+    receipt = receipt_in(name, collection.settings, plan, answered)
+    return replace(receipt, seq=collection.seen, shards_missing=list(collection.missing) or UNSET)
 
 
 def require_one_model(collections: Sequence[Collection | Divided], plan: Plan) -> None:

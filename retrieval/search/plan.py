@@ -425,6 +425,7 @@ def canonical_request(
         min_seq=None,
         deadline_ms=None,
         cache=True,
+        partial=False,
     )
 
 

@@ -33,6 +33,7 @@ export const RECEIPT = {
   weight_dense: ["weight of meaning", "The share of the score that comes from meaning; the rest comes from words"],
   reranked: ["reranked", "How many passages a second model has read"],
   corrected: ["spelling corrected", "Words of the query that are in no document, and what was searched instead"],
+  shards_missing: ["shards left out", "They did not answer, and the search allowed that (API: partial)"],
   degraded: ["left out under load", "What the service does without while it has too much to do"],
   evidence: ["evidence", "None: no hit is about the question. Some: one is. Strong: one is so relevant that it likely answers it"],
   evidence_from: ["evidence from", "The relevance of the best hit from which there is some evidence, and strong evidence (API: evidence_from)"],

@@ -123,6 +123,10 @@ class SearchOptions(Request, frozen=True, kw_only=True):
     language: Annotated[
         str | None, Doc("BCP 47 code of the query's language; absent: detected among those of the documents")
     ] = None
+    partial: Annotated[
+        bool,
+        Doc("Of a collection in shards: leave out shards that do not answer, instead of status 503"),
+    ] = False
 
 
 class PageOptions(SearchOptions, frozen=True, kw_only=True):
@@ -308,6 +312,10 @@ class Receipt(msgspec.Struct):
     age_s: Annotated[
         float | UnsetType,
         Doc("On a replica: seconds since it last had all that the store has; absent elsewhere"),
+    ] = UNSET
+    shards_missing: Annotated[
+        list[int] | UnsetType,
+        Doc("With `partial`: numbers of the shards that did not answer; absent if all did"),
     ] = UNSET
 
 

@@ -109,6 +109,7 @@ SEARCH: dict[str, Made] = {
     "min_relevance": lambda times: {"min_relevance": 1.0, "k": 250 * times},
     "min_seq": lambda times: {"min_seq": 1},
     "deadline_ms": lambda times: {"deadline_ms": 600_000},
+    "partial": lambda times: {"partial": True},
     "cache": lambda times: {"cache": True, "query": f"{next(NEW)} {long_query(times)}"},
     "typos": lambda times: {"typos": True, "mode": "lexical", "query": misspelt(8 * times)},
     "operators": lambda times: {"operators": True, "query": f"{PHRASE} " * times},

@@ -107,7 +107,7 @@ def test_every_method(http: Http, service: ServerProcess) -> None:
         assert client.rename_collection(f"{name}-b", f"{name}-c")["name"] == f"{name}-c"
         client.delete_collection(f"{name}-c")
         assert name in {one["name"] for one in client.collections()}
-        assert client.quarantined() == []
+        assert client.quarantined() == client.unavailable() == []
         assert client.set_alias(f"{name}-now", name)["collection"] == name
         assert client.collection(f"{name}-now")["name"] == name
         client.remove_alias(f"{name}-now")

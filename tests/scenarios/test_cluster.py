@@ -1262,6 +1262,62 @@ def test_a_node_is_lost_and_comes_back(cluster: Cluster, sizes: dict[int, str]) 
     assert http.found(name, query="back again", mode="lexical")[0] == document
 
 
+@pytest.mark.parametrize("fault", ["killed", "stopped"])
+def test_a_search_may_leave_out_what_does_not_answer(
+    cluster: Cluster, sizes: dict[int, str], fault: str
+) -> None:
+    """With `partial`, searches of every kind answer from the shards that do, as if there were no others, and name the
+    others; without it they get 503."""
+    http, name = cluster.http, sizes[4]
+    whole = {one["document_id"] for one in http.search(name, query="the harbor map", k=50)["hits"]}
+    held = http.ok("GET", f"/v1/collections/{name}")["shards"]
+    lost = [number for number, shard in enumerate(held) if shard["node"] == "b"]
+    assert 0 < len(lost) < 4
+    here = {one for one in whole if shard_of_document(one, 4) not in lost}
+    asked = {"query": "the harbor map", "k": 50, "partial": True, "facets": ["kind"]}
+    full = http.search(name, **asked)
+    assert ("shards_missing" in full["receipt"], {one["document_id"] for one in full["hits"]}) == (
+        False,
+        whole,
+    )
+    if fault == "killed":
+        cluster.services["b"].kill()
+    else:
+        os.kill(cluster.services["b"].pid, signal.SIGSTOP)
+    try:
+        for _ in range(2):  # before and after it is known
+            path = f"/v1/collections/{name}"
+            found = http.search(name, **asked)
+            assert found["receipt"]["shards_missing"] == lost
+            assert {one["document_id"] for one in found["hits"]} >= here
+            assert not [one for one in found["hits"] if shard_of_document(one["document_id"], 4) in lost]
+            assert found["facets"][0]["documents"] < full["facets"][0]["documents"]
+            [batch] = http.ok("POST", f"{path}/search/batch", {"searches": [asked]})["results"]
+            assert batch["hits"] == found["hits"]
+            together = {"collections": [name], "query": "the harbor map", "partial": True}
+            assert http.ok("POST", "/v1/search", together)["receipts"][0]["shards_missing"] == lost
+            built = {"query": "the harbor map", "token_budget": 200, "partial": True}
+            assert http.ok("POST", f"{path}/context", built)["receipt"]["shards_missing"] == lost
+            words = ["the harbor map", "-c", name, "--partial", "--url", http.url]
+            printed = nearline("search", *words, NEARLINE_KEY=cluster.keys["a"])
+            shards = ", ".join(map(str, lost))
+            assert f"did not answer: shards {shards} of {name}" in " ".join(printed.stdout.split())
+            refused = http.call("POST", f"{path}/search", {"query": "the harbor map"})
+            assert (refused.status, refused.body["error"]["type"]) == (503, "unavailable")
+            explained = http.call(
+                "POST", f"{path}/explain", {"query": "x", "document_id": "n1", "partial": True}
+            )
+            assert (explained.status, explained.body["error"]["param"]) == (422, "partial")
+            cluster.until(b=False)
+    finally:
+        if fault == "killed":
+            cluster.start("b")
+        else:
+            os.kill(cluster.services["b"].pid, signal.SIGCONT)
+        cluster.until(b=True)
+    assert {one["document_id"] for one in http.search(name, **asked)["hits"]} == whole
+
+
 def test_what_was_lost_is_not_waited_for(cluster: Cluster) -> None:
     """A collection that is deleted and created again through another node, where its operations begin at 1 again."""
     http, at_b = cluster.http, cluster.at_b

@@ -93,6 +93,7 @@ class Receipt(TypedDict):
     query_cut: NotRequired[bool]
     evidence_from: EvidenceFrom | None
     age_s: NotRequired[float]
+    shards_missing: NotRequired[list[int]]
 
 
 class Timings(TypedDict):

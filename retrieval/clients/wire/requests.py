@@ -62,6 +62,7 @@ class SearchOptions(TypedDict):
     typos: NotRequired[bool]
     operators: NotRequired[bool]
     language: NotRequired[str | None]
+    partial: NotRequired[bool]
 
 
 class Neighbors(TypedDict):
