@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import chain
 from math import inf
 
+import msgspec
 import regex
 import Stemmer
 
@@ -59,30 +60,36 @@ def index_terms(text: str, language: str) -> list[str]:
     return found
 
 
-def query_terms(text: str, language: str = "en", others: Mapping[str, float] = NONE) -> dict[str, float]:
-    """The terms of a query in this language, each with its number of occurrences as its weight.
+class AnalyzedQuery(msgspec.Struct, frozen=True):
+    """The terms of a query, each with its number of occurrences as its weight.
 
-    The forms of its words in `others`, languages of the passages with their shares, are added, weighted by the share.
-    Stopwords are left out unless no other token has a term ("the ?"). In a query that is not all capitals, a word of
-    two or more capitals is not a stopword ("WHO guidelines"), nor is a single capital except "I" after other words
-    ("vitamin A").
+    The forms of its words in `others`, languages of the passages with their shares, are added, weighted by the share;
+    `own` are those in its own language. Stopwords are left out unless no other token has a term ("the ?"). In a query
+    that is not all capitals, a word of two or more capitals is not a stopword ("WHO guidelines"), nor is a single
+    capital except "I" after other words ("vitamin A").
     """
-    return query_terms_and_own(text, language, others)[0]
+
+    weights: dict[str, float]
+    own: frozenset[str]
+    language: str
+    others: Mapping[str, float]
+
+    @staticmethod
+    def of(text: str, language: str = "en", others: Mapping[str, float] = NONE) -> AnalyzedQuery:
+        analyze = _query_terms if len(text) > TOKEN_CACHED_CHARS_MAX else _query_terms.__wrapped__
+        weights, own = analyze(text, language, tuple(others.items()))
+        return AnalyzedQuery(dict(weights), own, language, others)
 
 
-def query_terms_and_own(
-    text: str, language: str, others: Mapping[str, float]
-) -> tuple[dict[str, float], set[str]]:
-    """The same, and which of them are terms in the query's own language."""
-    analyze = _query_terms if len(text) > TOKEN_CACHED_CHARS_MAX else _query_terms.__wrapped__
-    weights, own = analyze(text, language, tuple(others.items()))
-    return dict(weights), set(own)
+def query_terms(text: str, language: str = "en", others: Mapping[str, float] = NONE) -> dict[str, float]:
+    """The weights of `AnalyzedQuery`."""
+    return AnalyzedQuery.of(text, language, others).weights
 
 
 @lru_cache(4)  # a request analyzes its query several times: to search, to correct it, to explain its hits
 def _query_terms(
     text: str, language: str, shares: tuple[tuple[str, float], ...]
-) -> tuple[dict[str, float], set[str]]:
+) -> tuple[dict[str, float], frozenset[str]]:
     others = dict(shares)
     tokens, own, codes = text.split(), primary(language), tuple(others)
     stopwords, shouting = STOPWORDS.get(own, frozenset()), text.isupper()
@@ -95,7 +102,7 @@ def _query_terms(
     weights: dict[str, float] = {}
     for term, code in found:
         weights[term] = weights.get(term, 0.0) + (1.0 if code == own else others[code])
-    return weights, {term for term, code in found if code == own}
+    return weights, frozenset(term for term, code in found if code == own)
 
 
 def _look_up_all(tokens: Iterable[str], own: str, others: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from indexes.base.arrays import top
 from indexes.base.masks import Bits, bits_at
 from indexes.base.model import Bm25, Floats, Ids, Rows
-from indexes.lexical.analysis import NONE, query_terms_and_own
+from indexes.lexical.analysis import AnalyzedQuery
 from indexes.lexical.prefixed import NO_GROUPS, Groups, Lists, Postings, postings_of
 from indexes.lexical.synonyms import NOTHING, Expansion, Synonyms, expand
 
@@ -201,27 +201,25 @@ class WeightedQuery:
 
 
 def weigh(
-    text: str,
+    terms: AnalyzedQuery,
     parts: Sequence[LexicalPart],
     statistics: Statistics,
     bm25: Bm25,
-    language: str = "en",
-    others: Mapping[str, float] = NONE,
     corrected: Mapping[str, str] = NO_CORRECTIONS,
     groups: Groups = NO_GROUPS,
     synonyms: Synonyms | None = None,
 ) -> WeightedQuery:
-    """Compute each query term's document frequency over all parts, and its weight. `language` and `others` as for
-    `query_terms`; `corrected` has other terms for some, `groups` names for terms that count as one word. What only
-    `synonyms` add to the query is not in its bound: a passage needs no more than the query's own words.
+    """Compute each query term's document frequency over all parts, and its weight. `corrected` has other terms for
+    some, `groups` names for terms that count as one word. What only `synonyms` add to the query is not in its bound: a
+    passage needs no more than the query's own words.
 
     Document frequency is at least 1, even if only dead passages hold the term. The bound counts such a term as one that
     no passage holds, as it would be after a rebuild.
     """
-    counts, own = query_terms_and_own(text, language, others)
+    counts, own = terms.weights, terms.own
     if corrected:
-        counts, own = _correct(counts, corrected), {corrected.get(term, term) for term in own}
-    more = expand(own, synonyms, language)
+        counts, own = _correct(counts, corrected), frozenset(corrected.get(term, term) for term in own)
+    more = expand(own, synonyms, terms.language)
     if groups or more.counts:
         kept = {term: count for term, count in counts.items() if term not in more.replaced}
         counts = {**more.counts, **kept, **dict.fromkeys(groups, 1.0)}

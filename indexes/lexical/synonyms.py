@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -54,7 +55,7 @@ class Expansion:
 NOTHING = Expansion()
 
 
-def expand(own: set[str], synonyms: Synonyms | None, language: str) -> Expansion:
+def expand(own: AbstractSet[str], synonyms: Synonyms | None, language: str) -> Expansion:
     """Expand a query by the lists that have one of its words, or all words of an expression. `own` are the query's
     terms in its language."""
     if synonyms is None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from indexes.base.model import DenseResult, Floats, Ids, Ranking, Spared, Sparing, Tier
 from indexes.filters.grammar import Filter
+from indexes.lexical.analysis import AnalyzedQuery
 from indexes.lexical.bm25 import Statistics, round_count
 from indexes.lexical.synonyms import Synonyms
 from indexes.lexical.typos import NearTerms, correct
@@ -94,7 +95,8 @@ class Query(msgspec.Struct, frozen=True):
     of earlier searches whose dense rankings this one extends. `ranks`: how many places of the dense ranking are found
     with the recall that was asked of the index, later ones with less; 0: `k`. `statistics`: what BM25 counts, if these
     passages are not all that the scores shall rest on; None: these passages. `spoken`: likewise, the languages of how
-    many passages a query's language is guessed among. `synonyms` expand the text.
+    many passages a query's language is guessed among. `terms`: those of the text, if they were found before.
+    `synonyms` expand the text.
     """
 
     k: int
@@ -114,6 +116,7 @@ class Query(msgspec.Struct, frozen=True):
     synonyms: Synonyms | None = None
     sparing: Sparing | None = None
     spoken: Mapping[str, int] | None = None
+    terms: AnalyzedQuery | None = None
 
 
 class Candidates(msgspec.Struct, frozen=True):

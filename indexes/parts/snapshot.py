@@ -22,7 +22,7 @@ from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.dense.cold_skips import ColdSkipper, ListBounds
 from indexes.filters.grammar import Filter
 from indexes.filters.satisfiable import require_key
-from indexes.lexical.analysis import TAG, query_terms
+from indexes.lexical.analysis import TAG, AnalyzedQuery
 from indexes.lexical.bm25 import NO_CORRECTIONS, Statistics, round_count, weigh
 from indexes.lexical.names import asked_keys
 from indexes.lexical.operators import phrase_terms, prefix_groups
@@ -124,11 +124,11 @@ class Snapshot:
             )
         lexical = [visible.part.lexical for visible in self.parts]
         held = self.spoken_of(query)
-        spoken = self.language_of(query.text, query.language, query.spoken)
-        languages = spoken.language, spoken.others
+        terms = self.terms_of(query)
+        languages = terms.language, terms.others
         statistics, corrected = self.statistics(None if gather else query.statistics), NO_CORRECTIONS
         groups = prefix_groups(query.prefixes, lexical, *languages, on_step, work)
-        weigh_with = partial(weigh, query.text, lexical, statistics, self.bm25, *languages)
+        weigh_with = partial(weigh, terms, lexical, statistics, self.bm25)
         weighed = weigh_with(groups=groups, synonyms=query.synonyms)
         known = weighed.synonyms.replaced.union(query.statistics.seen if query.statistics else ())
         corrections = Corrections(lexical, on_step, work, self._seen(query), known)
@@ -139,8 +139,8 @@ class Snapshot:
             (corrections.gather if gather else corrections.look_up)(query.text, *languages)
         if found := corrections.found:
             corrected = {word: name for word, (_, name) in found.items()}
-            terms = {term: name for meant, name in found.values() for term in meant}
-            weighed = weigh_with(corrected=terms, groups=groups, synonyms=query.synonyms)
+            others = {term: name for meant, name in found.values() for term in meant}
+            weighed = weigh_with(corrected=others, groups=groups, synonyms=query.synonyms)
         required = [one for phrase in query.phrases for one in phrase_terms(phrase, *languages)]
         return Prepared(
             self.parts,
@@ -235,12 +235,13 @@ class Snapshot:
         those in `held`, if given."""
         return QueryLanguage.of(query, given, rounded(held) if held else self.spoken)
 
-    def looked_up(
-        self, query: str, given: str | None = None, held: Mapping[str, int] | None = None
-    ) -> frozenset[str]:
-        """The terms under which a query's words are looked up."""
-        spoken = self.language_of(query, given, held)
-        return frozenset(query_terms(query, spoken.language, spoken.others))
+    def terms_of(self, query: Query) -> AnalyzedQuery:
+        """Return the terms under which the words of a query with a text are looked up."""
+        if query.terms is not None:
+            return query.terms
+        assert query.text is not None
+        spoken = self.language_of(query.text, query.language, query.spoken)
+        return AnalyzedQuery.of(query.text, spoken.language, spoken.others)
 
     # --- counting ---------------------------------------------------------------------------------------------
 

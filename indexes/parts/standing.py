@@ -114,14 +114,14 @@ def words_of(snapshot: Snapshot, query: Query) -> tuple[dict[str, dict[str, floa
     """Return the query's words that count, each with its terms and their counts, and the query's language."""
     if query.text is None:
         return {}, ""
-    spoken = snapshot.language_of(query.text, query.language, query.spoken)
-    counts = query_terms(query.text, spoken.language, spoken.others)
+    terms = snapshot.terms_of(query)
+    counts = terms.weights
     words: dict[str, dict[str, float]] = {}
     for token in dict.fromkeys(query.text.split()):
-        own = query_terms(token, spoken.language, spoken.others)
+        own = query_terms(token, terms.language, terms.others)
         if kept := {term: counts[term] for term in own if term in counts}:
             words[token.strip(".,;:!?\"'()[]") or token] = kept
-    return words, spoken.language
+    return words, terms.language
 
 
 def locate_selected(prepared: Prepared, ids: Ids) -> Iterator[tuple[Selected, Rows, Rows]]:

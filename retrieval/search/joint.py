@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from indexes.base.errors import InvalidInput
 from indexes.base.model import TIERS, Floats, Ranking, Scalar, StoredPassage, Tier
 from indexes.filters.grammar import Compound, Exists, Filter, Unchecked
+from indexes.lexical.analysis import AnalyzedQuery
 from indexes.parts.query import NOT_FOUND, Candidates, Query, Ranks, TermCounts
 from indexes.reading.facets import LISTED_MAX, FacetCounts, FacetQuery
 from indexes.reading.surroundings import Surroundings
-from retrieval.search.known_counts import KnownCounts
+from retrieval.search.known_counts import KnownCounts, terms_of
 from retrieval.search.shard import (
     SHARD_BITS,
     Ahead,
@@ -57,6 +58,7 @@ class JointShard(Partition):
     even: bool = False
     known: KnownCounts | None = None
     found: list[Searched] = field(default_factory=list, init=False)
+    _terms: AnalyzedQuery | None = field(default=None, init=False)
     _counts: TermCounts | None = field(default=None, init=False)
     _foretold: bool = field(default=False, init=False)  # the counts are what was known before
 
@@ -81,7 +83,7 @@ class JointShard(Partition):
     async def _search_all(self, ask: Ask) -> None:
         """Search all shards with what the scores rest on."""
         if self._counts is not None:
-            query = replace(ask.query, statistics=self._counts)
+            query = replace(ask.query, statistics=self._counts, terms=self._terms)
             ask = replace(ask, query=query, counts=self._foretold)
         unknown: dict[str, list[InvalidInput]] = {}
         asks = [ask if ask.exact is None else replace(ask, exact=one) for one in self._divide(ask.exact)]
@@ -116,6 +118,8 @@ class JointShard(Partition):
         """Count what the scores of a query rest on, if it has words and they were not counted before."""
         if query.text is None or self._counts is not None:
             return
+        self._terms = terms_of(query)  # once for all shards
+        query = replace(query, terms=self._terms)
         if self.known is not None and (foretold := self.known.foretell(query)) is not None:
             self._counts, self._foretold = foretold, True
         else:
@@ -124,6 +128,7 @@ class JointShard(Partition):
     async def _count_now(self, query: Query) -> None:
         """Have the shards count. Words that all of them lack are corrected by what is near them in any; looking that up
         takes long."""
+        query = replace(query, terms=self._terms)
         counts, corrected = await self.statistics(replace(query, typos=False)), {}
         if self.known is not None:
             self.known.learn(query, counts)

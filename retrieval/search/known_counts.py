@@ -11,12 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import reduce
 
 from indexes.base.languages import QueryLanguage
-from indexes.lexical.analysis import query_terms_and_own
+from indexes.lexical.analysis import AnalyzedQuery
 from indexes.parts.query import Query, TermCounts
 from indexes.parts.snapshot import rounded
 
@@ -46,11 +45,12 @@ class KnownCounts:
         known."""
         if self.hides or not may_be_known(query):
             return None
-        terms, own = terms_of(query)
-        found = {term: self.frequencies.get(term, 0) for term in terms}
-        if not all(found[term] for term in own):
+        terms = query.terms
+        assert terms is not None
+        found = {term: self.frequencies.get(term, 0) for term in terms.weights}
+        if not all(found[term] for term in terms.own):
             return None
-        return TermCounts(self.passages, self.length, found, seen=frozenset(own), corrected={})
+        return TermCounts(self.passages, self.length, found, seen=terms.own, corrected={})
 
     def learn(self, query: Query, counts: TermCounts) -> None:
         """Keep what all shards have counted for a query."""
@@ -92,17 +92,13 @@ class KnownCounts:
 
 def may_be_known(query: Query) -> bool:
     """Whether the counts of a query are those of its terms, over all passages, and nothing else decides its scores."""
-    return (
-        query.text is not None
-        and len(query.text) <= CHARS_MAX
-        and bool(query.spoken)
-        and not (query.visible or query.prefixes or query.synonyms)
-    )
+    return query.terms is not None and not (query.visible or query.prefixes or query.synonyms)
 
 
-def terms_of(query: Query) -> tuple[Mapping[str, float], AbstractSet[str]]:
-    """Return the terms of a query as every shard finds them, and which are of its own language."""
-    assert query.text is not None
-    assert query.spoken is not None
+def terms_of(query: Query) -> AnalyzedQuery | None:
+    """Return the terms of a query with a text as every shard finds them; None if the text is long, or the languages of
+    all passages are not known."""
+    if query.text is None or not query.spoken or len(query.text) > CHARS_MAX:
+        return None
     found = QueryLanguage.of(query.text, query.language, rounded(query.spoken))
-    return query_terms_and_own(query.text, found.language, found.others)
+    return AnalyzedQuery.of(query.text, found.language, found.others)

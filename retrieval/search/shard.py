@@ -375,8 +375,8 @@ class LocalShard:
 
     def _terms_of(self, text: str, prepared: Prepared) -> frozenset[str]:
         """Return the terms as which the words of a text are looked up, in the languages of query and passages."""
-        found = self.snapshot.looked_up(text, prepared.query.language, prepared.query.spoken)
-        return found.union(prepared.corrected.values(), prepared.grouped_terms)
+        found = self.snapshot.terms_of(replace(prepared.query, text=text, terms=None))
+        return frozenset(found.weights).union(prepared.corrected.values(), prepared.grouped_terms)
 
     async def fetch(self, ids: Sequence[int], what: What) -> Fetched:
         if what.hits:

@@ -17,7 +17,7 @@ from rank_bm25 import BM25Okapi
 from indexes.base.model import Bm25, Delete, IndexOptions, Upsert
 from indexes.collection.collection import Collection
 from indexes.lexical import postings
-from indexes.lexical.analysis import TAG, index_terms, query_terms, terms
+from indexes.lexical.analysis import TAG, AnalyzedQuery, index_terms, query_terms, terms
 from indexes.lexical.bm25 import Statistics, best_of, round_count, weigh
 from indexes.lexical.postings import LONG_CHARS, GrowingLexical, SealedLexical
 from indexes.parts import assembly
@@ -316,5 +316,5 @@ def test_ties_are_cut_in_row_order() -> None:
     for text in ["apple", "apple apple", "apple", "fig", "apple"]:
         growing.add(text)
     part = growing.seal(5)
-    query = weigh("apple", [part], Statistics(part.size, part.length), Bm25())
+    query = weigh(AnalyzedQuery.of("apple"), [part], Statistics(part.size, part.length), Bm25())
     assert best_of(part, query, 3)[0].tolist() == [1, 0, 2]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from indexes.base.errors import DiskFull, InvalidInput, NotReady
 from indexes.base.model import Bm25
 from indexes.base.work import OnStep
+from indexes.lexical.analysis import AnalyzedQuery
 from indexes.lexical.bm25 import Statistics, weigh
 from indexes.lexical.building import LexicalBuilder, merge_sealed
 from indexes.lexical.postings import SLICE_POSTINGS, TF_MAX, GrowingLexical, SealedLexical
@@ -214,7 +215,7 @@ def assert_same(found: SealedLexical, expected: SealedLexical, folder: Path) -> 
 
 def scores_of(index: SealedLexical, query: str) -> list[float]:
     statistics = Statistics(index.size, index.length)
-    return score_all(index, weigh(query, [index], statistics, Bm25())).tolist()
+    return score_all(index, weigh(AnalyzedQuery.of(query), [index], statistics, Bm25())).tolist()
 
 
 PARTS = st.lists(st.lists(st.tuples(TEXT, st.booleans()), max_size=8), max_size=5)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from indexes.base.masks import pack_flags
 from indexes.base.model import Bm25
 from indexes.lexical import scoring
-from indexes.lexical.analysis import index_terms
+from indexes.lexical.analysis import AnalyzedQuery, index_terms
 from indexes.lexical.bm25 import LexicalPart, Statistics, best_of, score_rows, weigh
 from indexes.lexical.postings import (
     SLICE_POSTINGS,
@@ -62,7 +62,7 @@ def test_the_best_are_the_best_of_all(
     flags = np.array([random.random() < 0.6 for _ in texts], bool)
     for growth in growths:
         statistics = Statistics(part.size, int(part.length * growth))
-        weighed = weigh(query, [part], statistics, bm25)
+        weighed = weigh(AnalyzedQuery.of(query), [part], statistics, bm25)
         scores = score_all(part, weighed)
         for allowed in (None, flags):
             expected = best_rows(scores if allowed is None else scores * allowed, depth)
@@ -80,7 +80,7 @@ def test_the_best_of_real_text(shared_data: Path) -> None:
     allowed = np.random.default_rng(1).random(part.size) < 0.4
     half = np.arange(part.size) % 2 == 0
     for query in read_texts(shared_data / "squad-sent", file="queries.jsonl.gz", limit=100):
-        weighed = weigh(query, [part], statistics_of(part), Bm25())
+        weighed = weigh(AnalyzedQuery.of(query), [part], statistics_of(part), Bm25())
         scores = score_all(part, weighed)
         best = best_of(part, weighed, 20)
         assert best[0].tolist() == best_rows(scores, 20).tolist()
@@ -101,7 +101,7 @@ def test_a_query_scores_parts_it_was_not_weighed_with() -> None:
     growing = GrowingLexical()
     for text in texts:
         growing.add(text)
-    weighed = weigh("plum pear nowhere", [part], statistics_of(part), Bm25())
+    weighed = weigh(AnalyzedQuery.of("plum pear nowhere"), [part], statistics_of(part), Bm25())
     for other in (same, growing.view(3)):
         assert score_all(other, weighed).tolist() == score_all(part, weighed).tolist()
         assert best_of(other, weighed, 2)[0].tolist() == [1, 0]
@@ -111,12 +111,13 @@ def test_words_that_nothing_holds_count() -> None:
     """A passage with one of two words has at most half of what the query could score, also if none has the other."""
     part = sealed(["apple pear", "plum fig", "fig"])
     whole, half = (
-        weigh(text, [part], statistics_of(part), Bm25()) for text in ("apple", "apple chromodynamics")
+        weigh(AnalyzedQuery.of(text), [part], statistics_of(part), Bm25())
+        for text in ("apple", "apple chromodynamics")
     )
     scores = [float(best_of(part, one, 1)[1][0]) for one in (whole, half)]
     assert scores[0] == scores[1]
     assert half.bound > 2 * whole.bound > 2 * scores[0]
-    assert weigh("chromodynamics", [part], statistics_of(part), Bm25()).bound > 0
+    assert weigh(AnalyzedQuery.of("chromodynamics"), [part], statistics_of(part), Bm25()).bound > 0
 
 
 def test_the_bound_forgets_what_only_dead_passages_hold() -> None:
@@ -131,7 +132,7 @@ def test_the_bound_forgets_what_only_dead_passages_hold() -> None:
     now = Statistics(after.size, after.length, (dead,))
     others = {"es": 0.5}
     bounds = [
-        weigh(text, [part], statistics, Bm25(), "en", others).bound
+        weigh(AnalyzedQuery.of(text, "en", others), [part], statistics, Bm25()).bound
         for text in ("quarrelling", "quarrelling apple")
         for part, statistics in ((before, now), (after, statistics_of(after)))
     ]
@@ -143,7 +144,7 @@ def test_a_repeated_word_is_missed_as_often() -> None:
     """What it would be in other languages is not missed, however often the query repeats it."""
     part = sealed(["apple pear", "plum fig", "fig"])
     once, twice = (
-        weigh(text, [part], statistics_of(part), Bm25(), "en", {"es": 0.5}).bound
+        weigh(AnalyzedQuery.of(text, "en", {"es": 0.5}), [part], statistics_of(part), Bm25()).bound
         for text in ("quarrelling", "quarrelling quarrelling")
     )
     assert twice == pytest.approx(2 * once)
@@ -177,7 +178,7 @@ def test_chosen_rows_are_counted(shared_data: Path) -> None:
 def test_nothing_is_found_in_nothing(texts: list[str]) -> None:
     """An index without terms answers every query with no rows."""
     part = sealed(texts)
-    weighed = weigh("apple", [part], statistics_of(part), Bm25())
+    weighed = weigh(AnalyzedQuery.of("apple"), [part], statistics_of(part), Bm25())
     assert not len(best_of(part, weighed, 10)[0])
     assert score_all(part, weighed).tolist() == [0] * len(texts)
     assert part.frequencies_of(np.arange(len(texts))) == {}
@@ -200,7 +201,7 @@ def test_the_best_of_many_rows(seed: int) -> None:
     text = " ".join(terms * int(random.integers(1, 3)))
     for share in (1.0, 0.5, 0.01, 0.0):
         drifted = Statistics(size, int(part.length * random.choice([0.9, 1.0, 1.03])))
-        weighed = weigh(text, [part], drifted, Bm25())
+        weighed = weigh(AnalyzedQuery.of(text), [part], drifted, Bm25())
         scores = score_all(part, weighed)
         flags = random.random(size) < share
         depth = int(random.choice([1, 10, 100, size]))
@@ -223,7 +224,7 @@ def test_queries_of_thousands_of_words_take_little_time(depth: int) -> None:
     sizes = np.array([size, *[40] * words])
     part = SealedLexical.from_arrays(terms, sizes, rows, np.ones(len(rows), np.uint16), lengths)
     weighed = replace(
-        weigh(" ".join(terms[:2]), [part], statistics_of(part), Bm25()),
+        weigh(AnalyzedQuery.of(" ".join(terms[:2])), [part], statistics_of(part), Bm25()),
         weights=((terms[0], 1.0), *((term, 1e-3) for term in terms[1:])),
         met=(),
     )

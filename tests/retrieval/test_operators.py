@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Bm25, StoredPassage
 from indexes.base.work import WorkBudget
+from indexes.lexical.analysis import AnalyzedQuery
 from indexes.lexical.bm25 import Statistics, best_of, weigh
 from indexes.lexical.operators import phrase_terms, plain_words, prefix_groups, rows_with
 from indexes.lexical.postings import GrowingLexical
@@ -169,7 +170,9 @@ def test_postings_leave_out_no_row_that_holds_it(rows: list[list[str]], data: st
         left = set(np.flatnonzero(rows_with(part, groups.values())).tolist())
         beginning = {at for at, words in enumerate(rows) if any(one.startswith(prefix) for one in words)}
         assert beginning <= left
-        weighed = weigh("", [part], Statistics(len(rows), part.length), Bm25(), groups=groups)
+        weighed = weigh(
+            AnalyzedQuery.of(""), [part], Statistics(len(rows), part.length), Bm25(), groups=groups
+        )
         found, scores = best_of(part, weighed, len(rows))
         assert set(found.tolist()) == left
         assert (scores > 0).all()

@@ -19,6 +19,7 @@ from indexes.base.errors import InvalidInput
 from indexes.base.model import NewPassage, Upsert
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter, Unchecked, parse_filter
+from indexes.lexical.analysis import AnalyzedQuery
 from indexes.parts.query import Query, TermCounts
 from jobs.serving.process import ServerProcess
 from retrieval.base.settings import Config
@@ -205,10 +206,10 @@ def test_words_that_are_known_are_not_counted_first(
 def test_hidden_passages_are_never_foretold(halves: Halves) -> None:
     """What only some may see is not foretold either: corrections depend on more than counts."""
     known = halves.known()
-    query = Query(10, 40, WORDS[0], language="en", spoken={"en": 240})
+    query = Query(10, 40, WORDS[0], language="en", spoken={"en": 240}, terms=AnalyzedQuery.of(WORDS[0]))
     assert known.foretell(query) is not None
     some = parse_filter({"type": "eq", "key": "even", "value": True}, conditions_max=1)
-    for other in ({"visible": some}, {"prefixes": ("wor",)}, {"spoken": None}, {"text": None}):
+    for other in ({"visible": some}, {"prefixes": ("wor",)}, {"terms": None}):
         assert known.foretell(msgspec.structs.replace(query, **other)) is None
     known.learn(query, TermCounts(240, 3600, {WORDS[0]: 9}, hides=True))
     assert known.foretell(query) is None
