@@ -1,23 +1,21 @@
 """Rejects filters on a metadata key, or a kind of value, that no passage has, anywhere in the filter.
 
 Such a filter is nearly always a mistake. An empty answer would hide it, and with `ne` or `not` it would match
-everything, even before a deletion. A value that merely does not occur is not an error. Removed passages count until the
-next rebuild.
+everything, even before a deletion. A value that merely does not occur is not an error. Keys and kinds of removed
+passages count until the next rebuild, so no error shows a value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-
-import msgspec
 
 from indexes.base.errors import InvalidInput
 from indexes.base.expiry import EXPIRES
 from indexes.base.model import Scalar
 from indexes.base.suggestions import suggestion
 from indexes.filters.dates import is_month_or_year, looks_like_a_date, span_of
-from indexes.filters.filter_part import Column, FilterPart
+from indexes.filters.filter_part import FilterPart
 from indexes.filters.grammar import ORDERINGS, Comparison, Filter, Kind, canonical, conditions, kind_of
 
 EXAMPLE_CHARS_MAX = 40
@@ -121,10 +119,8 @@ def require_values(
     raise _without(" or ".join(wanted), key, where, held)
 
 
-def _without(missing: str, key: str, where: str, held: dict[Kind, Column]) -> InvalidInput:
-    there = " and ".join(
-        f"{kind}s (such as {_describe_kind(kind, column)})" for kind, column in sorted(held.items())
-    )
+def _without(missing: str, key: str, where: str, held: Iterable[Kind]) -> InvalidInput:
+    there = " and ".join(f"{kind}s" for kind in sorted(held))
     return InvalidInput(f"{where}: {key!r} holds {there}, no {missing} is among them", param=where)
 
 
@@ -139,13 +135,6 @@ def _must_be_a_date(text: str, asked: Comparison, held: _Held) -> bool:
     if not looks_like_a_date(text) or not held.dates:
         return False
     return asked.type in ORDERINGS or not held.has(text)
-
-
-def _describe_kind(kind: Kind, column: Column) -> str:
-    value = column.example()
-    if isinstance(value, str):
-        value = _shorten(value)
-    return msgspec.json.encode(bool(value) if kind == "boolean" else value).decode()
 
 
 def _shorten(value: str) -> str:

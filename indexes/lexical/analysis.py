@@ -80,6 +80,15 @@ class AnalyzedQuery(msgspec.Struct, frozen=True):
         weights, own = analyze(text, language, tuple(others.items()))
         return AnalyzedQuery(dict(weights), own, language, others)
 
+    def with_phrases(self, phrases: Iterable[str]) -> AnalyzedQuery:
+        """Add the terms of phrases of stopwords alone: a passage that has such a phrase may have no other term."""
+        weights, own = self.weights, self.own
+        for phrase in phrases:
+            found = AnalyzedQuery.of(phrase, self.language, self.others)
+            if not found.weights.keys() & weights.keys():
+                weights, own = {**weights, **found.weights}, own | found.own
+        return AnalyzedQuery(weights, own, self.language, self.others)
+
 
 def query_terms(text: str, language: str = "en", others: Mapping[str, float] = NONE) -> dict[str, float]:
     """The weights of `AnalyzedQuery`."""

@@ -241,7 +241,7 @@ class Snapshot:
             return query.terms
         assert query.text is not None
         spoken = self.language_of(query.text, query.language, query.spoken)
-        return AnalyzedQuery.of(query.text, spoken.language, spoken.others)
+        return AnalyzedQuery.of(query.text, spoken.language, spoken.others).with_phrases(query.phrases)
 
     # --- counting ---------------------------------------------------------------------------------------------
 

@@ -70,7 +70,10 @@ def check_context(wanted: ContextRequest, config: Config) -> None:
     """Check what a search would not check. Raises InvalidInput or TooLarge naming the field."""
     if wanted.token_budget > config.limits.token_budget_max:
         raise TooLarge(f"token_budget must be at most {config.limits.token_budget_max}", param="token_budget")
-    queries_of(wanted, config)
+    queries, k_max = queries_of(wanted, config), config.limits.k_max
+    if wanted.k is not None and wanted.k > DEFAULT_K and wanted.k * len(queries) > k_max:
+        most = max(DEFAULT_K, k_max // len(queries))
+        raise TooLarge(f"k is for each of {len(queries)} queries, and at most {most} for so many", param="k")
     check_template(wanted.template, config)
     dated = wanted.order in {"newest", "oldest"}
     if dated != (wanted.date_key is not None):

@@ -14,6 +14,9 @@ from aiohttp import web
 
 ENDS_MAX = 10_000
 
+# A collection, and the groups of the callers for whom the page was made: others may not see its last file.
+Listing = tuple[str, tuple[str, ...] | None]
+
 
 @dataclass(frozen=True, slots=True)
 class PageEnd:
@@ -29,23 +32,23 @@ class PageEnds:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ends: OrderedDict[tuple[str, str], PageEnd] = OrderedDict()  # least recently noted first
+        self._ends: OrderedDict[tuple[Listing, str], PageEnd] = OrderedDict()  # least recently noted first
 
-    def note(self, uid: str, file_id: str, end: PageEnd) -> None:
+    def note(self, listing: Listing, file_id: str, end: PageEnd) -> None:
         with self._lock:
-            self._ends[uid, file_id] = end
-            self._ends.move_to_end((uid, file_id))
+            self._ends[listing, file_id] = end
+            self._ends.move_to_end((listing, file_id))
             if len(self._ends) > ENDS_MAX:
                 self._ends.popitem(last=False)
 
-    def at(self, uid: str, file_id: str) -> PageEnd | None:
+    def at(self, listing: Listing, file_id: str) -> PageEnd | None:
         with self._lock:
-            return self._ends.get((uid, file_id))
+            return self._ends.get((listing, file_id))
 
-    def forget(self, uid: str, file_id: str) -> None:
+    def forget(self, listing: Listing, file_id: str) -> None:
         """Forget a page that no other follows: what is written next belongs to the page after it."""
         with self._lock:
-            self._ends.pop((uid, file_id), None)
+            self._ends.pop((listing, file_id), None)
 
 
 PAGE_ENDS = web.AppKey("PAGE_ENDS", PageEnds)

@@ -30,7 +30,7 @@ from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.gates import AdmittedRequest
 from retrieval.base.settings import PassagesSection
 from retrieval.dialects.files import ends, order_of, status_of
-from retrieval.dialects.page_ends import PAGE_ENDS, PageEnd, PageEnds
+from retrieval.dialects.page_ends import PAGE_ENDS, PageEnd
 from retrieval.dialects.vector_store_schemas import (
     Attributes,
     OpenAIAttachFile,
@@ -141,20 +141,20 @@ async def list_files(request: web.Request) -> web.Response:
     after = request.query.get("after")
     status, condition = status_of(request) or "completed", PRINCIPAL.get().restrict(None)
     bytes_max = request[HELD].page(request.app[CONFIG].limits.answer_bytes_max)
-    page_ends = request.app[PAGE_ENDS]
+    page_ends, listing = request.app[PAGE_ENDS], (collection.uid, PRINCIPAL.get().groups)
 
     def work() -> OpenAIStoreFileList:
         page = ScrolledPage([], None)
         if status == "completed":  # every file is
-            begin = begin_of(collection, after, page_ends)
+            begin = begin_of(collection, after, page_ends.at(listing, after or ""))
             page = scrolling.page(collection, begin.position, limit, condition=condition, bytes_max=bytes_max)
             page = until(page, begin.seq)
             if page.documents:
                 last = page.documents[-1]
                 if page.following is None:
-                    page_ends.forget(collection.uid, last.document.id)
+                    page_ends.forget(listing, last.document.id)
                 else:
-                    page_ends.note(collection.uid, last.document.id, PageEnd(last.position, begin.seq))
+                    page_ends.note(listing, last.document.id, PageEnd(last.position, begin.seq))
         files = file_bodies(collection, page.documents)
         return OpenAIStoreFileList(
             files, *ends([one.id for one in files]), has_more=page.following is not None
@@ -163,12 +163,12 @@ async def list_files(request: web.Request) -> web.Response:
     return await answer_from(work)
 
 
-def begin_of(collection: Collection, after: str | None, page_ends: PageEnds) -> PageEnd:
-    """Return where the page after a file begins: where the one that ended with it did, else after its position, or at
-    the start if it was deleted, because listing some files twice is better than skipping the rest."""
+def begin_of(collection: Collection, after: str | None, known: PageEnd | None) -> PageEnd:
+    """Return where the page after a file begins: where the one that ended with it did, if that is known, else after its
+    position, or at the start if it was deleted, because listing some files twice is better than skipping the rest."""
     if after is None:
         return PageEnd(0, collection.log.position().seq)
-    if (known := page_ends.at(collection.uid, after)) is not None:
+    if known is not None:
         return known
     try:
         position = file_of(collection, after).position

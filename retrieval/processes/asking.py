@@ -40,6 +40,9 @@ WORK_OF: Mapping[OverBudget, tuple[str, ...]] = {
     "collapse": ("copies",),
     "highlight": ("highlight_words", "highlight_tokens"),
     "facets": ("facet_counts",),
+    "min_score": ("ranked",),
+    "min_relevance": ("ranked",),
+    "group_by_document": ("ranked",),
 }
 
 

@@ -96,7 +96,7 @@ async def read_page(
         at = until
     lacking = groups.lack > 0 and len(groups.documents) != rounds.documents
     seeks = lacking and rounds.may_read_on(embedded) and may_find_more(embedded, fused)
-    if seeks and rounds.may_pass_copies(embedded, at):
+    if seeks and rounds.may_pass_copies(embedded, at) and rounds.may_deepen(embedded):
         return None
     rounds.decided = order[:end] if groups.full else None
     return groups, vanished

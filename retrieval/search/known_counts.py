@@ -101,4 +101,4 @@ def terms_of(query: Query) -> AnalyzedQuery | None:
     if query.text is None or not query.spoken or len(query.text) > CHARS_MAX:
         return None
     found = QueryLanguage.of(query.text, query.language, rounded(query.spoken))
-    return AnalyzedQuery.of(query.text, found.language, found.others)
+    return AnalyzedQuery.of(query.text, found.language, found.others).with_phrases(query.phrases)

@@ -14,6 +14,8 @@ from retrieval.search.plan import EmbeddedQuery
 from retrieval.search.ranking import Fused, Positions
 from retrieval.search.stopwatch import Stopwatch
 
+VALUES_COST = 3  # of the values of a candidate under one key, times that of the candidate
+
 
 @dataclass(slots=True)
 class Rounds:
@@ -29,6 +31,7 @@ class Rounds:
     decided           the positions of the candidates that decided a full page, None if it is not full
     phrases_whole     no hit is missing because the work budget for phrases was used up
     copies_whole      the same for that of copies
+    depth_whole       the same for that of deeper searches
     highlights_whole  all hits have their highlights
     spared            what the cold policy learns from the first round
     """
@@ -39,6 +42,7 @@ class Rounds:
     left_out: set[int] = field(default_factory=set)
     phrases_whole: bool = True
     copies_whole: bool = True
+    depth_whole: bool = True
     highlights_whole: bool = True
     rerank_scores: dict[int, float] = field(default_factory=dict)
     rerank_until: float | None = None
@@ -64,6 +68,17 @@ class Rounds:
         """Whether more candidates than the `read` first ones may be read to find some that are no copies."""
         self.copies_whole = self.budget.work.copies >= 0 or read < FREELY_READ * embedded.plan.last
         return self.copies_whole
+
+    def may_deepen(self, embedded: EmbeddedQuery) -> bool:
+        """Whether a deeper search may rank as many candidates as it finds. If so, that is taken off the budget."""
+        request, work = embedded.request, self.budget.work
+        keys = len(request.boosts or ()) + len(request.sort or ())
+        rankings = 2 if embedded.plan.mode == "hybrid" else 1
+        ranked = rankings * embedded.deeper().query.depth * (1 + VALUES_COST * keys)
+        self.depth_whole = ranked <= work.ranked
+        if self.depth_whole:
+            work.ranked -= ranked
+        return self.depth_whole
 
 
 def rounds_of(

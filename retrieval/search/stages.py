@@ -118,7 +118,7 @@ async def run_stages(
         evidence_from=calibration.bounds if calibration else None,
         reranked=reranked,
         corrected=corrected_words(found.corrected, hits, rounds.budget.work),
-        over_budget=over_budget(rounds, found),
+        over_budget=over_budget(embedded, rounds, found),
         query_cut=embedded.query_cut or UNSET,
     )
     return Found(answer, vanished, grounds, rounds.spared)
@@ -130,7 +130,7 @@ def judged_by(embedded: EmbeddedQuery, fused: Fused, rounds: Rounds) -> Position
     return order[~np.isin(fused.candidates.ids[order], list(rounds.left_out))] if rounds.left_out else order
 
 
-def over_budget(rounds: Rounds, searched: Searched) -> list[OverBudget] | UnsetType:
+def over_budget(embedded: EmbeddedQuery, rounds: Rounds, searched: Searched) -> list[OverBudget] | UnsetType:
     found: list[OverBudget] = []
     if not searched.typos_whole:
         found.append("typos")
@@ -142,7 +142,21 @@ def over_budget(rounds: Rounds, searched: Searched) -> list[OverBudget] | UnsetT
         found.append("highlight")
     if not rounds.copies_whole:
         found.append("collapse")
-    return found or UNSET
+    if not rounds.depth_whole:
+        found += leaving_out(embedded)
+    return list(dict.fromkeys(found)) or UNSET
+
+
+def leaving_out(embedded: EmbeddedQuery) -> list[OverBudget]:
+    """Return the options that leave out candidates, so that a search lacks hits."""
+    request = embedded.request
+    asked: dict[OverBudget, bool] = {
+        "min_score": request.min_score is not None,
+        "min_relevance": request.min_relevance is not None,
+        "operators": embedded.plan.operators is not None,
+        "group_by_document": request.group_by_document,
+    }
+    return [option for option, is_asked in asked.items() if is_asked] or ["collapse"]
 
 
 async def count_facets_of(

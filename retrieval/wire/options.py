@@ -21,7 +21,10 @@ NearCopy = Annotated[float, Meta(ge=0.1, le=1)]
 GroupHits = Annotated[int, Meta(ge=1, le=100)]
 Name = Annotated[str, Meta(min_length=1)]
 Place = Annotated[int, Meta(ge=0)]
-OverBudget = Literal["typos", "synonyms", "operators", "highlight", "facets", "collapse"]
+OverBudget = Literal[
+    "typos", "synonyms", "operators", "highlight", "facets", "collapse",
+    "min_score", "min_relevance", "group_by_document",
+]  # fmt: skip
 Span = tuple[Place, Place]  # [start, end) in a hit's text, in characters
 
 

@@ -894,6 +894,20 @@ def test_errors_tell_nothing_of_hidden_documents(guarded: Guarded, shared: str) 
         assert caller.found(shared, query="noon", filter=condition) == []
 
 
+def test_a_page_of_files_tells_others_nothing_of_its_last_one(guarded: Guarded, shared: str) -> None:
+    """A caller that may not see it gets the answer for an id that never was, also after a page ended with it."""
+    admin, other = (
+        guarded.caller("admin", tenant="firm"),
+        guarded.caller("search", tenant="firm", groups=["nobody"]),
+    )
+    files = f"/v1/vector_stores/{shared}/files"
+    before = other.ok("GET", f"{files}?after=staff")
+    page = admin.ok("GET", f"{files}?limit=2")
+    assert (page["last_id"], page["has_more"]) == ("staff", True)
+    assert other.ok("GET", f"{files}?after=staff") == before == other.ok("GET", f"{files}?after=never")
+    assert admin.ok("GET", f"{files}?after=staff")["first_id"] == "board"
+
+
 def signed(groups: object, *, expires_s: float = 60, secret: str = SECRET) -> dict[str, str]:
     claims = {"groups": groups, "exp": int(time.time() + expires_s)}
     return {"X-Nearline-Groups": jwt.encode(claims, secret, algorithm="HS256")}

@@ -89,6 +89,10 @@ def sentences(times: int) -> str:
     return ". ".join(" ".join(words[at : at + 8]) for at in range(0, len(words), 8))
 
 
+SORTS = [{"key": "serials"}, {"key": "day"}]
+VECTOR = [1 / 3 + at for at in range(64)]
+# One passage has the word, and no search is so deep that it could know that no other one passes.
+FEW_PASS = {"mode": "hybrid", "query": rare_word(97), "vector": VECTOR, "min_relevance": 0.1, "k": 1000}
 # Of each option the worst that fits: what is repeated comes once, twice and four times.
 SEARCH: dict[str, Made] = {
     "k": lambda times: {"k": 250 * times},
@@ -115,7 +119,7 @@ SEARCH: dict[str, Made] = {
     "operators": lambda times: {"operators": True, "query": f"{PHRASE} " * times},
     "language": lambda times: {"language": "tr", "query": long_query(times)},
     "query": lambda times: {"query": long_query(times)},
-    "vector": lambda times: {"vector": [1 / 3 + at for at in range(64)], "query": None},
+    "vector": lambda times: {"vector": VECTOR, "query": None},
     "like": lambda times: {"like": [f"long{at % LONG}" for at in range(25 * times)], "query": None},
     "unlike": lambda times: {"unlike": [document_id(at) for at in range(4 * times)]},
     "offset": lambda times: {"offset": 240 * times},
@@ -152,6 +156,18 @@ SEARCH_TOO: dict[str, Made] = {
         "boosts": [{"key": "days", "weight": 0.1, "decay": {"half_life_days": at + 1}} for at in range(2 * times)],
     },
     "sort by long lists": lambda times: {"k": 1000, "filter": LISTS, "sort": [{"key": "days"}] * times},
+    "a floor that few pass, and a sort": lambda times: {**FEW_PASS, "sort": SORTS * times},
+    "a floor that few pass, and boosts": lambda times: {
+        **FEW_PASS,
+        "boosts": [{"key": "day", "weight": 0.01, "decay": {"half_life_days": at + 1}} for at in range(2 * times)],
+    },
+    "few groups, exact and sorted": lambda times: {
+        "mode": "dense",
+        "exact": True,
+        "k": 100,
+        "collapse": {"key": "lang", "hits": 10},
+        "sort": SORTS * times,
+    },
     "facets of long lists": lambda times: {"facets": ["days", {"key": "days", "ranges": days(12 * times)}]},
     "comparisons of long lists": lambda times: {
         "filter": {
@@ -521,6 +537,19 @@ def test_what_others_of_a_request_took_is_not_kept(service: Service) -> None:
     _, _, alone = service.ask(Request(f"{C}/search", last))
     assert "over_budget" not in alone["receipt"]
     assert len(alone["hits"]) == 10
+
+
+def test_a_search_that_is_not_deepened_says_so(service: Service) -> None:
+    """By the option for which it lacked hits."""
+    for options, named in (
+        ({}, ["min_relevance"]),
+        ({"min_score": -100.0}, ["min_score", "min_relevance"]),
+        ({"k": 10, "sort": None}, None),
+    ):
+        _, _, answer = service.ask(
+            Request(f"{C}/search", {**FEW_PASS, "sort": SORTS * 4, "cache": False, **options})
+        )
+        assert answer["receipt"].get("over_budget") == named
 
 
 def test_a_long_query_says_that_it_is_not_corrected(service: Service) -> None:

@@ -88,7 +88,19 @@ class Receipt(TypedDict):
     corrected: NotRequired[dict[str, str]]
     degraded: NotRequired[list[Literal["candidates", "rerank"]]]
     over_budget: NotRequired[
-        list[Literal["collapse", "facets", "highlight", "operators", "synonyms", "typos"]]
+        list[
+            Literal[
+                "collapse",
+                "facets",
+                "group_by_document",
+                "highlight",
+                "min_relevance",
+                "min_score",
+                "operators",
+                "synonyms",
+                "typos",
+            ]
+        ]
     ]
     query_cut: NotRequired[bool]
     evidence_from: EvidenceFrom | None
