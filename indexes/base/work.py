@@ -27,7 +27,7 @@ class WorkBudget:
     highlight_words: int = 10_000  # distinct words of one search's hits, compared with its query
     highlight_tokens: int = 200_000  # of hits, passed over; a marked word counts as several
     copies: int = 4096  # of hits, read to find others to show
-    ranked: int = 200_000  # candidates of deeper searches; the values under one key count as three
+    ranked: int = 300_000  # candidates of deeper searches; the values under one key count as three
     near_words: int = 100_000  # of explained passages, compared with words that these lack
     facet_counts: int = 2_000_000  # documents and values that facets count
 
