@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ class Log(LogReader):
         known = UnopenedLog.read(path)
         require_whole_wal(path)
         self._connection: apsw.Connection | None = None  # opened when needed, see `rest`
+        self._files: dict[Path, os.stat_result] = {}  # those of the connection, as they were last seen
         self._release = failures.hold()
         try:
             super().__init__(path, clock)
@@ -162,9 +164,12 @@ class Log(LogReader):
     @property
     def _db(self) -> apsw.Connection:
         if self._connection is None:
+            if not self.path.exists():
+                raise Damaged(f"{self._name} is gone")
             self._connection = connect(self.path)
             self._checkpoints = Checkpoints(self._connection, self.path)
             _open.add(self)
+        self._require_files()
         return self._connection
 
     def _disconnect(self) -> None:
@@ -172,7 +177,29 @@ class Log(LogReader):
             self._checkpoints.close()
             self._connection.close()
             self._connection = None
+            self._files.clear()
             _open.discard(self)
+
+    def _require_files(self) -> None:
+        """Raise Damaged unless the files that are open are still there. SQLite goes on writing to one that was removed,
+        and nothing of that is found again. log.db never gets shorter; its WAL may."""
+        for path in (self.path, wal_of(self.path)):
+            known, found = self._files.get(path), None
+            with contextlib.suppress(FileNotFoundError):
+                found = path.stat()
+            if found is None and (known is not None or path == self.path):
+                raise Damaged(f"{path.parent.name}/{path.name} is gone")
+            if found is None:
+                continue
+            if known is not None and found.st_ino != known.st_ino:
+                raise Damaged(f"{path.parent.name}/{path.name} was replaced while it was open")
+            if known is not None and path == self.path and found.st_size < known.st_size:
+                raise Damaged(f"{self._name} was truncated while it was open")
+            self._files[path] = found
+
+    @property
+    def _name(self) -> str:
+        return f"{self.path.parent.name}/{self.path.name}"
 
     @property
     def content(self) -> bytes:
@@ -307,9 +334,7 @@ class Log(LogReader):
             self._disconnect()
             # SQLite removes the WAL with the last connection. A leftover WAL would corrupt the new file.
             if not emptied or wal_of(self.path).exists():
-                raise Unavailable(
-                    f"{self.path.parent.name}/{self.path.name} is being read by another program"
-                )
+                raise Unavailable(f"{self._name} is being read by another program")
             failpoints.reach("erase.wal_removed")
             replace_synced(copy.path, self.path)
         failpoints.reach("erase.replaced")

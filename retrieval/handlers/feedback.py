@@ -109,5 +109,7 @@ def check_entry(one: SentFeedback, where: str, received_ms: int, config: Config)
         raise InvalidInput(words, param=f"{where}.shown")
     if shown and document_id not in shown:
         raise InvalidInput(f"{where}.shown does not hold {document_id!r}", param=f"{where}.shown")
+    if len(set(shown)) < len(shown):
+        raise InvalidInput(f"{where}.shown names a document twice", param=f"{where}.shown")
     passed = shown[: shown.index(document_id)] if shown else []
     return FeedbackEntry(received_ms, query, document_id, one.grade, passed)

@@ -50,7 +50,7 @@ from retrieval.insight.causes import (
 )
 from retrieval.insight.mending import MODES, mends_of, modes
 from retrieval.insight.trail import Target, Trail, as_json, trail_of
-from retrieval.search.option_checks import check_offset
+from retrieval.search.option_checks import check_arranged, check_offset
 from retrieval.search.pipeline import Pipeline, TracedSearch, wait_for_seq
 from retrieval.search.plan import SPARE_HITS, check_k, filter_of
 from retrieval.search.shard import DocumentRead, LocalShard, Seqs, What, run_at_once, shard_of
@@ -151,6 +151,7 @@ async def explain(
     page_size = check_k(wanted.k, config)
     if skipped := search.pop("offset", 0):  # earlier pages count as found
         search["k"] = check_offset(skipped, page_size, config)
+        check_arranged(wanted, search["k"], max(config.search.candidates, page_size))
         pages = {"offset": None, "k": search["k"]}
     answered = seqs_in(explained, wanted.answer_seq)
     read = await explained.read(document_id)

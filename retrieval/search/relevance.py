@@ -89,7 +89,10 @@ def check_coefficients(coefficients: Mapping[str, Sequence[float]]) -> None:
                 f"coefficients has the unknown name {name!r}, expected one of {', '.join(known)}",
                 param="coefficients",
             )
-    calibrations_of(coefficients)
+    for mode, one in calibrations_of(coefficients).items():
+        if not 0 <= one.some <= one.strong <= 1:
+            words = f"the bounds of evidence of relevance.{mode} must be from 0 to 1"
+            raise InvalidInput(words, param="coefficients")
 
 
 def calibration_for(

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import apsw
@@ -111,3 +115,54 @@ async def write_patiently(url: str, collection: str, documents: list[JSON]) -> N
     """As ingest does: it waits for a busy service, but not for a collection that only an operator can mend."""
     async with AsyncClient(url) as client:
         await client.write(collection, documents, patience=bulk_patience())
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 4096)
+
+
+def replace(path: Path) -> None:
+    shutil.copy(path, path.with_name("copy"))
+    path.with_name("copy").rename(path)
+
+
+HARM: dict[str, Callable[[Path], object]] = {
+    "log.db removed": lambda folder: (folder / "log.db").unlink(),
+    "log.db truncated": lambda folder: truncate(folder / "log.db"),
+    "log.db replaced": lambda folder: replace(folder / "log.db"),
+    "log.db-wal removed": lambda folder: (folder / "log.db-wal").unlink(),
+    "folder removed": shutil.rmtree,
+    "folder moved": lambda folder: folder.rename(folder.parent.with_name("moved")),
+}
+
+
+@pytest.mark.slow
+def test_nothing_is_acknowledged_into_files_that_are_gone(tmp_path: Path, model_folder: Path) -> None:
+    """Files of an open log that are removed, cut or replaced: the next write is refused, the collection is quarantined,
+    and the others serve, also after the quiet time in which logs are checkpointed."""
+    data, environ = tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    names = {harm: f"sick{number}" for number, harm in enumerate(HARM)}
+    with serving(data, environ) as server:
+        http = Http(server.url)
+        for name in (*names.values(), "well"):
+            http.ok("POST", "/v1/collections", {"name": name, "dimensions": 3})
+        for harm, name in names.items():
+            written = [{"id": f"d{at}", "text": "words " * 100, "vector": [1, 0, at]} for at in range(200)]
+            http.write(name, *written)
+            HARM[harm](data / name)
+            reply = http.call("POST", f"/v1/collections/{name}/documents", {"documents": written[:1]})
+            assert (reply.status, reply.body["error"]["type"]) == (503, "quarantined"), (harm, reply)
+        assert http.ok("GET", "/readyz")["quarantined"] == sorted(names.values())
+        http.write("well", {"id": "one", "text": "a document", "vector": [1, 0, 0]})
+        time.sleep(1.0)
+        assert http.ok("GET", "/readyz")["status"] == "ready"
+        http.write("well", {"id": "two", "text": "a document", "vector": [1, 0, 0]})
+    assert "CRITICAL" not in log_of(data).read_text()
+    checked = nearline("verify", "--data", data)
+    assert checked.returncode == 1
+    assert "sick0" in checked.stdout + checked.stderr
+    with serving(data, environ) as server:
+        http = Http(server.url)
+        assert http.ok("POST", "/v1/collections/well/documents/count", {})["documents"] == 2
+        sick = set(http.ok("GET", "/readyz")["quarantined"])
+        assert {names["log.db removed"], names["log.db truncated"]} <= sick

@@ -206,9 +206,14 @@ def test_changes_of_a_later_page(local: Service, planter: Planter) -> None:
         for change in (got.change, *got.others):
             changed = apply_patch(search, change.patch)
             assert local.found(**changed).index(document) + 1 == change.verified_rank, change
-    for k, offset, field in ((10, 995, "offset"), (-5, 20, "k")):
+    refusals: list[tuple[int, int, dict[str, Any], str]] = [
+        (10, 995, {}, "offset"),
+        (-5, 20, {}, "k"),
+        (100, 7, {"sort": [{"key": "lang"}]}, "offset"),
+    ]
+    for k, offset, more, field in refusals:
         with pytest.raises(InvalidInput) as refused:
-            local.explain("refunds", query="When are refunds paid?", k=k, offset=offset)
+            local.explain("refunds", query="When are refunds paid?", k=k, offset=offset, **more)
         assert refused.value.param == field
     local.delete("german")
 

@@ -243,6 +243,7 @@ BAD: list[tuple[Any, int, str]] = [
     ({"feedback": [GOOD, {**GOOD, "grade": 4}]}, 422, "feedback[1].grade"),
     ({"feedback": [GOOD, {**GOOD, "document_id": "x" * 600}]}, 413, "feedback[1].document_id"),
     ({"feedback": [GOOD, {**GOOD, "shown": ["a"]}]}, 422, "feedback[1].shown"),
+    ({"feedback": [{"query": "x", "document_id": "a", "shown": ["b", "b", "a"]}]}, 422, "feedback[0].shown"),
     ({"feedback": [{"query": "x", "document_id": "a", "shown": ["b"]}]}, 422, "feedback[0].shown"),
     ({"feedback": [{"query": "x", "document_id": "a", "clicked": True}]}, 422, "feedback[0].clicked"),
 ]

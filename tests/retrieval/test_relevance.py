@@ -314,7 +314,13 @@ def test_a_collection_has_its_own_calibration(http: Http, shoes: str) -> None:
     assert {hit["relevance"] for hit in after["hits"]} == {0.5}
     assert after["receipt"]["evidence"] == "none"
     assert after["receipt"]["evidence_from"] == {"some": 0.6, "strong": 0.7}
-    for numbers in ([], [1, 2], [0, 0, 0, -1, 0, 0.5, 0.6], [0, 0, 0, 0, 0, 0.6, 0.5]):
+    bad = (
+        [],
+        [1, 2],
+        [0, 0, 0, -1, 0, 0.5, 0.6],
+        *([0, 0, 0, 0, 0, *two] for two in ((0.6, 0.5), (-5, -4), (0, 2))),
+    )
+    for numbers in bad:
         reply = http.call("PUT", path, {"coefficients": {"relevance.hybrid": numbers}})
         assert (reply.status, reply.body["error"]["param"]) == (422, "coefficients")
     assert http.call("PUT", path, {"coefficients": {"relevance.other": [0] * 7}}).status == 422
