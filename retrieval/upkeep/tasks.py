@@ -25,6 +25,7 @@ from indexes.collection.collection import Collection
 from indexes.rebuild.builder import Rebuild
 from indexes.upkeep.erasing import Erasure
 from indexes.upkeep.tuner import TuneRun, check_target
+from retrieval.upkeep.expiring import delete_expired
 from retrieval.wire.collections import JobBody, JobProgress, RebuildDue
 from retrieval.wire.errors import without_folders
 
@@ -293,6 +294,8 @@ class Tasks:
 
     async def _erase(self, job: JobBody, collection: Collection, forget: Forget | None) -> None:
         self._require_open()
+        if forget is not None:  # who asks expects nothing of what has expired to be left
+            await delete_expired(collection)
         erasure = await self._waiting(Erasure, collection)
         if erasure.needs_rebuild:
             await self._rebuild(job, collection, None)

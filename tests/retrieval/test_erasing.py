@@ -116,6 +116,10 @@ def erased_everywhere(data: Path, model_folder: Path, flock: Flock) -> None:
         assert found["vectors.f16"][2]
         assert found["queries.jsonl"][0]
         assert found["feedback.jsonl"][0]
+        expired = Flock(1).documents()[0] | {"id": "canary"}
+        http.write("docs", expired)
+        http.ok("PATCH", "/v1/collections/docs/documents/canary", {"expires_at": "2001-01-01"})
+        assert http.call("GET", "/v1/collections/docs/documents/canary").status == 404
         ended = nearline("erase", "--collection", "docs", "--url", server.url)
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.startswith("docs: ")
