@@ -28,7 +28,7 @@ from jobs.ingestion.sync_record import SyncRecord
 from jobs.ingestion.syncing import Synced, record_path, state_folder, sync
 from jobs.ingestion.watching import watch
 from jobs.sources import SourceOptions, SourceReport, total_bytes
-from nearline import AsyncClient, ServiceError
+from nearline import AsyncClient, ServiceError, bulk_patience
 from retrieval.clients.bulk import busy_patience, limits_in
 
 GONE_SHOWN = 20
@@ -112,7 +112,9 @@ class Syncs:
         async def work(client: AsyncClient) -> Synced:
             if self.create is not None and not self.dry_run:
                 await client.ensure_collection(self.collection, **self.create)
+                client.connection.patience = bulk_patience  # the address is right
             found = await client.collection(self.collection)
+            client.connection.patience = bulk_patience
             name = found["name"]
             state = self.state or state_folder()
             with contextlib.closing(SyncRecord(record_path(state, self.url, found), str(folder))) as record:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from aiohttp import web
 
 from jobs.ingestion import syncing
 from jobs.ingestion.sync_record import SyncRecord
@@ -423,6 +424,31 @@ def test_a_folder_is_followed(folder: Folder) -> None:
         watched(folder, sorted([*EVERYTHING[1:], "new/d.txt"]), run)
         run.terminate()
         assert run.wait(30) == 143
+
+
+class Cuts(Doorway):
+    """Breaks the connection at the first two requests to this path."""
+
+    def __init__(self, target: str, path: str) -> None:
+        super().__init__(target)
+        self._path, self.left = path, 2
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if request.path.endswith(self._path) and self.left:
+            self.left -= 1
+            return self._cut(request)
+        return await super()._answer(request)
+
+
+def test_a_restart_before_the_first_write_is_waited_for(folder: Folder) -> None:
+    """Between the creation of the collection and the first document, too."""
+    service = folder.http
+    with Cuts(service.url, "/documents/scroll") as door:
+        folder.http = Http(door.url)
+        assert counts(folder.sync("--create")) == (4, 6, 0, 0)
+        assert door.left == 0
+    folder.http = service
+    assert folder.ids() == EVERYTHING
 
 
 @pytest.mark.slow
