@@ -15,6 +15,7 @@ import yaml
 from indexes.base.model import ACL
 from jobs.sources.columns import infer
 
+STRING = "tag:yaml.org,2002:str"
 BLOCK_CHARS_MAX = 65_536  # longer blocks are data; PyYAML takes a second for this much
 
 _OPENED = re.compile(r"(---|\+\+\+)[ \t]*\n")
@@ -95,13 +96,14 @@ class _Loader(yaml.SafeLoader):
                         problem=f"duplicate key {key.value}", problem_mark=key.start_mark
                     )
                 seen.add(key.value)
+                key.tag, key.style = STRING, '"'  # as written: `1` and `true` would be one key
         return super().construct_mapping(node, deep)
 
     def construct_text(self, node: yaml.ScalarNode) -> object:
         return node.value if node.style else infer([node.value]).value(node.value)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:str", _Loader.construct_text)
+_Loader.add_constructor(STRING, _Loader.construct_text)
 
 
 def _reason(error: Exception) -> str:
@@ -117,7 +119,7 @@ def _members(values: Mapping[Any, object]) -> dict[str, object]:
 
 
 def _plain(value: object) -> object | None:
-    """Convert `value` to JSON; return None for null and for numbers that JSON lacks."""
+    """Convert `value` to JSON, numbers that JSON lacks to strings. Null is None, which is left out of lists."""
     if isinstance(value, Mapping):
         return _members(value)
     if isinstance(value, list):
@@ -125,5 +127,5 @@ def _plain(value: object) -> object | None:
     if isinstance(value, date | time):  # also datetime
         return value.isoformat()
     if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return str(value)
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)

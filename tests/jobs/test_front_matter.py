@@ -69,6 +69,16 @@ def test_nested_yaml_becomes_metadata(tmp_path: Path) -> None:
     }
 
 
+def test_no_value_is_lost_without_a_note() -> None:
+    """Keys are what is written, also where YAML takes two of them for one; numbers that JSON lacks are strings."""
+    keys = "---\n1: one\ntrue: yes\n0: zero\nfalse: no value\nnull: nothing\n1.0: again\n---\n"
+    assert split_front_matter(keys).metadata == {
+        "1": "one", "true": "yes", "0": "zero", "false": "no value", "null": "nothing", "1.0": "again",
+    }  # fmt: skip
+    numbers = "+++\nn = nan\ni = -inf\nl = [nan, 1]\n+++\n"
+    assert split_front_matter(numbers).metadata == {"n": "nan", "i": "-inf", "l": ["nan", 1]}
+
+
 def test_toml_needs_no_spaces() -> None:
     """A key and its value may touch their sign."""
     assert split_front_matter("+++\ntitle='T'\nx=1\n+++\nbody").metadata == {"title": "T", "x": 1}
