@@ -111,22 +111,29 @@ def _documents(
     names: set[str] = set()
     for at, part in enumerate(attachments, 1):
         name = _name(part, at)
-        name = f"{at}-{name}" if name in names else name
-        names.add(name)
-        yield from _read_attachment(document, name, part, options, report, depth)
+        unique = f"{at}-{name}" if name in names else name
+        names.add(unique)
+        yield from _read_attachment(document, name, unique, part, options, report, depth)
 
 
 def _read_attachment(
     message: SourceDocument,
     name: str,
+    unique: str,
     part: EmailMessage,
     options: SourceOptions,
     report: SourceReport,
     depth: int,
 ) -> Iterator[SourceDocument]:
-    """Read an attachment by its kind of file; its documents also get the message's metadata."""
-    place, kind = f"{message.source}:{name}", format_of(name)
-    if kind not in READERS and (kind != "mail" or depth >= DEPTH_MAX):
+    """Read an attachment by its kind of file; its documents also get the message's metadata. `unique` is its name, with
+    its number if another one has the same."""
+    place, kind = f"{message.source}:{unique}", format_of(name)
+    if kind == "mail" and depth >= DEPTH_MAX:
+        report.fail(
+            SourceError(place, f"more than {DEPTH_MAX + 1} messages, each attached to the one before")
+        )
+        return
+    if kind not in READERS and kind != "mail":
         report.other_files[PurePosixPath(strip_gz(name)).suffix or "without an ending"] += 1
         report.skip(place, OTHER_KIND)
         return
@@ -134,7 +141,7 @@ def _read_attachment(
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"attachment{''.join(PurePosixPath(name.lower()).suffixes[-2:])}"
             path.write_bytes(_content(part))
-            found = FoundFile(path, f"{message.id}/{name}", kind, path.stat().st_size, place=place)
+            found = FoundFile(path, f"{message.id}/{unique}", kind, path.stat().st_size, place=place)
             with contextlib.closing(SourceFile(found, options.encoding)) as file:
                 inside = replace(options, prefix_ids=True)
                 if kind == "mail":

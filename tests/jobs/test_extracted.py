@@ -476,7 +476,7 @@ def test_a_mail_that_is_nothing_but_a_file(tmp_path: Path) -> None:
 
 
 def test_attachments_of_a_mailbox(tmp_path: Path) -> None:
-    """By the message that has them; messages attached to one another end somewhere."""
+    """By the message that has them; messages attached to one another end somewhere, which is a failure."""
     nested = b"Innermost."
     for _ in range(6):
         nested = eml("Outer.", ("next.eml", nested))
@@ -485,8 +485,8 @@ def test_attachments_of_a_mailbox(tmp_path: Path) -> None:
     name = f"{tmp_path.name}/list.mbox"
     assert [one.id for one in documents][:2] == [f"{name}#1", f"{name}#1/next.eml"]
     assert documents[-1].id == f"{name}#2/x.txt"
-    assert report.skips == {"files of other kinds": 1}
-    assert report.failed == []
+    assert report.skips == {}
+    assert [one.reason for one in report.failed] == ["more than 4 messages, each attached to the one before"]
 
 
 def test_a_mailbox_has_a_document_for_each_message(tmp_path: Path) -> None:
