@@ -15,9 +15,11 @@ import errno
 import faulthandler
 import ipaddress
 import logging
+import os
 import resource
 import signal
 import ssl
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -57,6 +59,7 @@ DRAIN_S = 0.2  # from failing readiness to closing the socket, for load balancer
 LAST_ANSWERS_S = 1.0  # after the grace period, to send the 503s
 RELOAD_S = 5.0  # for reading the configuration, and for reading the certificate and its key
 DESCRIPTORS_MIN = 1024  # enough for any number of collections (`indexes.log.log`)
+WATCHED_EVERY_S = 1.0  # between two looks at the watchdog
 CLOSING_S = 4.5  # after the grace period, until a forced exit
 
 
@@ -135,6 +138,7 @@ async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> boo
     logger.info("starting on %s", url)
     beside = [
         loop.create_task(connections.watch()),
+        loop.create_task(keep_watched(watchdog, grace_s + CLOSING_S)),
         loop.create_task(keep_reloading(app, reread, tls, reload)),
     ]
     try:
@@ -157,8 +161,17 @@ async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> boo
         await runner.cleanup()
         for task in beside:
             task.cancel()
-    logger.debug("the watchdog %d sees to it that the process ends", watchdog.pid)
     return not app[FAILED].is_set()
+
+
+async def keep_watched(watchdog: subprocess.Popen[bytes], stop_s: float) -> None:
+    """Replace the watchdog when it has ended, as if somebody had killed it."""
+    while True:
+        await asyncio.sleep(WATCHED_EVERY_S)
+        if watchdog.poll() is not None:
+            logger.warning("the watchdog %d has ended, and is started again", watchdog.pid)
+            os.close(signal.set_wakeup_fd(-1))
+            watchdog = start_watchdog(stop_s)
 
 
 async def open_unless_stopped(runner: web.AppRunner, stop: asyncio.Event) -> bool:

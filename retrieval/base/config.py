@@ -70,7 +70,7 @@ def take_over(current: Config, fresh: Config) -> tuple[list[str], list[str]]:
 def ignored_variables(environ: Mapping[str, str]) -> list[str]:
     """List the `NEARLINE_*` variables that name no section, sorted, each with the likely name if there is one: another
     program's, or a typo worth a warning."""
-    clients = (f"{PREFIX}URL", f"{PREFIX}KEY")
+    clients = (f"{PREFIX}URL", f"{PREFIX}KEY", f"{PREFIX}SYNC_STATE")
     known = [f"{PREFIX}{section}_{key}".upper() for section, keys in _KEYS.items() for key in keys]
     return [
         # The prefix that all share would make any two names similar.

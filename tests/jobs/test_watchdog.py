@@ -44,13 +44,16 @@ cli.main()
     )
     assert child.stdout is not None
     assert child.stdout.readline().startswith(READY_LINE)
-    watchdogs = [
+    [watchdog] = watchdogs_of(child.pid)
+    return child, watchdog
+
+
+def watchdogs_of(pid: int) -> list[int]:
+    return [
         int(path.parent.name)
         for path in Path("/proc").glob("[0-9]*/cmdline")
-        if f"watchdog.py\0{child.pid}\0" in read(path)
+        if f"watchdog.py\0{pid}\0" in read(path)
     ]
-    assert len(watchdogs) == 1
-    return child, watchdogs[0]
 
 
 def read(path: Path) -> str:
@@ -97,3 +100,20 @@ def test_the_watchdog_leaves_with_a_killed_service(tmp_path: Path) -> None:
     child.kill()
     child.communicate(timeout=10)
     wait_for_end(watchdog)
+
+
+def test_a_watchdog_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    """The log says so, and the service and the new one end as usual."""
+    child, watchdog = start(tmp_path / "data")
+    os.kill(watchdog, signal.SIGKILL)
+    until = time.monotonic() + 10
+    while watchdogs_of(child.pid) in ([], [watchdog]):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    child.send_signal(signal.SIGTERM)
+    _, said = child.communicate(timeout=20)
+    assert child.returncode == 0
+    assert f"the watchdog {watchdog} has ended" in said
+    assert "CRITICAL" not in said
+    for one in watchdogs_of(child.pid):
+        wait_for_end(one)
