@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.base.errors import InvalidInput
 from indexes.rebuild.shares import Z
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.rankings import NDCG, score_queries
@@ -91,7 +92,8 @@ def usable_queries(
 
 
 async def learn(asker: Asker, queries: Sequence[TextQuery], judgments: Sequence[Judgment]) -> Learned:
-    """Learn from at least JUDGED_MIN queries, each with a relevant document."""
+    """Learn from at least JUDGED_MIN queries, each with a relevant document. Raises InvalidInput if none of these is ever
+    found."""
 
     async def ndcg(stage: str, **search: Any) -> list[float]:
         asked = {"k": 10, "mode": "hybrid", **search}
@@ -99,6 +101,11 @@ async def learn(asker: Asker, queries: Sequence[TextQuery], judgments: Sequence[
 
     in_force = np.array(await ndcg("as it is"))
     table = np.array([await ndcg(f"choice {at}", fusion=one.fusion) for at, one in enumerate(CHOICES, 1)])
+    if not table.any() and not in_force.any():
+        raise InvalidInput(
+            "no search found any document that is judged relevant: are their ids those of this collection?",
+            param="qrels",
+        )
     means = table.mean(axis=1)
     gain, low, high = mean_interval(held_out_gains(table, in_force))
     best = int(np.argmax(means))

@@ -163,6 +163,19 @@ def test_random_judgments_change_nothing(
     assert ranking_of(http, misleading)["weight_dense"] == 0.2
 
 
+@pytest.mark.slow
+@pytest.mark.model
+def test_judgments_of_documents_that_are_not_there_are_refused(
+    service: ServerProcess, http: Http, misleading: str, queries: Path, tmp_path: Path
+) -> None:
+    """As of another collection; that no choice is better would mislead."""
+    judged = qrels(tmp_path, {number: f"elsewhere {number}" for number in range(QUERIES)})
+    to = ["--url", service.url, "-c", misleading, "--rate", "10000"]
+    ended = learn(*to, "--queries", queries, "--qrels", judged)
+    assert isinstance(ended.exception, InvalidInput)
+    assert "no search found any document that is judged relevant" in ended.exception.message
+
+
 class Fake:
     """A service that ranks right where meaning weighs at least half, and whose model reads no question of an odd
     number. Keeps the searches that asked for evidence."""
