@@ -91,7 +91,7 @@ class Snapshot:
         if spared is not None and self.skipper is not None:
             self.skipper.learn(spared)
 
-    def _with_sparing_of_this(self, query: Query) -> Query:
+    def _with_policy_of_this(self, query: Query) -> Query:
         """Return the query with how it may spare the cold tier of this generation."""
         if self.skipper is not None and self.skipper.policy.mode == "never":
             return self.with_cold_policy(query)
@@ -111,7 +111,7 @@ class Snapshot:
         passage has. `on_step` is called between steps, both here and in the result. `work` is what is left of the
         request's budget; None: a full one. `gather`: words are not corrected, but what is near them is returned, and
         the counts are those of these passages."""
-        query = self._with_sparing_of_this(query)
+        query = self._with_policy_of_this(query)
         if query.text is None:
             return Prepared(
                 self.parts,

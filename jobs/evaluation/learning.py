@@ -92,7 +92,7 @@ def usable_queries(
 
 
 async def learn(asker: Asker, queries: Sequence[TextQuery], judgments: Sequence[Judgment]) -> Learned:
-    """Learn from at least JUDGED_MIN queries, each with a relevant document. Raises InvalidInput if none of these is ever
+    """Learn from at least JUDGED_MIN queries, each with a relevant document. Raises InvalidInput if no relevant one is
     found."""
 
     async def ndcg(stage: str, **search: Any) -> list[float]:

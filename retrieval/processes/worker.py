@@ -121,7 +121,7 @@ class PlannedSearch:
 
     ask: AskSearch
     plan: Plan
-    found: FollowedCollection
+    followed: FollowedCollection
     watch: Stopwatch
     vector: Floats | None
     own: bool = False
@@ -137,7 +137,7 @@ class PlannedCalls:
     """Calls of a shard that wait or are under way."""
 
     ask: AskShard
-    found: FollowedCollection
+    followed: FollowedCollection
     watch: Stopwatch
 
     @property
@@ -268,9 +268,9 @@ class SearchWorker:
         replica.look()
         self._send(Following(wanted.name, self._as_searched(found)))
 
-    def _as_searched(self, found: FollowedCollection) -> Opened:
-        found.opened = replace(found.opened, generation=found.replica.generation)
-        return found.opened
+    def _as_searched(self, followed: FollowedCollection) -> Opened:
+        followed.opened = replace(followed.opened, generation=followed.replica.generation)
+        return followed.opened
 
     def _close(self, name: str) -> None:
         found = self._followed.pop(name, None)
@@ -341,20 +341,20 @@ class SearchWorker:
             if found.behind or found.replica.ready:
                 self._catch_up_with(found)
 
-    def _catch_up_with(self, found: FollowedCollection) -> bool:
+    def _catch_up_with(self, followed: FollowedCollection) -> bool:
         """Bring a collection to the last commit. If that cannot be done, close it and return False: the service has it
         opened again."""
         try:
-            found.replica.catch_up(self._give_sign)
+            followed.replica.catch_up(self._give_sign)
         except NearlineError as error:
-            logger.info("collection %s is opened again: %s", found.opened.name, error.message)
-            self._close(found.opened.name)
-            self._send(Following(found.opened.name, None))
+            logger.info("collection %s is opened again: %s", followed.opened.name, error.message)
+            self._close(followed.opened.name)
+            self._send(Following(followed.opened.name, None))
             return False
-        found.behind = False
-        if found.opened.generation != found.replica.generation:
-            self._send(Following(found.opened.name, self._as_searched(found)))
-        self._send(Reached(found.opened.name, found.replica.snapshot.seq))
+        followed.behind = False
+        if followed.opened.generation != followed.replica.generation:
+            self._send(Following(followed.opened.name, self._as_searched(followed)))
+        self._send(Reached(followed.opened.name, followed.replica.snapshot.seq))
         return True
 
     # -- searches
@@ -430,11 +430,11 @@ class SearchWorker:
 
     def _embed_planned(self, search: PlannedSearch) -> None:
         """Embed the text of a search, and with it those of the others that have the same model."""
-        reader = search.found.reader
+        reader = search.followed.reader
         lacking = [
             one for one in self._planned
             if isinstance(one, PlannedSearch)
-            and one.vector is None and one.plan.text is not None and one.found.reader is reader
+            and one.vector is None and one.plan.text is not None and one.followed.reader is reader
         ]  # fmt: skip
         if reader is None or search not in lacking:
             return
@@ -447,25 +447,25 @@ class SearchWorker:
     def _answer(self, planned: PlannedSearch | PlannedCalls) -> Answer:
         if isinstance(planned, PlannedSearch) and planned.vector is None:
             self._embed_planned(planned)
-        if self._followed.get(planned.ask.collection) is not planned.found:
+        if self._followed.get(planned.ask.collection) is not planned.followed:
             raise NotFollowed(planned.ask.collection)  # it was closed since
-        planned.found.replica.documents = planned.ask.documents
-        planned.found.hits.take()
+        planned.followed.replica.documents = planned.ask.documents
+        planned.followed.hits.take()
         return (
             self._answer_calls(planned) if isinstance(planned, PlannedCalls) else self._answer_search(planned)
         )
 
     def _answer_calls(self, planned: PlannedCalls) -> ShardReply:
-        replica, spared = planned.found.replica, list[Spared]()
+        replica, spared = planned.followed.replica, list[Spared]()
         snapshot, watch = replica.snapshot, planned.watch
         calls: list[PartitionCall] = unpack(planned.ask.calls, list[PartitionCall])
         replies = [
             answer_call(LocalShard(replica, snapshot, watch, WorkBudget()), call, spared) for call in calls
         ]
-        return ShardReply(planned.ask.id, snapshot.seq, replies, planned.found.hits.take(), spared)
+        return ShardReply(planned.ask.id, snapshot.seq, replies, planned.followed.hits.take(), spared)
 
     def _answer_search(self, search: PlannedSearch) -> SearchReply:
-        ask, watch, replica, begun = search.ask, search.watch, search.found.replica, time.thread_time()
+        ask, watch, replica, begun = search.ask, search.watch, search.followed.replica, time.thread_time()
         key, tenant, groups = ask.caller
         PRINCIPAL.set(Principal(key=key, tenant=tenant, groups=groups))
         budget = AnswerBudget(ask.bytes_max, param=ask.param)
@@ -475,7 +475,7 @@ class SearchWorker:
             shard = LocalShard(replica, replica.snapshot, watch, budget.work)
             answer = self._search(shard, embedded, watch, share)
             if not (
-                answer.vanished and self._catch_up_with(search.found) and replica.snapshot.seq > shard.seq
+                answer.vanished and self._catch_up_with(search.followed) and replica.snapshot.seq > shard.seq
             ):
                 break
         return SearchReply(
@@ -491,7 +491,7 @@ class SearchWorker:
             vector=search.vector.tobytes() if search.own and search.vector is not None else None,
             work=budget.work,
             taken=budget.taken,
-            hits=search.found.hits.take(),
+            hits=search.followed.hits.take(),
             spared=answer.spared,
         )
 
@@ -519,7 +519,7 @@ class SearchWorker:
 
 def embedded_query(search: PlannedSearch) -> EmbeddedQuery:
     """Return the query with its vector, and with what fusion needs to know of the model."""
-    plan, reader, snapshot = search.plan, search.found.reader, search.found.replica.snapshot
+    plan, reader, snapshot = search.plan, search.followed.reader, search.followed.replica.snapshot
     if plan.mode == "lexical":
         return EmbeddedQuery(plan, plan.query)
     if reader is None:

@@ -1,4 +1,4 @@
-"""One search, from text to hits.
+"""One search of a collection, from text to hits: plan, cache, and the stages that are not run in a search process.
 
     plan -> result cache -> embed -> shard: BM25, dense -> fuse (-> rerank) -> hydrate
          -> answer with its receipt, which the result cache keeps

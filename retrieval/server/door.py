@@ -77,13 +77,13 @@ class Door:
         """Return the route that a path belongs to and its class."""
         return next(((route, load) for like, route, load in self._classes if like.fullmatch(path)), None)
 
-    def let_in(self, connection: object) -> AdmittedRequest | None:
+    def take_admission(self, connection: object) -> AdmittedRequest | None:
         """Hand over the admission of the request that arrived on this connection, if it was decided here."""
         return self._let_in.pop(connection, None)
 
     def forget(self, connection: object) -> None:
         """Release the admission of a closed connection whose request may not have been read."""
-        if entry := self.let_in(connection):
+        if entry := self.take_admission(connection):
             entry.leave(done=False)
 
     def _log_soon(self) -> None:
