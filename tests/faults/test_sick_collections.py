@@ -136,7 +136,6 @@ HARM: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.slow
 def test_nothing_is_acknowledged_into_files_that_are_gone(tmp_path: Path, model_folder: Path) -> None:
     """Files of an open log that are removed, cut or replaced: the next write is refused, the collection is quarantined,
     and the others serve, also after the quiet time in which logs are checkpointed."""
