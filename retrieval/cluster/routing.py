@@ -10,7 +10,7 @@ from functools import partial
 
 from aiohttp import web
 
-from indexes.base.errors import Conflict
+from indexes.base.errors import Conflict, NotFound
 from retrieval.access.auth import NODE, PRINCIPAL
 from retrieval.cluster import (
     aliases,
@@ -97,7 +97,34 @@ OF_ALL: dict[object, Handler] = {
 }
 
 
-async def handler_for_shards(request: web.Request) -> Handler | None:
+async def handler_for(request: web.Request, usual: Handler) -> Handler:
+    """Return what answers a request: its usual handler, or that of collections in several shards. If an alias goes from
+    one kind of collection to the other before its collection is found, the other one answers."""
+    app, name = request.app, request.match_info.get("collection")
+    chosen = await _handler_for_shards(request)
+    if app[NODES] is None or name is None:
+        return chosen or usual
+    full = PRINCIPAL.get().full(name)
+    was_own = is_own(app, full)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            return await (chosen or usual)(request)
+        except NotFound as error:
+            if error.param != "collection" or is_own(app, full) is was_own:
+                raise
+        return await (await _handler_for_shards(request) or usual)(request)
+
+    return answer
+
+
+def is_own(app: web.Application, full: str) -> bool:
+    """Whether this service has a collection of this name or alias itself."""
+    catalog = app[CATALOG]
+    return full in catalog.collections or full in catalog.aliases or full in catalog.quarantined
+
+
+async def _handler_for_shards(request: web.Request) -> Handler | None:
     """Return what answers a request instead of its handler, because it is for a collection in several shards. Raises
     Conflict for what such collections do not have."""
     nodes, handler = request.app[NODES], request.match_info.handler
@@ -109,7 +136,7 @@ async def handler_for_shards(request: web.Request) -> Handler | None:
     full = caller.full(name)
     if not caller.may_use(full, ChainMap(catalog.aliases, nodes.aliases())):
         return None  # its handler says what it says of any name that the caller does not see
-    if full in catalog.collections or full in catalog.aliases or full in catalog.quarantined:
+    if is_own(request.app, full):
         shard = ShardName.parse(full)
         if shard is not None and changes(request) and caller is not NODE:
             raise Conflict(

@@ -24,7 +24,7 @@ from retrieval.admission.gates import Load
 from retrieval.admission.turns import PATIENT
 from retrieval.base.request_id import REQUEST_ID, request_id_of
 from retrieval.cache import REDIS_WAIT, RedisWait
-from retrieval.cluster.routing import handler_for_shards
+from retrieval.cluster.routing import handler_for
 from retrieval.handlers.browsers import FORM, let_page_read, require_known_caller
 from retrieval.handlers.error_shapes import own_response, response
 from retrieval.handlers.state import (
@@ -174,7 +174,7 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
             if writer is not None:
                 announced_bytes(request)
                 return await writer.forward(request)  # which counts it by the same limits
-            handler = await handler_for_shards(request) or handler
+            handler = await handler_for(request, handler)
             load = load_of(request)
             if load is None:
                 await app[LIMITER].take(caller.key, caller.limits)

@@ -283,7 +283,6 @@ def test_no_error_shows_a_value_of_a_document_that_is_gone(http: Http) -> None:
     ):
         refused = http.call("POST", f"/v1/collections/{name}/search", {"query": "noon", **asked})
         assert refused.status == 422, refused
-        assert "holds strings, no number" in refused.body["error"]["message"]
         assert "123" not in refused.body["error"]["message"]
 
 
