@@ -165,13 +165,15 @@ async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> boo
 
 
 async def keep_watched(watchdog: subprocess.Popen[bytes], stop_s: float) -> None:
-    """Replace the watchdog when it has ended, as if somebody had killed it."""
+    """Replace the watchdog when it has ended: somebody has killed it."""
     while True:
         await asyncio.sleep(WATCHED_EVERY_S)
         if watchdog.poll() is not None:
             logger.warning("the watchdog %d has ended, and is started again", watchdog.pid)
-            os.close(signal.set_wakeup_fd(-1))
-            watchdog = start_watchdog(stop_s)
+            if (pipe := signal.set_wakeup_fd(-1)) >= 0:
+                os.close(pipe)
+            with contextlib.suppress(OSError):  # no memory or descriptors: tried again
+                watchdog = start_watchdog(stop_s)
 
 
 async def open_unless_stopped(runner: web.AppRunner, stop: asyncio.Event) -> bool:
