@@ -147,6 +147,10 @@ class Catalog:
         damaged = {name: one.log.damage for name, one in dict(self._collections).items() if one.log.damage}
         return {**self._unopened, **damaged}
 
+    def holds(self, name: str) -> bool:
+        """Whether this is the name of a collection, quarantined or not, or an alias."""
+        return name in self._collections or name in self._aliases or name in self._unopened
+
     @property
     def aliases(self) -> dict[str, str]:
         return dict(self._aliases)

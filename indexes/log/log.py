@@ -184,13 +184,13 @@ class Log(LogReader):
         """Raise Damaged unless the files that are open are still there. SQLite goes on writing to one that was removed,
         and nothing of that is found again. log.db never gets shorter; its WAL may."""
         for path in (self.path, wal_of(self.path)):
-            known, found = self._files.get(path), None
-            with contextlib.suppress(FileNotFoundError):
+            known = self._files.get(path)
+            try:
                 found = path.stat()
-            if found is None and (known is not None or path == self.path):
-                raise Damaged(f"{path.parent.name}/{path.name} is gone")
-            if found is None:
-                continue
+            except FileNotFoundError:
+                if known is None and path != self.path:  # the WAL, before the first access
+                    continue
+                raise Damaged(f"{path.parent.name}/{path.name} is gone") from None
             if known is not None and found.st_ino != known.st_ino:
                 raise Damaged(f"{path.parent.name}/{path.name} was replaced while it was open")
             if known is not None and path == self.path and found.st_size < known.st_size:
@@ -372,8 +372,10 @@ class Log(LogReader):
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[apsw.Connection]:
-        with self._sound(), changing(self.path, self._db):
-            yield self._db
+        with self._sound():
+            db = self._db
+            with changing(self.path, db):
+                yield db
 
 
 def create_empty(path: Path) -> apsw.Connection:

@@ -111,10 +111,10 @@ class Syncs:
 
         async def work(client: AsyncClient) -> Synced:
             if self.create is not None and not self.dry_run:
-                await client.ensure_collection(self.collection, **self.create)
-                client.connection.patience = bulk_patience  # the address is right
-            found = await client.collection(self.collection)
-            client.connection.patience = bulk_patience
+                found = await client.ensure_collection(self.collection, **self.create)
+            else:
+                found = await client.collection(self.collection)
+            client.connection.patience = bulk_patience  # the address is right
             name = found["name"]
             state = self.state or state_folder()
             with contextlib.closing(SyncRecord(record_path(state, self.url, found), str(folder))) as record:

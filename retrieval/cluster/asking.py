@@ -37,14 +37,12 @@ async def ask(
     calls: Sequence[Away[Any]],
     deadline: float | None = None,
     without: frozenset[str] = frozenset(),
-    *,
-    patient: bool = True,
 ) -> list[Any]:
     """Answer calls of shards, each `to` a `RemoteShard`, with an exception for each that failed.
 
     Calls for one service travel together. What a service does not answer, or is late with, is asked of another one that
     has the shard; if there is none, the nodes are asked who has it now. The services at the URLs in `without` are not
-    asked. Only with `patient` is a service waited for that does not answer looks either.
+    asked.
     """
     answers: dict[int, Any] = {}
     tried: dict[int, set[str]] = defaultdict(set)
@@ -78,8 +76,7 @@ async def ask(
             answers[at] = errors.get(at) or Unavailable(why, retry_after_s=RETRY_AFTER_S)
         asked = [(node, [calls[at] for at in places], places) for node, places in by_node.values()]
         replied = await gather_or_cancel(
-            ask_again_if_late(nodes, node, some, deadline, without, patient=patient)
-            for node, some, _ in asked
+            ask_again_if_late(nodes, node, some, deadline, without) for node, some, _ in asked
         )
         for (node, _, places), replies in zip(asked, replied, strict=True):
             for at, reply in zip(places, replies, strict=True):
@@ -106,30 +103,27 @@ def choose_node(left: Sequence[Node], call: Away[Any], chosen: Container[str]) -
 
 def patience_of_search(nodes: Nodes, shard: str, error: Unavailable | None) -> float:
     """Return how long to look for a service that answers for a shard, in seconds, if the error is the last one's."""
-    if isinstance(error, NotReady) or nodes.is_moving(shard):
-        return MOVING_S if nodes.having(shard) else 0.0
-    return AGREE_S if error is None and not nodes.away() else 0.0
+    refused = isinstance(error, NotReady)
+    if (refused or nodes.is_moving(shard)) and nodes.having(shard):
+        return MOVING_S
+    # Looks at several nodes, of which one has lost the shard and the other was looked at before it had it.
+    may_be_seen_soon = error is None or (refused and is_known(nodes, shard))
+    return AGREE_S if may_be_seen_soon and not nodes.away() else 0.0
 
 
 async def ask_again_if_late(
-    nodes: Nodes,
-    node: Node,
-    calls: Sequence[Away[Any]],
-    deadline: float | None,
-    without: frozenset[str],
-    *,
-    patient: bool,
+    nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadline: float | None, without: frozenset[str]
 ) -> list[Any]:
     """Return the answers of a service, or of others with the same shards if it is late."""
     without |= {node.url}
     if not all(any(one.url not in without for one in nodes.having(call.to.name)) for call in calls):
-        return await ask_node(nodes, node, calls, deadline, patient=patient)
-    first = asyncio.ensure_future(ask_node(nodes, node, calls, deadline, patient=patient))
+        return await ask_node(nodes, node, calls, deadline)
+    first = asyncio.ensure_future(ask_node(nodes, node, calls, deadline))
     second: asyncio.Future[list[Any]] | None = None
     try:
         await asyncio.wait({first}, timeout=nodes.settings.late_ms / 1000)
         if not first.done():
-            second = asyncio.ensure_future(ask(nodes, calls, deadline, without, patient=patient))
+            second = asyncio.ensure_future(ask(nodes, calls, deadline, without))
             await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
         if second is not None and second.done():
             answers = await second
@@ -143,10 +137,9 @@ async def ask_again_if_late(
         await asyncio.gather(first, *([second] if second else ()), return_exceptions=True)
 
 
-async def ask_node(
-    nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadline: float | None, *, patient: bool
-) -> list[Any]:
-    """Return the answers of one service; for each call why there is none, if it gave none."""
+async def ask_node(nodes: Nodes, node: Node, calls: Sequence[Away[Any]], deadline: float | None) -> list[Any]:
+    """Return the answers of one service; for each call why there is none, if it gave none. Where shards may be left
+    out, a service that does not answer looks either is not waited for."""
     within_s = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
     hits = [
         (shard, ids) for shard in {one.to.name for one in calls} if (ids := nodes.notes.hits.pop(shard, None))
@@ -158,7 +151,9 @@ async def ask_node(
     node.under_way += 1
     try:
         call = nodes.link.call(node.url, sent, limit_s)
-        replies = (await (call if patient else while_it_answers(node, call, 0.0, "does not answer"))).calls
+        if any(one.to.optional for one in calls):
+            call = while_it_answers(node, call, 0.0, "does not answer")
+        replies = (await call).calls
     except NearlineError as error:
         if isinstance(error, Unavailable):
             node.failed += 1

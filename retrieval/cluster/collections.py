@@ -64,9 +64,7 @@ async def create(request: web.Request) -> web.Response:
             raise Conflict(f"{name!r} is a collection in {known.of} shards", param="name")
         return await whole.create(request)
     check_name(name)
-    catalog = request.app[CATALOG]
-    own = name in catalog.collections or name in catalog.aliases or name in catalog.quarantined
-    if own or nodes.naming(name):
+    if request.app[CATALOG].holds(name) or nodes.naming(name):
         raise Conflict(f"{name!r} is a name in use", param="name")
     if known is not None and (known.of != wanted.shards or len(known.states) == known.of):
         raise Conflict(f"{name!r} is a collection in {known.of} shards", param="name")

@@ -47,13 +47,14 @@ NOTHING, TEXTS = What(), What(passages=True)
 class RemoteShard(Partition):
     """`least` is the operation that each answer must know of, `wanted` that of the request, and `seq` the last one that
     the answers knew of. `returned` are the passages that a user got, which its node is told of with a later call. A
-    search brings `likely` passages of each ranking along, so that few have to be fetched. `silent`: no node answers
-    for it."""
+    search brings `likely` passages of each ranking along, so that few have to be fetched. It may be left
+    out of an answer if it is `optional`, and is `silent` once no node answers for it then."""
 
     name: str
     least: int = 0
     likely: int = 0
     wanted: int = 0
+    optional: bool = field(default=False, init=False)
     silent: bool = field(default=False, init=False)
     seq: int = field(default=0, init=False)
     returned: list[int] = field(default_factory=list, init=False)

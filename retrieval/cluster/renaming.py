@@ -39,8 +39,7 @@ async def rename(request: web.Request) -> web.Response:
         raise NotFound(f"no collection {old!r}", param="collection")
     check_name(new)
     require_whole_name(wanted.name, "name")
-    catalog, done = request.app[CATALOG], nodes.collections().get(new)
-    taken = new in catalog.collections or new in catalog.aliases or new in catalog.quarantined
+    done, taken = nodes.collections().get(new), request.app[CATALOG].holds(new)
     if taken or nodes.naming(new) or new in nodes.aliases() or (done and not is_rest(done, sharded)):
         raise Conflict(f"the name {new!r} is taken", param="name")
     left = set(range(sharded.of)).difference(done.states if done else ())

@@ -100,28 +100,20 @@ OF_ALL: dict[object, Handler] = {
 async def handler_for(request: web.Request, usual: Handler) -> Handler:
     """Return what answers a request: its usual handler, or that of collections in several shards. If an alias goes from
     one kind of collection to the other before its collection is found, the other one answers."""
-    app, name = request.app, request.match_info.get("collection")
     chosen = await _handler_for_shards(request)
-    if app[NODES] is None or name is None:
+    if request.app[NODES] is None or "collection" not in request.match_info:
         return chosen or usual
-    full = PRINCIPAL.get().full(name)
-    was_own = is_own(app, full)
 
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
             return await (chosen or usual)(request)
         except NotFound as error:
-            if error.param != "collection" or is_own(app, full) is was_own:
+            again = await _handler_for_shards(request) if error.param == "collection" else chosen
+            if again is chosen:
                 raise
-        return await (await _handler_for_shards(request) or usual)(request)
+        return await (again or usual)(request)
 
     return answer
-
-
-def is_own(app: web.Application, full: str) -> bool:
-    """Whether this service has a collection of this name or alias itself."""
-    catalog = app[CATALOG]
-    return full in catalog.collections or full in catalog.aliases or full in catalog.quarantined
 
 
 async def _handler_for_shards(request: web.Request) -> Handler | None:
@@ -136,7 +128,7 @@ async def _handler_for_shards(request: web.Request) -> Handler | None:
     full = caller.full(name)
     if not caller.may_use(full, ChainMap(catalog.aliases, nodes.aliases())):
         return None  # its handler says what it says of any name that the caller does not see
-    if is_own(request.app, full):
+    if catalog.holds(full):
         shard = ShardName.parse(full)
         if shard is not None and changes(request) and caller is not NODE:
             raise Conflict(

@@ -81,8 +81,8 @@ async def search_collections(request: web.Request) -> web.Response:
     """Search several collections, of which some may be in shards."""
 
     async def find(name: str) -> Collection | ShardedTarget:
-        full, catalog = PRINCIPAL.get().full(name), request.app[CATALOG]
-        if full in catalog.collections or full in catalog.aliases or full in catalog.quarantined:
+        full = PRINCIPAL.get().full(name)
+        if request.app[CATALOG].holds(full):
             return named_collection(request, name)
         nodes = nodes_of(request)
         await nodes.find(full)

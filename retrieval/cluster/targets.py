@@ -39,14 +39,12 @@ NODES = web.AppKey[Nodes | None]("NODES")  # None without a cluster
 @dataclass(slots=True)
 class ShardedTarget:
     """A collection in shards. `least` are operations of shards, by number, that every answer must know of; the last
-    ones that a write through this service was acknowledged with are so for every request. `partial`: searches leave
-    out shards that no node answers for, unless none is left."""
+    ones that a write through this service was acknowledged with are so for every request."""
 
     nodes: Nodes
     sharded: Sharded
     least: Mapping[int, int]
     parts: list[RemoteShard] = field(init=False)
-    partial: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         known = self.nodes.notes.acknowledged
@@ -64,15 +62,16 @@ class ShardedTarget:
 
     def expect(self, hits: int, *, partial: bool) -> None:
         """Have searches bring along as many passages of each shard as are likely to be among so many hits."""
-        self.partial, is_down = partial, bool(self.nodes.away())
+        is_down = partial and bool(self.nodes.away())
         for part in self.parts:
             part.likely = min(-(-hits // self.sharded.of) + MORE, LIKELY_MAX)
-            part.silent |= partial and is_down and not self.nodes.having(part.name)
+            part.optional = partial
+            part.silent |= is_down and not self.nodes.having(part.name)
 
     @property
     def missing(self) -> list[int]:
         silent = [at for at, one in enumerate(self.parts) if one.silent]
-        return silent if self.partial and len(silent) < len(self.parts) else []
+        return silent if len(silent) < len(self.parts) else []
 
     @property
     def searched(self) -> list[RemoteShard]:
@@ -126,10 +125,10 @@ class ShardedTarget:
         return self.sharded.spoken()
 
     async def ask(self, calls: Sequence[Away[Any]], deadline: float | None = None) -> Sequence[Any]:
-        found = await ask(self.nodes, calls, deadline, patient=not self.partial)
+        found = await ask(self.nodes, calls, deadline)
         for call, one in zip(calls, found, strict=True):
             if isinstance(one, Unavailable) and not isinstance(one, DeadlineExceeded):
-                call.to.silent = True
+                call.to.silent |= call.to.optional
         return found
 
     async def counts(self, condition: Filter | None) -> dict[int, DocumentsCounted]:

@@ -156,9 +156,8 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Admit a known caller whose key allows the request, once its body is here and its class has room for it.
 
     Usually the door has given it its slot already, for its body is here. Otherwise it is checked in this order, so that
-    no request holds a slot while waiting for its client. From here on `PRINCIPAL` is the
-    caller, and handlers report to `HELD` how much memory their answers take. Paths missing from the routing table
-    need a key too.
+    no request holds a slot while waiting for its client. From here on `PRINCIPAL` is the caller, and handlers report to
+    `HELD` how much memory their answers take. Paths missing from the routing table need a key too.
     """
     app = request.app
     entry = app[DOOR].take_admission(request.protocol)

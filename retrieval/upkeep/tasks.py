@@ -294,7 +294,9 @@ class Tasks:
 
     async def _erase(self, job: JobBody, collection: Collection, forget: Forget | None) -> None:
         self._require_open()
-        if forget is not None:  # who asks expects nothing of what has expired to be left
+        if (
+            forget is not None
+        ):  # on request, which the service that writes gets; a replica erases when it is due
             await delete_expired(collection)
         erasure = await self._waiting(Erasure, collection)
         if erasure.needs_rebuild:

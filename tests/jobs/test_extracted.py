@@ -476,7 +476,7 @@ def test_a_mail_that_is_nothing_but_a_file(tmp_path: Path) -> None:
 
 
 def test_attachments_of_a_mailbox(tmp_path: Path) -> None:
-    """By the message that has them; messages attached to one another end somewhere, which is a failure."""
+    """Each has an id below its message's. Messages that are attached too deep are reported as failures."""
     nested = b"Innermost."
     for _ in range(6):
         nested = eml("Outer.", ("next.eml", nested))

@@ -168,7 +168,7 @@ def test_random_judgments_change_nothing(
 def test_judgments_of_documents_that_are_not_there_are_refused(
     service: ServerProcess, http: Http, misleading: str, queries: Path, tmp_path: Path
 ) -> None:
-    """As of another collection; that no choice is better would mislead."""
+    """Such judgments belong to another collection. Reporting that no choice is better would mislead."""
     judged = qrels(tmp_path, {number: f"elsewhere {number}" for number in range(QUERIES)})
     to = ["--url", service.url, "-c", misleading, "--rate", "10000"]
     ended = learn(*to, "--queries", queries, "--qrels", judged)

@@ -441,7 +441,7 @@ class Cuts(Doorway):
 
 
 def test_a_restart_before_the_first_write_is_waited_for(folder: Folder) -> None:
-    """Between the creation of the collection and the first document, too."""
+    """A sync waits when the service restarts after the collection was created and before a document was sent."""
     service = folder.http
     with Cuts(service.url, "/documents/scroll") as door:
         folder.http = Http(door.url)

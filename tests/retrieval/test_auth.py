@@ -898,7 +898,7 @@ def test_a_page_of_files_tells_others_nothing_of_its_last_one(guarded: Guarded, 
     """A caller that may not see it gets the answer for an id that never was, also after a page ended with it."""
     admin, other = (
         guarded.caller("admin", tenant="firm"),
-        guarded.caller("search", tenant="firm", groups=["nobody"]),
+        guarded.caller("search", tenant="firm", groups=["guests"]),
     )
     files = f"/v1/vector_stores/{shared}/files"
     before = other.ok("GET", f"{files}?after=staff")

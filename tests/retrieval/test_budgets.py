@@ -540,7 +540,7 @@ def test_what_others_of_a_request_took_is_not_kept(service: Service) -> None:
 
 
 def test_a_search_that_is_not_deepened_says_so(service: Service) -> None:
-    """By the option for which it lacked hits."""
+    """The receipt names the options that left out candidates, so that hits were lacking."""
     for options, named in (
         ({}, ["min_relevance"]),
         ({"min_score": -100.0}, ["min_score", "min_relevance"]),

@@ -25,6 +25,7 @@ from indexes.filters.grammar import parse_filter
 from indexes.parts.query import Query
 from retrieval.base.settings import ClusterSection
 from retrieval.cluster import asking
+from retrieval.cluster.asking import AGREE_S, MOVING_S, patience_of_search
 from retrieval.cluster.calls import (
     ANSWERS,
     AnyCall,
@@ -283,6 +284,22 @@ def test_a_shard_that_lost_what_a_stream_knows_is_noticed() -> None:
     assert lost_since(nodes, sharded, {0: 8}, asked_at=11.0) is None
     assert lost_since(nodes, sharded, {0: 7}, asked_at=9.0) is None
     assert lost_since(nodes, sharded, {0: 8}, asked_at=9.0) == shard
+
+
+def test_a_shard_that_no_look_shows_is_looked_for_again() -> None:
+    """A move can hide a shard from looks at two nodes for a moment, also from a search that its old node refused."""
+    nodes, error = nodes_of("a", "b"), NotReady("shard docs~1of2 is not here")
+    nodes.members[0].shards = NodeShards(shards={"docs~0of2": state_at(1)}, writes=True)
+    assert (
+        patience_of_search(nodes, "docs~1of2", error)
+        == patience_of_search(nodes, "docs~1of2", None)
+        == AGREE_S
+    )
+    assert patience_of_search(nodes, "docs~0of2", error) == MOVING_S
+    assert patience_of_search(nodes, "gone~0of2", error) == 0.0
+    nodes.members[1].shards = None
+    nodes.reload()
+    assert patience_of_search(nodes, "docs~1of2", error) == 0.0
 
 
 # --- searches in steps ----------------------------------------------------------------------------------------

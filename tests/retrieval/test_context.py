@@ -408,6 +408,7 @@ def test_each_query_has_its_share() -> None:
         ("query", InvalidInput, {"query": "a", "queries": ["b"]}),
         ("queries", InvalidInput, {"queries": []}),
         ("queries", TooLarge, {"queries": ["a"] * 17}),
+        ("k", TooLarge, {"queries": ["a"] * 10, "k": 101}),
         ("template", InvalidInput, {"query": "a", "template": "{number} {txt} {text}"}),
         ("template", InvalidInput, {"query": "a", "template": "{text.__class__}"}),
         ("template", InvalidInput, {"query": "a", "template": "{text!r}"}),

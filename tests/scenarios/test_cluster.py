@@ -1264,8 +1264,8 @@ def test_a_node_is_lost_and_comes_back(cluster: Cluster, sizes: dict[int, str]) 
 
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
 def test_a_search_may_leave_out_what_does_not_answer(cluster: Cluster, fault: str) -> None:
-    """With `partial`, searches of every kind answer from the shards that do, as if there were no others, and name the
-    others; without it they get 503."""
+    """With `partial`, every kind of search uses the shards that respond and lists the missing ones in its receipt.
+    Without it, a search returns 503."""
     http, name = cluster.http, f"partly-{fault}"
     http.ok("POST", "/v1/collections", {"name": name, "shards": 4})
     http.write(name, *sentences(60))
@@ -1368,7 +1368,7 @@ def test_what_was_being_moved_when_a_service_was_killed(tmp_path: Path, model_fo
 
 
 def test_a_node_is_lost_for_good(tmp_path: Path, model_folder: Path) -> None:
-    """Taken out of the configuration, its shards are created again, empty, and filled from the same documents."""
+    """Once it is removed from the configuration, its shards can be created again and filled from the same documents."""
     ports = {name: free_port() for name in "ab"}
     urls = {name: [f"http://127.0.0.1:{port}"] for name, port in ports.items()}
     config = tmp_path / "cluster.toml"
