@@ -47,8 +47,8 @@ NOTHING, TEXTS = What(), What(passages=True)
 class RemoteShard(Partition):
     """`least` is the operation that each answer must know of, `wanted` that of the request, and `seq` the last one that
     the answers knew of. `returned` are the passages that a user got, which its node is told of with a later call. A
-    search brings `likely` passages of each ranking along, so that few have to be fetched. It may be left
-    out of an answer if it is `optional`, and is `silent` once no node answers for it then."""
+    search brings `likely` passages of each ranking along, so that few have to be fetched. An `optional` one
+    is left out of answers once it is `silent`: no node answers for it."""
 
     name: str
     least: int = 0

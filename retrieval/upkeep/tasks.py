@@ -294,9 +294,8 @@ class Tasks:
 
     async def _erase(self, job: JobBody, collection: Collection, forget: Forget | None) -> None:
         self._require_open()
-        if (
-            forget is not None
-        ):  # on request, which the service that writes gets; a replica erases when it is due
+        # A request reaches only the service that writes. A replica erases when it is due, and deletes nothing itself.
+        if forget is not None:
             await delete_expired(collection)
         erasure = await self._waiting(Erasure, collection)
         if erasure.needs_rebuild:
