@@ -270,6 +270,12 @@ class FolderLock:
             self._file.flush()
         self._release = failures.hold()
 
+    def stands(self, path: Path) -> bool:
+        """Whether the file is still there: if somebody removed it, another process could lock a new one."""
+        with contextlib.suppress(OSError):
+            return os.path.samestat(path.stat(), os.fstat(self._file.fileno()))
+        return False
+
     def _acquired(self) -> bool:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -24,17 +24,20 @@ from indexes.base.errors import (
     Conflict,
     DiskFull,
     InvalidInput,
+    Locked,
     NearlineError,
     NewerFormat,
     NotFound,
     NotReady,
     Quarantined,
+    StorageError,
     Unavailable,
     message_of,
 )
 from indexes.base.model import NO_REPLICATION, IndexOptions, Progress, Settings
 from indexes.collection.collection import DRAFT_PREFIX, Collection
 from indexes.directory.marker import (
+    LOCK,
     NAME,
     clear_unrestored,
     collection_folders,
@@ -89,7 +92,7 @@ class Catalog:
         self._renaming: tuple[str, str] | None = None
         self._closing = False
         prepare(folder)
-        self._lock = FolderLock(folder / "LOCK")
+        self._lock = FolderLock(folder / LOCK)
         try:
             settle(folder)
             if options.replication is NO_REPLICATION:  # of a store that was used before
@@ -135,6 +138,23 @@ class Catalog:
             steps.callback(self._lock.close)
             for collection in self._collections.values():
                 steps.callback(collection.close)
+
+    def keep_locked(self) -> None:
+        """Make the lock's file again if somebody removed it. If another process has locked a new one by now, this one
+        fails as after a failed sync: two of them would write to one log."""
+        with self._change:
+            if self._closing or self._lock.stands(self.folder / LOCK):
+                return
+            try:
+                renewed = FolderLock(self.folder / LOCK)
+            except Locked as error:
+                failures.report(StorageError(error.message))
+            except NearlineError as error:
+                logger.warning("the lock of the data directory was removed: %s", error.message)
+            else:
+                logger.warning("the lock of the data directory was removed, and is made again")
+                self._lock.close()
+                self._lock = renewed
 
     @property
     def collections(self) -> dict[str, Collection]:

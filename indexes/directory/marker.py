@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 MARKER, MARKER_COPY = "nearline.json", "nearline.copy.json"
+LOCK = "LOCK"  # held by the process that serves the directory
 DAMAGED = "nearline.json.damaged"  # the damaged bytes, kept when it was replaced
 KEYS, KEYS_LOCK = "keys.json", "keys.lock"  # both are left by the first access key
 SHARD_MARK = "~"  # `docs~2of8` is a shard of `docs`, which this library does not need to know
@@ -210,10 +211,10 @@ def write(folder: Path, marker: Marker) -> None:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a file; empty if it is missing."""
+    """The bytes of a file; empty if there is none."""
     try:
         return path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return b""
 
 
@@ -236,5 +237,5 @@ def decode_marker(path: Path) -> Marker | None:
                 f"it has format {found}, this version reads {FORMAT}"
             )
         return msgspec.json.decode(content, type=Marker)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, IsADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
         return None

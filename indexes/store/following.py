@@ -42,7 +42,7 @@ from indexes.base.moving import MOVING, parse_moving
 from indexes.base.structs import learn_structs
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
-from indexes.directory.marker import clear_unrestored, prepare
+from indexes.directory.marker import LOCK, clear_unrestored, prepare
 from indexes.parts.learned import ALIASES, RANKING, SYNONYMS
 from indexes.parts.unrestored import note_unrestored
 from indexes.rebuild.chosen import FILE as CHOSEN
@@ -471,7 +471,7 @@ def promote(data: Path, objects: Objects, url: str) -> None:
         raise Conflict(f"{data} is no replica: it writes to {url} when it is served without --replica")
     if record is None or record.url != url:
         raise Conflict(f"{data} is no replica of {url}")
-    with contextlib.closing(FolderLock(data / "LOCK")):
+    with contextlib.closing(FolderLock(data / LOCK)):
         number, newest = newest_epoch(objects)
         if newest is None:
             raise Damaged(f"the store {url} is empty")

@@ -51,7 +51,9 @@ async def empty(client: AsyncClient, node: str, at_node: AsyncClient) -> None:
     try:
         held = await at_node.request("GET", "/v1/collections")
     except ServiceError as error:
-        raise Conflict(f"node {node} must say what it has before it goes: {error.message}") from None
+        raise Conflict(
+            f"node {node} must say what it has before it goes, so start it if it does not run: {error.message}"
+        ) from None
     if sick := [*held["quarantined"], *held["unavailable"]]:
         names = sorted(one["name"] for one in sick)
         raise Conflict(f"node {node} is asked to go while something is out of service: {', '.join(names)}")

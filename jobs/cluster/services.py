@@ -32,7 +32,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from indexes.base.durable import publish
-from indexes.directory.marker import collection_folders, has_keys
+from indexes.directory.marker import LOCK, collection_folders, has_keys
 from indexes.store.directory import read_record
 from jobs.cluster.agent import Action, EndService, PutAside, Seen, StartService, TellService
 from jobs.cluster.plan import OrderedService, PlannedMachine
@@ -92,7 +92,7 @@ class Services:
 
     def _pid(self, name: str) -> int | None:
         """Return the process that serves a node here, which another agent may have started; None if none does."""
-        lock = self._data(name) / "LOCK"
+        lock = self._data(name) / LOCK
         held = lock.read_text().strip() if lock.is_file() else ""
         for pid in (self._started.get(name), int(held) if held.isdecimal() else None):
             if pid is not None and serves(pid, self._data(name)):

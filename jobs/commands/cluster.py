@@ -77,7 +77,7 @@ def show(url: str, folder: Path | None, *, as_json: bool) -> None:
     if not found["services"]:
         click.echo("no cluster: its nodes are named in [cluster] nodes of the configuration")
         return
-    table = Table("node", "service", "state", "shards")
+    table = Table("node", "service", "state", "shards, and their last operations")
     for one in found["services"]:
         state = (
             ("writes" if one["writes"] else "replica") if one["up"] else f"[red]{escape(one['why'] or '')}[/]"
@@ -85,6 +85,8 @@ def show(url: str, folder: Path | None, *, as_json: bool) -> None:
         shards = ", ".join(f"{name} at {seq}" for name, seq in one["shards"].items())
         table.add_row(escape(one["node"]), escape(one["url"]), state, escape(shards) or "none")
     console.print(table)
+    if missing := found["missing"]:
+        errors.print(f"[red]no service that answers has {escape(', '.join(missing))}[/]")
 
 
 def show_machines(orders: Orders, age_s: float) -> None:
@@ -339,6 +341,7 @@ def stop(everywhere: bool, folder: Path) -> None:
         if not machine.head:
             raise Conflict("this is not the first machine of the cluster: stop all of it there")
         call(machine, "stop")
+        say("waiting for the services of all machines to end; for one that is away, until it counts as lost")
         wait(
             folder,
             lambda found: found.stop and not running(found),

@@ -22,7 +22,28 @@ NAME = click.argument("name")
 
 @click.group(epilog="Example: nearline collections list")
 def command() -> None:
-    """List, show, rename, roll back and delete the collections of a running service."""
+    """Create, list, show, rename, roll back and delete the collections of a running service."""
+
+
+@command.command(epilog="Example: nearline collections create docs --shards 6")
+@NAME
+@click.option("--model", help="Name of the embedding model. [default: that of the service]")
+@click.option(
+    "--dimensions", type=int, help="Length of vectors of your own; the collection then has no model."
+)
+@click.option(
+    "--language", help="BCP 47 code of the language of its documents. [default: found out for each]"
+)
+@click.option("--shards", type=int, help="In how many parts it is divided among the nodes of a cluster.")
+@click.option("--hot-capacity", type=int, help="Passages in the hot tier. [default: as configured]")
+@URL
+@JSON
+def create(name: str, url: str, as_json: bool, **settings: str | int | None) -> None:
+    """Create a collection. Its model, dimensions and number of shards cannot change later."""
+    given: Any = {key: value for key, value in settings.items() if value is not None}
+    found = ask(url, lambda client: client.create_collection(name, **given))
+    parts = f" in {found['shards']} shards" if found.get("shards") else ""
+    print_result(found, f"{name} is created{parts}", as_json=as_json)
 
 
 @command.command("list", epilog="Example: nearline collections list --json")

@@ -242,7 +242,7 @@ def send_all(
     async def send(client: AsyncClient) -> None:
         if create is not None:
             await client.ensure_collection(collection, **create)
-        limits = await limits_of(client, collection)
+        limits = await limits_of(client, collection, on_progress)
         fitted = replace(options, metadata_keys_max=limits["metadata_keys"])
         documents = read_documents(paths, options=fitted, report=report)
         await ingest(client, collection, documents, on_progress, report, done, limits=limits)

@@ -32,9 +32,19 @@ Progress = Callable[[IngestProgress], None]
 TELL_EVERY_S = 1.0  # also without acknowledgments: one large document can take minutes
 
 
-async def limits_of(client: AsyncClient, collection: str) -> RequestLimits:
-    """Return the service's limits. Waits for a busy or unreachable service as `ingest` does."""
-    return limits_in(await client.request("GET", path_of(collection), patience=bulk_patience()))
+async def limits_of(client: AsyncClient, collection: str, progress: Progress) -> RequestLimits:
+    """Return the service's limits. Waits for a busy or unreachable service as `ingest` does, and tells
+    `progress` so."""
+    patience, begun = bulk_patience(), time.monotonic()
+
+    def tell() -> None:
+        waited = time.monotonic() - begun
+        progress(
+            IngestProgress(waiting_for="the service", waiting_s=waited, waits_because=patience.waits_because)
+        )
+
+    async with call_regularly(tell):
+        return limits_in(await client.request("GET", path_of(collection), patience=patience))
 
 
 async def ingest(

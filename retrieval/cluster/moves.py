@@ -58,6 +58,8 @@ async def balance(request: web.Request) -> web.Response:
     if not named:
         raise InvalidInput("one node must be left", param="without")
     nodes.writers()  # raises if one is away
+    if missing := nodes.missing():
+        raise Conflict(f"no node has {', '.join(missing[:10])}: give what is lost back before shards move")
     held = {
         shard: nodes.writer_of(shard).name
         for collection in nodes.collections().values()

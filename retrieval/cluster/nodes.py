@@ -288,6 +288,11 @@ class Nodes:
             if not one.is_copy and (writer is None or name in writer.shards)
         }
 
+    def missing(self) -> list[str]:
+        """Return the shards that no service has which answers, of collections of which one has others."""
+        found = self.collections().values()
+        return [one.shard(at) for one in found for at in range(one.of) if at not in one.states]
+
     def naming(self, name: str) -> set[str]:
         """Return the nodes that have a collection in one piece, or an alias, of this full name."""
         return {one.name for one in self.members if one.shards is not None and name in one.shards.names}

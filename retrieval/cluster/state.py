@@ -33,7 +33,8 @@ async def show(request: web.Request) -> web.Response:
                     moving=moving_of(one),
                 )
                 for one in (nodes.members if nodes else ())
-            ]
+            ],
+            nodes.missing() if nodes else [],
         )
     )
 

@@ -15,9 +15,9 @@ export async function clusterView(place, _, signal) {
   async function look() {
     clearTimeout(timer);
     try {
-      const found = (await get("v1/cluster", { signal })).services;
+      const { services: found, missing } = await get("v1/cluster", { signal });
       const focused = services.contains(document.activeElement) ? document.activeElement.dataset.moves : null;
-      services.replaceChildren(...shown(found, start));
+      services.replaceChildren(...shown(found, missing, start));
       if (focused !== null) services.querySelector(`[data-moves="${CSS.escape(focused)}"]`)?.focus();
       refusals.replaceChildren();
       if (!found.length) return; // and there will be none
@@ -43,7 +43,7 @@ export async function clusterView(place, _, signal) {
   await follow();
 }
 
-function shown(services, start) {
+function shown(services, missing, start) {
   if (!services.length) return [h("p", { class: "empty" }, "This service is in no cluster: its nodes are named in the configuration.")];
   const newest = new Map();
   for (const one of services) for (const [name, seq] of Object.entries(one.shards)) newest.set(name, Math.max(seq, newest.get(name) ?? 0));
@@ -56,6 +56,7 @@ function shown(services, start) {
     return [one.node, one.url, state, h("span", { title: names.join(", ") }, number(names.length)), number(one.moving.length), one.up ? number(behind) : "–", empty];
   });
   return [
+    ...(missing.length ? [h("p", {}, h("span", { class: "tag bad" }, `No service that answers has ${missing.join(", ")}`))] : []),
     table(["node", "service", "state", "shards", "moving", "behind", ""], rows, { label: "Services of the cluster", text: [1, 2, 6] }),
     h("p", { class: "row" }, h("button", { type: "button", "data-moves": "", onclick: () => start([]) }, "Balance"), h("span", { class: "muted" }, `${plural(newest.size, "shard")} on ${plural(nodes.size, "node")}; behind: operations of a shard that the service does not have yet`)),
   ];

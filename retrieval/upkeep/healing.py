@@ -24,6 +24,7 @@ async def keep_healing(catalog: Catalog, asked: asyncio.Event) -> None:
     while True:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asked.wait(), FIRST_S)
+        await asyncio.to_thread(catalog.keep_locked)
         at_once = asked.is_set()
         asked.clear()
         now = time.monotonic()

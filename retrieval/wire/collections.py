@@ -184,6 +184,9 @@ class NodeBody(msgspec.Struct):
 
 class ClusterBody(msgspec.Struct):
     services: Annotated[list[NodeBody], Doc("All services of all nodes; empty without a cluster")]
+    missing: Annotated[
+        list[str], Doc("Shards that no service has which answers: a node is away, or came back empty")
+    ] = field(default_factory=list)
 
 
 class MoveShard(Request, frozen=True, kw_only=True):

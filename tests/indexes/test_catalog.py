@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,7 @@ from indexes.base.errors import (
     NotReady,
     OlderFormat,
     Quarantined,
+    StorageError,
 )
 from indexes.base.model import IndexOptions
 from indexes.directory.backup.verifying import verify_data
@@ -168,6 +170,35 @@ def test_a_lock_left_with_a_child_is_waited_for(tmp_path: Path) -> None:
         assert child.stdout.readline() == "held\n"
         FolderLock(tmp_path / "LOCK").close()
     assert child.returncode == 0
+
+
+def test_a_removed_lock_is_made_again(tmp_path: Path) -> None:
+    """Another process is kept out as before; if one came first, this one acknowledges nothing more."""
+    with closing(Catalog(tmp_path / "data", IndexOptions())) as catalog:
+        lock = tmp_path / "data" / "LOCK"
+        for remove in (lock.unlink, partial(lock.write_text, "rewritten, not removed")):
+            remove()
+            catalog.keep_locked()
+            with pytest.raises(Locked):
+                FolderLock(lock)
+        lock.unlink()
+        with closing(FolderLock(lock)):
+            catalog.keep_locked()
+            with pytest.raises(StorageError, match="in use by another"):
+                failures.require_none()
+    failures.require_none()
+
+
+@pytest.mark.parametrize("name", ["nearline.json", "nearline.copy.json"])
+def test_a_folder_in_the_place_of_a_marker(tmp_path: Path, name: str) -> None:
+    """Is told by its path, and what the other file says is not lost."""
+    Catalog(tmp_path, IndexOptions()).close()
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(StorageError, match=name):
+        Catalog(tmp_path, IndexOptions())
+    (tmp_path / name).rmdir()
+    Catalog(tmp_path, IndexOptions()).close()
 
 
 def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:

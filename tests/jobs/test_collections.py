@@ -36,6 +36,17 @@ def test_every_subcommand_has_help_with_an_example(name: str) -> None:
     assert f"Example: nearline collections {name}" in ended.stdout
 
 
+def test_create(service: ServerProcess, http: Http) -> None:
+    """What is given is sent, and what the service refuses is one line."""
+    created = (0, "made-by-command is created\n", "")
+    assert collections(service, "create", "made-by-command", "--dimensions", "3") == created
+    made = http.ok("GET", "/v1/collections/made-by-command")
+    assert (made["model"], made["dimensions"]) == (None, 3)
+    refused = (1, "", "nearline: the name 'made-by-command' is taken\n")
+    assert collections(service, "create", "made-by-command") == refused
+    http.ok("DELETE", "/v1/collections/made-by-command")
+
+
 def test_list_and_show(service: ServerProcess, http: Http, docs: str) -> None:
     """Tables for people and JSON for programs say what the service says; `show` takes an alias too."""
     http.ok("PUT", f"/v1/aliases/{docs}-live", {"collection": docs})

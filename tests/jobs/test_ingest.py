@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 
 from jobs.commands.ingest_output import progress_lines
-from jobs.ingestion.ingesting import IngestProgress, ingest
+from jobs.ingestion.ingesting import IngestProgress, ingest, limits_of
 from jobs.serving.process import ServerProcess, serving
 from jobs.sources import SourceDocument, SourceError, SourceReport
 from nearline import AsyncClient, Patience, Refused, ServiceError
@@ -247,6 +247,21 @@ def test_ingest_waits_for_the_collection_that_it_creates(tmp_path: Path) -> None
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("1 document written to new")
     assert [method for method, *_ in stub.seen] == [*["GET"] * 2, *["POST"] * 3, *["GET"] * 2, *["POST"] * 2]
+
+
+def test_why_the_service_is_waited_for_is_told_before_the_first_document() -> None:
+    """Its limits are asked for first, and that may take as long as a node is away."""
+    told: list[IngestProgress] = []
+
+    async def ask(url: str) -> None:
+        async with AsyncClient(url) as client:
+            await limits_of(client, "docs", told.append)
+
+    busy = Reply({"error": {"type": "overloaded", "message": "a node is away"}}, 503, {"Retry-After": "2"})
+    with Stub(busy, Reply({"limits": LIMITS})) as stub:
+        asyncio.run(ask(stub.url))
+    assert told[0].waits_because == "a node is away"
+    assert told[0].waiting_s > 0
 
 
 @pytest.mark.parametrize("sync", [False, True])

@@ -9,6 +9,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import threading
 import time
@@ -1390,6 +1391,19 @@ def test_a_node_is_lost_for_good(tmp_path: Path, model_folder: Path) -> None:
         http.ok("POST", "/v1/collections", wanted)
         http.write("docs", *documents)
         lost.kill()
+        shutil.rmtree(tmp_path / "b")
+        with serving(tmp_path / "b", environ, port=ports["b"], config=config):  # which is empty
+            late = time.monotonic() + UP_S
+            seen = {"missing": []}
+            while not seen["missing"] or not all(one["up"] for one in seen["services"]):
+                assert time.monotonic() < late
+                seen = http.ok("GET", "/v1/cluster")
+            missing = seen["missing"]
+            assert len(missing) < 4
+            refused = http.call("POST", "/v1/cluster/balance", {"without": []})
+            assert (refused.status, missing[0] in refused.body["error"]["message"]) == (409, True)
+            shown = nearline("cluster", "--url", left.url)
+            assert (shown.returncode, missing[0] in shown.stderr) == (0, True)
         name_nodes("a")
         os.kill(left.pid, signal.SIGHUP)
         late = time.monotonic() + UP_S

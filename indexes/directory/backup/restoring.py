@@ -33,6 +33,7 @@ from indexes.directory.backup.backup import (
 from indexes.directory.catalog import check_name
 from indexes.directory.marker import (
     KEYS,
+    LOCK,
     change_marker,
     is_data_directory,
     is_locked,
@@ -120,7 +121,7 @@ def about_keys(data: Path) -> str:
 def take(data: Path, names: Names[str]) -> FolderLock:
     """Lock a data directory and check that these names are free. Creates the directory if missing."""
     prepare(data)
-    lock = FolderLock(data / "LOCK")
+    lock = FolderLock(data / LOCK)
     try:
         aliases = settle(data)
         for name in names:
@@ -194,7 +195,7 @@ def survey(data: Path, name: str) -> Remains:
     """What `accept` would leave. No service may use `data`. Raises Damaged if the log is not well-formed, and Conflict
     if nothing is known to be missing."""
     require_collection(data, name)
-    with contextlib.closing(FolderLock(data / "LOCK")):
+    with contextlib.closing(FolderLock(data / LOCK)):
         return remains(data / name / "log.db")
 
 
@@ -205,7 +206,7 @@ def accept(data: Path, name: str) -> Remains:
     that this log never had. Raises like `survey`.
     """
     require_collection(data, name)
-    with contextlib.closing(FolderLock(data / "LOCK")):
+    with contextlib.closing(FolderLock(data / LOCK)):
         path = data / name / "log.db"
         found = remains(path)
         renew_uid(path)
