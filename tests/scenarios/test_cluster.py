@@ -1394,7 +1394,7 @@ def test_a_node_is_lost_for_good(tmp_path: Path, model_folder: Path) -> None:
         shutil.rmtree(tmp_path / "b")
         with serving(tmp_path / "b", environ, port=ports["b"], config=config):  # which is empty
             late = time.monotonic() + UP_S
-            seen = {"missing": []}
+            seen: dict[str, Any] = {"missing": []}
             while not seen["missing"] or not all(one["up"] for one in seen["services"]):
                 assert time.monotonic() < late
                 seen = http.ok("GET", "/v1/cluster")
