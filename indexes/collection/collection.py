@@ -18,7 +18,6 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -153,11 +152,6 @@ class Collection(CollectionView):
             steps.callback(self.hits.save)
             steps.callback(self._writer.close)
 
-    def _release(self) -> None:
-        """Drop the indexes now: they may be in a reference cycle that was frozen (`gc.freeze`) when serving began."""
-        self._assembly.clear()
-        self._snapshot = replace(self._snapshot, parts=(), skipper=None, bounds=None)
-
     # -- reading
 
     def moved_since(self, snapshot: Snapshot) -> bool:
@@ -173,6 +167,12 @@ class Collection(CollectionView):
             chosen=self.chosen,
             owed=self.log.owed,
         )
+
+    def rest(self, idle_s: float) -> bool:
+        """Let the indexes of the live generation that are read again when needed leave memory, if no search has used
+        them for so long. Returns whether they left."""
+        generation = self._assembly.generation
+        return generation is not None and generation.rest(idle_s)
 
     # -- writing
 

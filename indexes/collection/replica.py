@@ -122,7 +122,7 @@ class Replica(CollectionView):
     def close(self) -> None:
         """Stop the background threads and close the log."""
         with contextlib.ExitStack() as steps:  # runs in reverse order, and continues past a failing step
-            steps.callback(self._assembly.clear)
+            steps.callback(self._release)
             steps.callback(self.log.close)
             steps.callback(self._loads.shutdown, cancel_futures=True)
 

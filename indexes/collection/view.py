@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Protocol
@@ -69,6 +70,11 @@ class CollectionView:
     def snapshot(self) -> Snapshot:
         """The latest snapshot without what has expired; a new search reads this one."""
         return self._snapshot.unexpired(self.options.now_ms)
+
+    def _release(self) -> None:
+        """Drop the indexes now: they may be in a reference cycle that was frozen (`gc.freeze`) when serving began."""
+        self._assembly.clear()
+        self._snapshot = replace(self._snapshot, parts=(), skipper=None, bounds=None)
 
     @property
     def generation(self) -> int:

@@ -302,6 +302,11 @@ class SealedLexical:
         for name in self.FILES:
             np.save(folder / f"{name}.npy", self._arrays[name])
 
+    def forget(self) -> None:
+        """Drop what is kept of earlier searches."""
+        self._found.clear()
+        self._impacts.clear()
+
     @property
     def size(self) -> int:
         return len(self.lengths)

@@ -18,6 +18,7 @@ No file is parsed before its checksum is verified.
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ from indexes.lexical.postings import SealedLexical
 from indexes.parts.manifest import Manifest, read_manifest, verify_files
 from indexes.parts.part import scan, search_graph
 
-LOWEST = "lowest.npy"
+COLD_FILE, LOWEST = "cold.ivf", "lowest.npy"
 HOT, COLD = np.int8(TIERS.index("hot")), np.int8(TIERS.index("cold"))
 
 
@@ -54,9 +55,10 @@ class Generation:
         self._ef = manifest.ef
         self._graph: HotGraph | None = None
         self._loading = threading.Lock()
-        self._cold = (
-            ColdIndex.load(folder / "cold.ivf", self.vectors, manifest.search) if manifest.cold else None
-        )
+        self._used_at = time.monotonic()  # when the graph or the lists were last searched
+        self._cold_settings = manifest.search
+        self._cold = self._load_cold() if manifest.cold else None
+        self.lists = self._cold.lists if self._cold else 0
         self.skipper: ColdSkipper | None = None
         self.bounds: ListBounds | None = None
         self.lexical = SealedLexical.load(folder / "lexical", files)
@@ -75,11 +77,12 @@ class Generation:
 
     @property
     def bytes(self) -> int:
-        """Memory of the graph, the lists and the filters. `files` counts what is copied and what is memory-mapped."""
+        """Memory of the filters, and of the graph and the lists if they are loaded. `files` counts what is copied and
+        what is memory-mapped."""
         return sum(self.tier_bytes().values()) + self.filters.bytes
 
     def tier_bytes(self) -> dict[Tier, int]:
-        cold = self.manifest.files["cold.ivf"].bytes if self._cold else 0
+        cold = self.manifest.files[COLD_FILE].bytes if self._cold else 0
         return {"hot": self._graph.bytes if self._graph else 0, "cold": cold}
 
     @property
@@ -117,9 +120,12 @@ class Generation:
         count = self.size if allowed is None else count_bits(allowed)
         if allowed is not None and count <= scan_max:
             return scan(self, query, depth, allowed)
-        if self._cold is None:
+        if not self.manifest.cold:
             return self.nearest_warm(query, depth, allowed, scan_max)
-        found = self._cold.nearest(query, depth, allowed, min(count, self._cold.size), ranks=ranks)
+        cold = self.cold
+        if cold is None:
+            return scan(self, query, depth, allowed)
+        found = cold.nearest(query, depth, allowed, min(count, cold.size), ranks=ranks)
         # If the probed lists hold too few allowed rows, scan all of those.
         return found if len(found[0]) == min(depth, count) else scan(self, query, depth, allowed)
 
@@ -143,6 +149,7 @@ class Generation:
         the file is gone, because newer generations have taken the place of this one."""
         path = self.folder / "hot.hnsw"
         with self._loading:
+            self._used_at = time.monotonic()
             if self._graph is None:
                 try:
                     self._graph = HotGraph.load(path, self.manifest.dimensions, ef=self._ef)
@@ -151,6 +158,30 @@ class Generation:
                         raise
             return self._graph
 
+    @property
+    def cold(self) -> ColdIndex | None:
+        """The lists, read from their file again if they have left memory. None if nothing is cold, or the file is gone,
+        because newer generations have taken the place of this one."""
+        with self._loading:
+            self._used_at = time.monotonic()
+            if self._cold is None and self.manifest.cold and (self.folder / COLD_FILE).exists():
+                self._cold = self._load_cold()
+            return self._cold
+
+    def _load_cold(self) -> ColdIndex:
+        return ColdIndex.load(self.folder / COLD_FILE, self.vectors, self._cold_settings)
+
+    def rest(self, idle_s: float) -> bool:
+        """Let the graph and the lists leave memory, with what BM25 keeps, if no search has used them for so long. They
+        are read again when one does. Returns whether they left."""
+        with self._loading:
+            loaded = self._graph is not None or self._cold is not None
+            if not loaded or time.monotonic() - self._used_at < idle_s:
+                return False
+            self._graph = self._cold = None
+        self.lexical.forget()
+        return True
+
     def spare_cold(self, policy: ColdPolicy) -> None:
         """Let queries spare the cold tier by a policy. Loads the graph if all searches walk it, and the bounds of the
         lists."""
@@ -158,7 +189,7 @@ class Generation:
         walked = self.manifest.walked(policy)
         if walked and policy.mode != "auto":
             self.hot_graph()
-        if self._cold is None or policy.mode == "always" or (policy.mode == "auto" and not walked):
+        if not self.manifest.cold or policy.mode == "always" or (policy.mode == "auto" and not walked):
             return
         self.skipper = ColdSkipper(policy, self.number)
         if policy.mode != "never":
@@ -166,9 +197,10 @@ class Generation:
 
     def list_bounds(self) -> ListBounds:
         """Bounds of the lists, which there must be."""
-        assert self._cold is not None
+        cold = self.cold
+        assert cold is not None
         lowest = np.asarray(self.files.array(self.folder / LOWEST), np.float32)
-        return ListBounds(self._cold.centroids(), lowest)
+        return ListBounds(cold.centroids().copy(), lowest)  # which stay when the lists leave memory
 
     def tune(self, *, ef: int | None = None, cold: ColdSettings | None = None) -> None:
         """Change the search settings. A search in progress may use the old ones, or a mix of old and new per tier."""
@@ -177,19 +209,13 @@ class Generation:
                 self._ef = ef
                 if self._graph is not None:
                     self._graph.set_ef(ef)
-        if cold is not None and self._cold is not None:
-            self._cold.settings = cold
+        if cold is not None:
+            with self._loading:
+                self._cold_settings = cold
+                if self._cold is not None:
+                    self._cold.settings = cold
 
     @property
     def search_settings(self) -> tuple[int, ColdSettings]:
         """Current `ef` of the graph and settings of the lists; those of a missing tier are meaningless."""
-        return self._ef, self._cold.settings if self._cold else self.manifest.search
-
-    @property
-    def cold(self) -> ColdIndex | None:
-        """The lists, for measurements; None if nothing is cold."""
-        return self._cold
-
-    @property
-    def lists(self) -> int:
-        return self._cold.lists if self._cold else 0
+        return self._ef, self._cold_settings

@@ -140,6 +140,7 @@ class IndexSection(Section, frozen=True, kw_only=True):
     commit_ops_max: Positive = LIBRARY.commit_ops_max
     erase_after_h: Duration = 24.0
     expire_every_s: Duration = 30.0
+    idle_s: Duration = 1800.0
     resident_bytes: Count = 0
 
 

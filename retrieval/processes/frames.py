@@ -51,9 +51,11 @@ class CatchUp(Frame, frozen=True):
 
 
 class Forget(Frame, frozen=True):
-    """Close a collection. Answered by `Forgotten` once none of its files is open."""
+    """Close a collection. If it is `withheld`, also one that is being opened, and the answer is `Forgotten` once none
+    of its files is open."""
 
     name: str
+    withheld: bool = True
 
 
 class AskSearch(Frame, frozen=True):

@@ -72,6 +72,7 @@ class SearchProcesses:
         self._withheld: set[str] = set()
         self._known: dict[str, bytes] = {}  # collections whose writes are listened to, by name; their opening
         self._written: dict[str, int] = {}  # the last operation of each of them
+        self._asked_at: dict[str, float] = {}  # when a collection was last searched, by name
         self._closed = False
         self._pause_s = RESTART_S
         self._tasks: set[asyncio.Task[None]] = set()
@@ -194,6 +195,7 @@ class SearchProcesses:
         if not self.count or collection.name in self._withheld or self._closed:
             return None
         self._listen(collection)
+        self._asked_at[collection.name] = time.monotonic()
         wanted, seq = opened(collection), collection.snapshot.seq
         best: tuple[float, SearchProcess] | None = None
         for one in self._processes:
@@ -208,6 +210,17 @@ class SearchProcesses:
             if best is None or late < best[0]:
                 best = late, one
         return best and best[1]
+
+    def rest(self, idle_s: float) -> None:
+        """Have the processes close the collections that were not searched for so long. The next search has them opened
+        again, and the service answers until they are."""
+        before = time.monotonic() - idle_s
+        idle = [name for name, asked_at in self._asked_at.items() if asked_at < before]
+        for name in idle:
+            del self._asked_at[name]
+            for one in self._processes:
+                if name in one.followed:
+                    one.rest(name)
 
     def _require_harmless(self, what: bytes) -> None:
         until = self._refused.get(what)

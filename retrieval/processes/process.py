@@ -171,10 +171,18 @@ class SearchProcess(asyncio.Protocol):
         """The number of the search that it works on."""
         return self._begun or min([*self.waiting, *self._left], default=0)
 
-    async def forget(self, name: str) -> None:
-        """Have it close a collection. A process that does not is killed."""
+    def rest(self, name: str) -> None:
+        """Have it close a collection until it is told to follow it again."""
+        self._drop(name)
+        self.send(Forget(name, withheld=False))
+
+    def _drop(self, name: str) -> None:
         for known in (self.followed, self._told, self._unable, self.reached, self.catching_up):
             known.pop(name, None)
+
+    async def forget(self, name: str) -> None:
+        """Have it close a collection. A process that does not is killed."""
+        self._drop(name)
         closed = self._forgotten.setdefault(name, asyncio.get_running_loop().create_future())
         self.send(Forget(name))
         try:

@@ -32,6 +32,7 @@ from indexes.base.work import WorkBudget
 from indexes.collection.replica import Replica
 from indexes.dense.vectors import search_with_one_thread
 from indexes.parts.learned import SYNONYMS, SettingsFile, SynonymSettings
+from indexes.parts.memory import give_back
 from retrieval.access.auth import PRINCIPAL, Principal
 from retrieval.admission.ceiling import AnswerBudget, BudgetShare
 from retrieval.base.cancellation import Abandoned
@@ -220,6 +221,9 @@ class SearchWorker:
             case CatchUp():
                 if (found := self._followed.get(order.name)) is not None:
                     found.behind = True
+            case Forget(name, withheld=False):
+                self._close(name)
+                give_back()
             case Forget():
                 self._close(order.name)
                 if order.name in self._being_opened:

@@ -110,6 +110,7 @@ def contexts(data: Path) -> list[Callable[[web.Application], AsyncIterator[None]
         lifecycle.expiry_ctx,
         lifecycle.loop_lag_ctx,
         lifecycle.memory_ctx,
+        lifecycle.resting_ctx,
         lifecycle.ready_ctx,
         lifecycle.warm_ctx,
     ]

@@ -24,6 +24,7 @@ from indexes.base.model import NO_REPLICATION, Floats
 from indexes.base.work import do_nothing
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
+from indexes.parts.memory import give_back
 from indexes.store.following import Follower
 from indexes.store.objects import Bucket
 from indexes.store.uploading import StoreOptions, Uploader
@@ -85,6 +86,8 @@ Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
 LAG_EVERY_S = 0.05
 MEMORY_EVERY_S = 0.5
+# How often it is looked for collections to rest: some times in the time that they are idle.
+RESTS, RESTING_S_MAX = 4, 60.0
 
 
 @contextlib.asynccontextmanager
@@ -376,6 +379,25 @@ async def memory_ctx(app: web.Application) -> AsyncIterator[None]:
                 await asyncio.to_thread(ceiling.relieve)
 
     app[METRICS].watch(partial(collectors.memory, ceiling))
+    async with in_background(watch()):
+        yield
+
+
+async def resting_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Let collections that are not searched leave memory. The next search of one brings it back."""
+
+    def rest(idle_s: float) -> None:
+        rested = [one.rest(idle_s) for one in app[CATALOG].collections.values()]
+        if any(rested):
+            give_back()
+
+    async def watch() -> None:
+        while True:
+            idle_s = app[CONFIG].index.idle_s
+            await asyncio.sleep(min(idle_s / RESTS, RESTING_S_MAX))
+            app[PROCESSES].rest(idle_s)
+            await asyncio.to_thread(rest, idle_s)
+
     async with in_background(watch()):
         yield
 

@@ -376,3 +376,42 @@ def test_what_sparing_the_cold_tier_loses_is_learned_by_the_service(tmp_path: Pa
         assert metric(http, "_answers_total") >= answered + 25
         assert (cold["state"], cold["queries"]) == ("learning", before + 30)
         assert http.metric("nearline_cold_decisions_total", collection=name, outcome="searched") >= 30
+
+
+def test_a_collection_that_is_not_searched_leaves_memory(tmp_path: Path) -> None:
+    """Processes close it, and the service drops its indexes. What is written then is found by the next search, with the
+    hits that it would have had."""
+    environ = {**PROCESSES, "NEARLINE_INDEX_IDLE_S": "1"}
+    draw = random.Random(5)
+    rows = [[draw.gauss(0, 1) for _ in range(16)] for _ in range(600)]
+    with serving(tmp_path / "data", environ) as server:
+        http = Http(server.url)
+        name = http.new_collection(dimensions=16, hot_capacity=50)
+        http.write(name, *({"id": f"d{n}", "text": f"text {n}", "vector": row} for n, row in enumerate(rows)))
+        assert http.reindex(name)["status"] == "succeeded"
+
+        def is_open(process: int) -> bool:
+            maps = Path(f"/proc/{process}/maps").read_text()
+            return f"/{name}/" in maps
+
+        def is_at_rest() -> bool:
+            held = http.ok("GET", f"/v1/collections/{name}")["tier_bytes"]
+            return held["hot"] == held["cold"] == 0 and not any(map(is_open, children(server.pid)))
+
+        def hits() -> list[Any]:
+            found = [http.search(name, vector=rows[n], cache=False) for n in range(20)]
+            return [
+                (one["document_id"], round(one["score"], 6)) for answer in found for one in answer["hits"]
+            ]
+
+        before = hits()
+        use_processes(http, name, mode="lexical")
+        for number in range(3):
+            wait_until(is_at_rest)
+            new = {"id": f"new{number}", "text": f"added {number}", "vector": [float(number), *[1.0] * 15]}
+            http.write(name, new)
+            assert http.found(name, query=f"added {number}", mode="lexical", k=1) == [f"new{number}"]
+            http.ok("DELETE", f"/v1/collections/{name}/documents/new{number}")
+            assert hits() == before
+            use_processes(http, name, mode="lexical")
+            assert hits() == before
