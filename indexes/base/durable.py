@@ -183,6 +183,14 @@ def publish_folder(draft: Path, final: Path) -> None:
         failpoints.reach("publish_folder.folder_synced")
 
 
+def move_folder(old: Path, new: Path) -> None:
+    """Rename a folder whose files are as durable as they have to be."""
+    with disk_errors(new):
+        disk.rename(old, new)
+        failpoints.reach("move_folder.renamed")
+        sync_folder(new.parent)
+
+
 def sync_file(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

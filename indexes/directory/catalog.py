@@ -293,7 +293,7 @@ class Catalog:
         """Rename a collection and retarget its aliases. Returns it, reopened under the new name.
 
         Atomic and durable: once the marker is published, the next opening finishes the rename after a crash. Searches
-        in progress may fail with NotFound, later ones with NotReady until the collection is open again.
+        fail with NotReady until the collection is open again.
         """
         self._options.replication.require_up()
         check_name(new_name)
@@ -307,23 +307,38 @@ class Catalog:
                 raise Conflict(f"the name {new_name!r} is taken", param="name")
             for alias in (alias for alias, to in self._aliases.items() if to == name):
                 require_one_tenant(alias, new_name, "name")
-            aliases = {alias: new_name if to == name else to for alias, to in self._aliases.items()}
+            before = self._aliases
+            aliases = {alias: new_name if to == name else to for alias, to in before.items()}
             failpoints.reach("rename.begin")
             write_aliases(self.folder, aliases, renaming=(name, new_name))
-            self._aliases, self._renaming = aliases, (name, new_name)
+            self._renaming, self._aliases = (name, new_name), aliases
             try:
                 collection.close()
                 failpoints.reach("rename.closed")
                 settle(self.folder)
                 renamed = Collection(self.folder / new_name, self._options)
-                others = {known: one for known, one in self._collections.items() if known != name}
-                self._collections = {**others, new_name: renamed}
             except BaseException:
-                del self._collections[name]  # already closed; found again when the directory is next opened
+                self._collections = self._without(name)
+                with contextlib.suppress(NearlineError):
+                    self._open_again(name, new_name, before)
                 raise
+            else:
+                self._collections = {**self._without(name), new_name: renamed}
             finally:
                 self._renaming = None
             return renamed
+
+    def _without(self, name: str) -> dict[str, Collection]:
+        return {known: one for known, one in self._collections.items() if known != name}
+
+    def _open_again(self, name: str, new_name: str, aliases: dict[str, str]) -> None:
+        """After a rename that failed, serve the collection by the name that its folder has."""
+        if (self.folder / new_name).exists():
+            self._open(self.folder / new_name)
+            return
+        self._aliases = aliases
+        self._open(self.folder / name)
+        write_aliases(self.folder, aliases)
 
     def wait_for_changes(self) -> None:
         """Wait until a change of the names that is under way has ended: a collection has no usable name until then."""

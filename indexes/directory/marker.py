@@ -25,8 +25,8 @@ import msgspec
 from indexes.base import failpoints
 from indexes.base.durable import (
     disk_errors,
+    move_folder,
     publish,
-    publish_folder,
     replace_unsynced,
     sync_folder,
     with_checksum,
@@ -132,7 +132,7 @@ def settle(folder: Path) -> dict[str, str]:
     if marker.renaming is not None:
         old, new = (folder / name for name in marker.renaming)
         if old.exists():
-            publish_folder(old, new)
+            move_folder(old, new)
         else:
             sync_folder(folder)  # the rename happened but may not be durable yet
         failpoints.reach("rename.published")

@@ -193,9 +193,9 @@ class FilterPart(ABC):
 
     def keys_below(self, key: str) -> list[str]:
         """The dotted keys of what objects under this key hold, ascending."""
-        key = normalize("NFC", key)
-        first, end = bisect_left(self.names, f"{key}."), bisect_left(self.names, f"{key}{AFTER_DOT}")
-        return [one for one in self.names[first:end] if self.columns(one)]
+        names, key = self.names, normalize("NFC", key)
+        first, end = bisect_left(names, f"{key}."), bisect_left(names, f"{key}{AFTER_DOT}")
+        return [one for one in names[first:end] if self.columns(one)]
 
     def keys_near(self, key: str, most: int) -> list[str]:
         """Keys that some row has a value for: all of them, or the `most` around this one in the alphabet."""

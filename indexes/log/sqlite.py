@@ -23,7 +23,7 @@ from indexes.base.errors import (
     Damaged,
     DiskFull,
     InvalidInput,
-    NotFound,
+    NotReady,
     OutOfDescriptors,
     StorageError,
     Unavailable,
@@ -157,7 +157,8 @@ class Readers:
     @contextlib.contextmanager
     def borrow(self) -> Iterator[apsw.Connection]:
         if self._closed:
-            raise NotFound(f"{self._path.parent.name} was closed or deleted meanwhile")
+            message = f"{self._path.parent.name} was closed, renamed or deleted while it was read; ask again"
+            raise NotReady(message, retry_after_s=1, param="collection")
         with self._coming_and_going:
             self._coming_and_going.wait_for(lambda: not self._kept_out)
             self._borrowed += 1

@@ -118,8 +118,9 @@ def build_watched(request: BuildRequest, progress: Progress, peaks: dict[str, in
     shelf = Shelf(collection)
     draft = shelf.folder / f".draft-{request.number:06d}-{os.getpid()}"
     shutil.rmtree(draft, ignore_errors=True)
-    for name in ("lexical", "filters"):
-        (draft / name).mkdir(parents=True)
+    shelf.folder.mkdir(exist_ok=True)  # of the collection, which may have been deleted
+    for name in (".", "lexical", "filters"):
+        (draft / name).mkdir()
     log = LogReader(collection / "log.db")
     try:
         hits = Hits(collection / "hits.msgpack", hot_capacity=request.hot_capacity)

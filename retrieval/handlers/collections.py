@@ -118,10 +118,10 @@ async def delete(request: web.Request) -> web.Response:
 async def remove(app: web.Application, name: str) -> None:
     """Delete the collection that the caller knows by this name. Raises NotFound for one that the caller may not see."""
     full = own_name(app, name)
-    app[TASKS].require_idle(full)
-    async with app[PROCESSES].released(full):
-        await asyncio.to_thread(app[CATALOG].delete, full)
-    forget(app, full)
+    with app[TASKS].reserved(full):
+        async with app[PROCESSES].released(full):
+            await asyncio.to_thread(app[CATALOG].delete, full)
+        forget(app, full)
     await names_stored(app)
 
 
@@ -151,14 +151,14 @@ async def rename(request: web.Request) -> web.Response:
     wanted = await body(request, RenameCollection)
     name = own_name(request.app, request.match_info["collection"])
     PRINCIPAL.get().require_unbound()
-    request.app[TASKS].require_idle(name)
     require_whole_name(wanted.name, "name")
     new_name = PRINCIPAL.get().full(wanted.name)
     if (held := request.app[CATALOG].collections.get(name)) is not None:
         held.require_here()
-    async with request.app[PROCESSES].released(name):
-        collection = await asyncio.to_thread(request.app[CATALOG].rename, name, new_name)
-    forget(request.app, name)
+    with request.app[TASKS].reserved(name):
+        async with request.app[PROCESSES].released(name):
+            collection = await asyncio.to_thread(request.app[CATALOG].rename, name, new_name)
+        forget(request.app, name)
     await names_stored(request.app)
     return await answer_from(lambda: describe(request.app, collection))
 

@@ -88,8 +88,8 @@ async def erase(request: web.Request) -> web.Response:
 async def rollback(request: web.Request) -> web.Response:
     await body(request, Nothing)
     _, collection = collection_of(request)
-    request.app[TASKS].require_idle(collection.name)
-    generation = await asyncio.to_thread(collection.rollback)
+    with request.app[TASKS].reserved(collection.name):
+        generation = await asyncio.to_thread(collection.rollback)
     return answer(RolledBack(generation.number))
 
 

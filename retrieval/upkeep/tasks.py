@@ -8,7 +8,7 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import copy_context
@@ -81,6 +81,7 @@ class Tasks:
         self._jobs: OrderedDict[str, JobBody] = OrderedDict()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._children: dict[str, Cancellable] = {}
+        self._reserved: set[str] = set()
         self._building = asyncio.Lock()
         # Jobs wait for hours; on shared threads they would leave fewer for reads.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="job")
@@ -153,7 +154,11 @@ class Tasks:
     def _must_wait(self, name: str) -> bool:
         """Whether nothing may start automatically now, because a job is running or failed recently."""
         failure = self._failures.get(name)
-        return self.busy(name) or (failure is not None and time.monotonic() < failure.until_s)
+        return (
+            self.busy(name)
+            or name in self._reserved
+            or (failure is not None and time.monotonic() < failure.until_s)
+        )
 
     async def keep_up(
         self, collections: Callable[[], Mapping[str, Collection]], erase_after_s: float
@@ -190,10 +195,22 @@ class Tasks:
     def busy(self, name: str) -> bool:
         return bool(self._running_jobs(name))
 
-    def require_idle(self, name: str) -> None:
-        """Raises Conflict naming the job that is queued or running for the collection."""
+    @contextlib.contextmanager
+    def reserved(self, name: str) -> Iterator[None]:
+        """Start no job for a collection inside this block. Raises Conflict naming the one that is queued or running,
+        and inside another such block."""
         if jobs := self._running_jobs(name):
             raise under_way(jobs[0])
+        self._require_free(name)
+        self._reserved.add(name)
+        try:
+            yield
+        finally:
+            self._reserved.discard(name)
+
+    def _require_free(self, name: str) -> None:
+        if name in self._reserved:
+            raise Conflict(f"{name!r} is being renamed, deleted or rolled back", param="collection")
 
     def under_way(self) -> dict[str, str]:
         """Return a job that is queued or running for each collection that has one, by its name."""
@@ -206,6 +223,7 @@ class Tasks:
         return [job for job in jobs if job.collection == name]
 
     def _start(self, kind: Literal["reindex", "tune", "erase"], name: str, work: Work) -> JobBody:
+        self._require_free(name)
         # Jobs run one at a time. An erasure queues behind a rebuild, so that its caller need not ask again.
         others = [one for one in self._running_jobs(name) if kind != "erase" or one.kind == "erase"]
         if others:

@@ -32,7 +32,7 @@ from indexes.base.model import IndexOptions
 from indexes.directory.backup.verifying import verify_data
 from indexes.directory.catalog import Catalog
 from indexes.directory.marker import DAMAGED, MARKER, MARKER_COPY, is_locked, settle
-from tests.support.vectors import World, settings
+from tests.support.vectors import World, fill, settings
 
 WORLD = World()
 
@@ -170,6 +170,35 @@ def test_a_lock_left_with_a_child_is_waited_for(tmp_path: Path) -> None:
         assert child.stdout.readline() == "held\n"
         FolderLock(tmp_path / "LOCK").close()
     assert child.returncode == 0
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_rename_that_fails_takes_nothing_out_of_service(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, moved: bool
+) -> None:
+    """The collection is served by the name that its folder has, with its aliases, also by the next process."""
+    fill(catalog.create("docs", settings()), WORLD, range(5))
+    catalog.set_alias("live", "docs")
+
+    def fail(folder: Path) -> dict[str, str]:
+        if moved:
+            settle(folder)
+        raise StorageError("a file is gone")
+
+    monkeypatch.setattr("indexes.directory.catalog.settle", fail)
+    with pytest.raises(StorageError, match="a file is gone"):
+        catalog.rename("docs", "handbook")
+    monkeypatch.undo()
+    name = "handbook" if moved else "docs"
+    catalog.set_alias("second", name)
+    for _ in range(2):
+        assert catalog.get("live") is catalog.get(name) is catalog.get("second")
+        assert catalog.get(name).documents == 5
+        assert not catalog.quarantined
+        catalog.close()
+        catalog = Catalog(catalog.folder, IndexOptions())
+    assert (catalog.rename(name, "last").documents, catalog.get("live").name) == (5, "last")
+    catalog.close()
 
 
 def test_a_removed_lock_is_made_again(tmp_path: Path) -> None:
@@ -344,6 +373,6 @@ def test_closing_goes_on_after_a_failure(catalog: Catalog, monkeypatch: pytest.M
     for one in collections:
         with pytest.raises(NotReady):
             one.write([WORLD.document(1)])
-        with pytest.raises(NotFound):
+        with pytest.raises(NotReady):
             one.log.position()
     Catalog(catalog.folder, IndexOptions()).close()
