@@ -184,7 +184,7 @@ class _GrowingColumn(Column):
         """Which numbers compare so with the bound. Rounding to floats keeps order, so only equal floats need the exact
         numbers."""
         holds, keys = ORDERINGS[ordering], self._converted(float)
-        flags: NDArray[np.bool_] = holds(keys, float(bound))
+        flags = np.array(holds(keys, float(bound)), bool)
         tied = np.flatnonzero(keys == float(bound))
         flags[tied] = [holds(self._values[at], bound) for at in tied]
         return flags
