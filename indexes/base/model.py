@@ -206,6 +206,19 @@ class Bm25:
 
 
 @dataclass(frozen=True, slots=True)
+class FieldWeights:
+    """How often BM25 counts the words of a document's title, and of the headings above a passage, beside the passage's
+    own text, which counts once. 0: these words do not find it."""
+
+    title: int = 1
+    heading: int = 0
+
+    def text_of(self, title: str, heading: str, text: str) -> str:
+        """The text of a passage as BM25 reads it. What it repeats is no phrase: phrases are found in stored texts."""
+        return "\n".join(filter(None, [*[title] * self.title, *[heading] * self.heading, text]))
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Settings of one collection, fixed at creation and stored in its log. `language` is the default for documents."""
 
@@ -215,6 +228,7 @@ class Settings:
     hot_capacity: int = 10_000
     bm25: Bm25 = field(default_factory=Bm25)
     language: str = "auto"
+    field_weights: FieldWeights = field(default_factory=FieldWeights)
 
     @property
     def embeds(self) -> bool:

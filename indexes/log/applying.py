@@ -9,9 +9,8 @@ import apsw
 import msgspec
 
 from indexes.base.expiry import EXPIRES, take_expiry, with_expiry
-from indexes.base.model import Operation, Upsert, now_ms
+from indexes.base.model import FieldWeights, Operation, Upsert, now_ms
 from indexes.log.content import ContentHash
-from indexes.log.reader import searchable_text
 
 INSERT_DOCUMENT = (
     "INSERT INTO documents(id, seq, first_passage, passages, digest, title, metadata, language, text)"
@@ -34,7 +33,7 @@ REMOVED_DOCUMENT = (
 )
 STORED_EXPIRES = msgspec.json.encode(EXPIRES).decode()
 REMOVED_PASSAGES = (
-    "SELECT start, end, octet_length(heading) + coalesce(octet_length(text), 0)"
+    "SELECT start, end, heading, octet_length(heading) + coalesce(octet_length(text), 0)"
     " FROM passages WHERE id >= ? AND id < ? ORDER BY id"
 )
 REMOVE_VECTORS = "DELETE FROM vectors WHERE id >= ? AND id < ? RETURNING octet_length(vector)"
@@ -59,12 +58,14 @@ class Applied:
     dead_expires_ms: int | None
 
 
-def apply(db: apsw.Connection, operation: Operation, content: ContentHash) -> Applied | None:
+def apply(
+    db: apsw.Connection, operation: Operation, content: ContentHash, weights: FieldWeights
+) -> Applied | None:
     """Inside a transaction: remove the old version, insert the new one, record both in `operations` and `content`.
 
     Returns None for the deletion of a missing document, which records nothing.
     """
-    dead, dead_texts, dead_language, dead_bytes, dead_expires_ms = remove(db, operation.id, content)
+    dead, dead_texts, dead_language, dead_bytes, dead_expires_ms = remove(db, operation.id, content, weights)
     upsert = operation if isinstance(operation, Upsert) else None
     if not dead and upsert is None:
         return None
@@ -79,9 +80,9 @@ def apply(db: apsw.Connection, operation: Operation, content: ContentHash) -> Ap
 
 
 def remove(
-    db: apsw.Connection, document_id: str, content: ContentHash
+    db: apsw.Connection, document_id: str, content: ContentHash, weights: FieldWeights
 ) -> tuple[range, tuple[str, ...], str, int, int | None]:
-    """Remove a document. Returns its passage ids, their searchable texts in the same order, its language, the total
+    """Remove a document. Returns its passage ids, their texts as BM25 reads them, in order, its language, the total
     bytes, and when it expires."""
     row: Any = db.execute(REMOVED_DOCUMENT, (STORED_EXPIRES, document_id)).fetchone()
     if row is None:
@@ -92,7 +93,7 @@ def remove(
     db.execute("DELETE FROM passages WHERE id >= ? AND id < ?", (first, first + count))
     db.execute("DELETE FROM documents WHERE pk = ?", (pk,))
     content.remove(document_id, digest)
-    texts = tuple(searchable_text(title, text[start:end]) for start, end, _ in spans)
+    texts = tuple(weights.text_of(title, heading, text[start:end]) for start, end, heading, _ in spans)
     size += sum(one[-1] for one in [*spans, *vectors])
     expires_ms = take_expiry(msgspec.json.decode(expiring)) if expiring else None
     return range(first, first + count), texts, language, size, expires_ms

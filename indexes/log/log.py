@@ -230,9 +230,10 @@ class Log(LogReader):
         results: list[WriteResult] = []
         applied: list[Applied] = []
         content, owed, cycle = self._content.copy(), self.owed, self._cycle
+        weights = self.settings.field_weights
         with self._transaction() as db:
             for operations in writes:
-                done = [apply(db, operation, content) for operation in operations]
+                done = [apply(db, operation, content, weights) for operation in operations]
                 applied += [one for one in done if one is not None]
                 results.append(self._summarize(operations, done, last_seq(db)))
             if applied:

@@ -374,30 +374,33 @@ class LogReader:
             vectors = np.frombuffer(b"".join(row[1] for row in rows), np.float32)
             yield ids, vectors.reshape(len(rows), self.settings.dimensions)
 
-    def texts(self, after: int, upto: int) -> Iterator[list[tuple[int, str]]]:
-        """Blocks of pairs of a passage id and its searchable text."""
-        for rows in self._scan(
-            f"SELECT p.id, d.title, coalesce(p.text, d.text) {LIVE} {BETWEEN}", after, upto
-        ):
-            yield [(passage, searchable_text(title, text)) for passage, title, text in rows]
-
     def searchable(self, after: int, upto: int) -> Iterator[list[tuple[int, str, str, str, PassagePlace]]]:
-        """Blocks of passage ids, each with its searchable text, its document's language and metadata as JSON, and what
-        names it."""
+        """Blocks of passage ids, each with the text that BM25 reads, its document's language and metadata as JSON, and
+        what names it."""
         sql = (
             "SELECT p.id, coalesce(p.text, d.text), d.language, d.metadata, d.id, d.title, p.heading, p.ordinal"
             f" {LIVE} {BETWEEN}"
         )
         for rows in self._scan(sql, after, upto):
             yield [
-                (passage, searchable_text(place[1], text), language, metadata, PassagePlace(*place))
+                (passage, self._read_by_words(where, text), language, metadata, where)
                 for passage, text, language, metadata, *place in rows
+                for where in [PassagePlace(*place)]
             ]
 
     def entries(self, after: int, upto: int) -> Iterator[PassageEntry]:
         """Every field that indexes need, passage by passage."""
         for rows in self._scan(ENTRIES, after, upto):
-            yield from map(as_entry, rows)
+            yield from map(self._as_entry, rows)
+
+    def _as_entry(self, row: Any) -> PassageEntry:
+        passage, text, language, metadata, vector, *names = row
+        place, values = PassagePlace(*names), np.frombuffer(vector, np.float32)
+        read = self._read_by_words(place, text)
+        return PassageEntry(passage, read, decode_metadata(metadata), values, language, place)
+
+    def _read_by_words(self, place: PassagePlace, text: str) -> str:
+        return self.settings.field_weights.text_of(place.title, place.heading, text)
 
     def changes(self, since: LogPosition) -> Changes | None:
         """What was written since, up to the last commit. None if the log has forgotten some of it.
@@ -413,7 +416,7 @@ class LogReader:
             sums = bytes(db.execute("SELECT sums FROM content").get)
             entries: Any = db.execute(ENTRIES, (since.last_passage, position.last_passage)).fetchall()
         removed = [range(first, first + count) for first, count in dead]
-        return Changes(position, ContentHash(sums).short, list(map(as_entry, entries)), removed)
+        return Changes(position, ContentHash(sums).short, list(map(self._as_entry, entries)), removed)
 
     def remembers(self, since: LogPosition) -> bool:
         """Whether `changes` can still say what was written since."""
@@ -455,14 +458,6 @@ def forgotten_upto(db: apsw.Connection, position: LogPosition) -> int:
     """The last operation that a log no longer has, if its last one of all is at this position."""
     oldest = db.execute("SELECT min(seq) FROM operations").get
     return position.seq if oldest is None else int(str(oldest)) - 1
-
-
-def as_entry(row: Any) -> PassageEntry:
-    passage, text, language, metadata, vector, *names = row
-    place = PassagePlace(*names)
-    values = np.frombuffer(vector, np.float32)
-    searched = searchable_text(place.title, text)
-    return PassageEntry(passage, searched, decode_metadata(metadata), values, language, place)
 
 
 def as_passage(row: Any) -> StoredPassage:

@@ -21,7 +21,7 @@ from indexes.lexical.analysis import index_terms
 from indexes.lexical.bm25 import Terms
 from indexes.lexical.names import name_keys
 from indexes.log.applying import Applied
-from indexes.log.reader import PassageEntry, searchable_text
+from indexes.log.reader import PassageEntry
 from indexes.parts.delta import Delta, DeltaView
 from indexes.parts.generation import Generation
 from indexes.parts.part import Part
@@ -107,7 +107,8 @@ class Assembly:
         for at, (number, passage) in enumerate(zip(passages, upsert.passages, strict=True)):
             if self._delta.full:
                 self.rotate()
-            text = searchable_text(upsert.title, upsert.text[passage.start : passage.end])
+            own = upsert.text[passage.start : passage.end]
+            text = self._settings.field_weights.text_of(upsert.title, passage.heading, own)
             same = applied.dead_texts[at : at + 1] == (text,) and applied.dead_language == upsert.language
             terms = self._terms_of(applied.dead[at], len(text)) if same else None
             names = name_keys(upsert.id, upsert.title, passage.heading, at)

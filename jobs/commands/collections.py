@@ -36,11 +36,16 @@ def command() -> None:
 )
 @click.option("--shards", type=int, help="In how many parts it is divided among the nodes of a cluster.")
 @click.option("--hot-capacity", type=int, help="Passages in the hot tier. [default: as configured]")
+@click.option("--title-weight", type=int, help="How often BM25 counts the words of titles. [default: 1]")
+@click.option("--heading-weight", type=int, help="The same for headings above a passage. [default: 0]")
 @URL
 @JSON
 def create(name: str, url: str, as_json: bool, **settings: str | int | None) -> None:
-    """Create a collection. Its model, dimensions and number of shards cannot change later."""
+    """Create a collection. What is given here cannot change later."""
     given: Any = {key: value for key, value in settings.items() if value is not None}
+    weights = {field: given.pop(f"{field}_weight", None) for field in ("title", "heading")}
+    if weights := {field: weight for field, weight in weights.items() if weight is not None}:
+        given["field_weights"] = weights
     found = ask(url, lambda client: client.create_collection(name, **given))
     parts = f" in {found['shards']} shards" if found.get("shards") else ""
     print_result(found, f"{name} is created{parts}", as_json=as_json)

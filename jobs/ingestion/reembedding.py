@@ -65,7 +65,9 @@ async def reembed(
         named = await none_if_missing(client.collection(alias))
         if alias == (named["name"] if named else target):
             raise conflict(f"{alias!r} is the name of a collection, so it cannot be an alias")
-    made = await client.ensure_collection(target, model=model, language=origin["language"])
+    made = await client.ensure_collection(
+        target, model=model, language=origin["language"], field_weights=origin["field_weights"]
+    )
     if made["name"] == source:
         raise conflict("source and target are the same collection")
     if made["model"] != model:

@@ -75,7 +75,7 @@ async def create(request: web.Request) -> web.Response:
         key: value
         for key in ("model", "dimensions", "language")
         if (value := getattr(wanted, key)) is not None
-    } | {"hot_capacity": -(-hot // wanted.shards)}
+    } | {"hot_capacity": -(-hot // wanted.shards), "field_weights": msgspec.to_builtins(wanted.field_weights)}
     missing = set(range(wanted.shards)).difference(known.states if known else ())
     shards = [(placed[number], str(ShardName(name, number, wanted.shards))) for number in sorted(missing)]
     await few_at_a_time(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from indexes.base.errors import InvalidInput, NotFound
 from indexes.base.languages import check_language
-from indexes.base.model import Settings, now_ms
+from indexes.base.model import FieldWeights, Settings, now_ms
 from indexes.collection.collection import Collection
 from indexes.directory.marker import SHARD_MARK
 from indexes.lexical.operators import plain_words
@@ -72,6 +72,7 @@ async def make(app: web.Application, wanted: CreateCollection) -> Collection:
         model=model,
         hot_capacity=config.index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity,
         language=language,
+        field_weights=FieldWeights(wanted.field_weights.title, wanted.field_weights.heading),
     )
     collection = await asyncio.to_thread(catalog.create, PRINCIPAL.get().full(wanted.name), settings)
     await names_stored(app)

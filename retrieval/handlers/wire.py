@@ -36,7 +36,13 @@ from retrieval.handlers.state import (
     TASKS,
     USED,
 )
-from retrieval.wire.collections import CollectionBody, RankingBody, RequestLimits, StoreState
+from retrieval.wire.collections import (
+    CollectionBody,
+    FieldWeightsBody,
+    RankingBody,
+    RequestLimits,
+    StoreState,
+)
 from retrieval.wire.decoding import INLINE_BYTES, decode, shorten
 from retrieval.wire.errors import MalformedRequest, without_folders
 from retrieval.wire.search import SearchAnswer, SearchRequest
@@ -207,6 +213,7 @@ def describe(app: web.Application, collection: Collection) -> CollectionBody:
         dimensions=settings.dimensions,
         hot_capacity=settings.hot_capacity,
         language=settings.language,
+        field_weights=FieldWeightsBody(**asdict(settings.field_weights)),
         **asdict(collection.info()),
         store=store_state(app, collection),
         rebuild_due=app[TASKS].rebuild_due(name, collection),

@@ -46,13 +46,14 @@ function creation(refresh) {
   const name = h("input", { name: "name", required: true, pattern: "[a-z0-9][a-z0-9_\\-]{0,62}", title: "1 to 63 of a-z, 0-9, - and _, beginning with a letter or digit", autocomplete: "off", spellcheck: "false" });
   const language = h("input", { name: "language", placeholder: "auto", autocomplete: "off" });
   const hot = h("input", { name: "hot_capacity", type: "number", min: 0, placeholder: "as configured" });
+  const title = h("input", { name: "title_weight", type: "number", min: 0, max: 5, placeholder: "1" });
   const said = h("div", {});
   return h("details", { class: "panel" }, h("summary", {}, "New collection"),
     h("form", {
       class: "row",
       onsubmit: async (event) => {
         event.preventDefault();
-        const wanted = { name: name.value, ...(language.value && { language: language.value }), ...(hot.value && { hot_capacity: Number(hot.value) }) };
+        const wanted = { name: name.value, ...(language.value && { language: language.value }), ...(hot.value && { hot_capacity: Number(hot.value) }), ...(title.value && { field_weights: { title: Number(title.value) } }) };
         await tried(said, async () => {
           await post("v1/collections", wanted);
           event.target.reset();
@@ -60,7 +61,7 @@ function creation(refresh) {
           await refresh();
         });
       },
-    }, field("Name", name), field("Language", language), field("Recent passages kept in the fast (hot) tier", hot), h("button", { type: "submit", class: "primary" }, "Create")), said);
+    }, field("Name", name), field("Language", language), field("Recent passages kept in the fast (hot) tier", hot), field("How often words of titles count", title), h("button", { type: "submit", class: "primary" }, "Create")), said);
 }
 
 // Runs `work`; its failure is shown in `place`.

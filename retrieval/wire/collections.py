@@ -18,6 +18,7 @@ from retrieval.wire.search import Doc, DocumentId, NonEmpty, Request, Seq
 
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 Dimensions = Annotated[int, Meta(ge=1, le=4096)]
+FieldWeight = Annotated[int, Meta(ge=0, le=5)]
 # Only documented here: the catalog validates names and explains the rules.
 CollectionName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{WHOLE_NAME}$"})]
 RankingMethod = Annotated[
@@ -39,6 +40,13 @@ JobStatus = Literal["queued", "running", "succeeded", "failed", "refused"]
 # --- collections ----------------------------------------------------------------------------------------------
 
 
+class FieldWeightsBody(Request, frozen=True, kw_only=True):
+    """How often words count in BM25, beside those of a passage itself, which count once."""
+
+    title: Annotated[FieldWeight, Doc("The words of its document's title")] = 1
+    heading: Annotated[FieldWeight, Doc("The words of the headings above it; 0: they do not find it")] = 0
+
+
 class CreateCollection(Request, frozen=True, kw_only=True):
     name: Annotated[CollectionName, Doc("1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit")]
     model: Annotated[str | None, Doc("Name of the embedding model")] = None
@@ -55,6 +63,9 @@ class CreateCollection(Request, frozen=True, kw_only=True):
     language: Annotated[
         str, Doc("BCP 47 code of the language of documents that set none; `auto` detects it for each")
     ] = AUTO
+    field_weights: Annotated[
+        FieldWeightsBody, Doc("How often the words of titles and headings count; this cannot change later")
+    ] = FieldWeightsBody()
     shards: Annotated[
         Annotated[int, Meta(ge=1, le=256)],
         Doc("In how many parts it is divided among the nodes of the cluster; this cannot change later"),
@@ -216,6 +227,9 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     ]
     dimensions: Annotated[int, Doc("Length of a vector")]
     hot_capacity: Annotated[int, Doc("Passages to keep in the hot tier")]
+    field_weights: Annotated[
+        FieldWeightsBody, Doc("How often the words of titles and headings count in BM25")
+    ]
     language: Annotated[str, Doc("Language of documents that set none; `auto`: detected for each")]
     languages: Annotated[dict[str, int], Doc("Live passages by language, the most frequent first")]
     documents: Annotated[int, Doc("Number of documents")]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
-from indexes.base.model import Bm25, Delete, IndexOptions, Upsert
+from indexes.base.model import Bm25, Delete, FieldWeights, IndexOptions, Upsert
 from indexes.collection.collection import Collection
 from indexes.lexical import postings
 from indexes.lexical.analysis import TAG, AnalyzedQuery, index_terms, query_terms, terms
@@ -107,17 +107,21 @@ STEPS = st.lists(
 )
 
 
-@pytest.mark.parametrize("long_chars", [0, LONG_CHARS])
+@pytest.mark.parametrize(
+    ("long_chars", "weights"),
+    [(0, FieldWeights()), (LONG_CHARS, FieldWeights(3, 2)), (0, FieldWeights(0, 1))],
+)
 @given(steps=STEPS, query=TEXTS)
 @settings(max_examples=40, deadline=None)
 def test_any_history_of_writes_scores_like_a_fresh_index(
-    long_chars: int, steps: list[tuple[str, int, str, str]], query: str
+    long_chars: int, weights: FieldWeights, steps: list[tuple[str, int, str, str]], query: str
 ) -> None:
-    """Writes, replacements, deletions and restarts in any order leave no trace in the statistics, in any language.
-    Nor does writing a text again, whose terms are taken from the index if it is long."""
+    """Writes, replacements, deletions and restarts in any order leave no trace in the statistics, in any language, with
+    any weights of titles and headings. Nor does writing a text again, whose terms are taken from the index if it is
+    long."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.setattr(postings, "LONG_CHARS", long_chars)
-        collection = make_collection(Path(folder) / "c", options=SMALL)
+        collection = make_collection(Path(folder) / "c", options=SMALL, field_weights=weights)
         texts: dict[str, str] = {}
         languages: dict[str, str] = {}
         for step, number, text, language in steps:
@@ -129,10 +133,11 @@ def test_any_history_of_writes_scores_like_a_fresh_index(
                 collection.settle()
             elif step == "write":
                 passage = WORLD.document(number).passages[0]
-                piece = type(passage)(0, len(text), 1, passage.vector)
-                collection.write([Upsert(name, text, "", {}, (piece,), language=language)]).result()
+                title, heading = text.split()[:2][-1], " ".join(text.split()[2:4])
+                piece = type(passage)(0, len(text), 1, passage.vector, heading)
+                collection.write([Upsert(name, text, title, {}, (piece,), language=language)]).result()
                 texts.pop(name, None)
-                texts[name], languages[name] = text, language
+                texts[name], languages[name] = weights.text_of(title, heading, text), language
             elif step == "delete":
                 collection.write([Delete(name)]).result()
                 texts.pop(name, None)

@@ -73,7 +73,7 @@ def test_a_passage_of_a_longer_document_keeps_its_own_text(log: Log) -> None:
     log.commit([[type(whole)("x", text, "Title", {}, parts)]])
     stored = log.passages([1, 2])
     assert [stored[1].text, stored[2].text] == ["First part.", "Second part."]
-    assert [pair for block in log.texts(0, 2) for pair in block] == [
+    assert [pair[:2] for block in log.searchable(0, 2) for pair in block] == [
         (1, "Title\nFirst part."),
         (2, "Title\nSecond part."),
     ]

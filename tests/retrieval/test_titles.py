@@ -62,3 +62,30 @@ def test_neither_title_nor_text_is_an_error(http: Http) -> None:
         assert (reply.status, reply.body["error"]["param"]) == (422, "documents[1].text")
         assert "expected text or a title" in reply.body["error"]["message"]
     assert http.ok("GET", f"/v1/collections/{name}")["documents"] == 0
+
+
+def test_words_of_titles_and_headings_count_as_chosen(http: Http) -> None:
+    """As often as the collection was created with, in every part of it; it says how often, and takes nothing else."""
+    filler = "Some words about nothing in particular. " * 40
+    text = f"# Renewal\n\n{filler}\n\n# Payment\n\n{filler}"
+    scores = {}
+    for weights in ({}, {"title": 3, "heading": 2}, {"title": 0}):
+        name = http.new_collection(**({"field_weights": weights} if weights else {}))
+        shown = http.ok("GET", f"/v1/collections/{name}")["field_weights"]
+        assert shown == {"title": 1, "heading": 0, **weights}
+        http.write(name, {"id": "a", "title": "Certificates", "text": text}, {"id": "b", "text": filler})
+        for _ in range(2):
+            found = [
+                http.search(name, query=query, mode="lexical", typos=False)["hits"]
+                for query in ("certificates somewhere", "payment somewhere")  # which name no document
+            ]
+            scores[str(weights), len(scores) % 2] = [hits[0]["score"] if hits else 0.0 for hits in found]
+            http.reindex(name)
+    usual, rebuilt, more, more_rebuilt, none, none_rebuilt = scores.values()
+    assert (rebuilt, more_rebuilt, none_rebuilt) == (usual, more, none)
+    assert more[0] > usual[0] > none[0] == 0.0
+    assert more[1] > usual[1] > 0.0  # the passage has its own heading in its text
+    for weights, place in (({"title": 6}, "title"), ({"text": 1}, "text"), ({"heading": -1}, "heading")):
+        wanted = {"name": "refused", "field_weights": weights}
+        error = http.call("POST", "/v1/collections", wanted).body["error"]
+        assert (error["type"], place in str(error)) == ("invalid_input", True)

@@ -769,6 +769,21 @@ def is_gone(http: KeyHttp, name: str) -> bool:
     return http.call("GET", f"/v1/collections/{name}").status == 404
 
 
+def test_words_of_titles_count_as_chosen_at_every_shard(cluster: Cluster) -> None:
+    """Each shard is created with the weights that the collection is."""
+    http, weights = cluster.http, {"title": 3, "heading": 1}
+    scores = {}
+    for shards in (1, 3):
+        name = f"weighed-{shards}"
+        made = http.ok("POST", "/v1/collections", {"name": name, "shards": shards, "field_weights": weights})
+        assert made["field_weights"] == weights
+        http.write(name, *({"id": f"d{n}", "title": f"Kettle {n}", "text": "It boils."} for n in range(9)))
+        hits = http.search(name, query="kettle", mode="lexical", collapse=False, k=9)["hits"]
+        scores[shards] = sorted((hit["document_id"], hit["score"]) for hit in hits)
+        http.ok("DELETE", f"/v1/collections/{name}")
+    assert scores[3] == scores[1]
+
+
 def test_a_name_means_one_collection(cluster: Cluster) -> None:
     """Wherever it is: in shards, in one piece, or as an alias. A shard is not deleted or created by itself."""
     http, at_b = cluster.http, cluster.at_b

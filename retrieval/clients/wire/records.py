@@ -58,6 +58,11 @@ class CountBody(TypedDict):
     seq: int | str
 
 
+class FieldWeightsBody(TypedDict):
+    title: NotRequired[int]
+    heading: NotRequired[int]
+
+
 class RecallEvidence(TypedDict):
     source: str
     queries: int
@@ -138,6 +143,7 @@ class CollectionBody(TypedDict):
     model_languages: list[str] | None
     dimensions: int
     hot_capacity: int
+    field_weights: FieldWeightsBody
     language: str
     languages: dict[str, int]
     documents: int

@@ -198,12 +198,18 @@ class PatchDocuments(PatchDocument):
     filter: NotRequired[Any]
 
 
+class FieldWeightsBody(TypedDict):
+    title: NotRequired[int]
+    heading: NotRequired[int]
+
+
 class CreateCollection(TypedDict):
     model: NotRequired[str | None]
     dimensions: NotRequired[int | None]
     metric: NotRequired[Literal["cosine"]]
     hot_capacity: NotRequired[int | None]
     language: NotRequired[str]
+    field_weights: NotRequired[FieldWeightsBody]
     shards: NotRequired[int]
 
 
