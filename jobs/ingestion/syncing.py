@@ -19,7 +19,7 @@ import hashlib
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -269,21 +269,27 @@ class _SyncRun:
 
         for document in read_files(files(), options=self.options, report=self.report):
             assert reading is not None
-            if document.id not in reading.ids:  # repetitions within a file are not recorded
-                reading.ids.add(document.id)
-                yield Unsent(reading, document, digest_of(document))
+            if document.id in reading.ids:  # repetitions within a file are not recorded
+                self._note_repeated(reading, document, "came before")
+                continue
+            reading.ids.add(document.id)
+            yield Unsent(reading, document, digest_of(document))
 
-    def _is_held(self, one: Unsent) -> bool:
-        """Whether another file of the folder has the document's id. Then the document is only claimed: if both were
-        sent, each run would replace one by the other."""
+    def _note_repeated(self, reading: Reading, document: SourceDocument, where: str) -> None:
+        self.report.duplicates += 1
+        if not reading.repeated:
+            note_repeated(document, where, self.report)
+            reading.repeated = True
+
+    def _is_held(self, one: Unsent, sending: Mapping[str, str]) -> bool:
+        """Whether another file of the folder has sent the document's id, or is `sending` it, by id. Then the document
+        is only claimed: if both were sent, each run would replace one by the other."""
         holders = [file for file in self.record.other_files(one.file, one.document.id) if file in self.files]
-        if not holders and not one.document.repeats:
+        if (file := sending.get(one.document.id)) is not None:
+            holders.append(file)
+        if not holders:
             return False
-        if not one.document.repeats:
-            self.report.duplicates += 1
-            if not one.reading.repeated:
-                note_repeated(one.document, f"is in {holders[0]} too", self.report)
-                one.reading.repeated = True
+        self._note_repeated(one.reading, one.document, f"is in {holders[0]} too")
         self.record.claim_unsent(one.file, one.document.id)
         return True
 
@@ -291,7 +297,12 @@ class _SyncRun:
         """Send the new documents of `batch`, and record which are acknowledged and which files are done."""
         refused, total = SourceReport(), self.done.ingested
         with self.record.transaction():
-            fresh = [one for one in batch if not self._is_held(one)]
+            sending: dict[str, str] = {}
+            fresh = []
+            for one in batch:
+                if not self._is_held(one, sending):
+                    sending[one.document.id] = one.file
+                    fresh.append(one)
             new = [one for one in fresh if self.record.claim(one.file, one.document.id, one.digest)]
             for one in new:
                 for other in self.record.other_folders(one.document.id):

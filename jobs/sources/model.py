@@ -38,8 +38,6 @@ class SourceDocument:
     vector: str | Sequence[float] | None = None
     source: str = ""
     bytes_read: int = 0
-    repeats: bool = False
-    """Whether an earlier document of this run has the same id. Then only the earlier one is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

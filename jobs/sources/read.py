@@ -30,31 +30,44 @@ def read_documents(
     options = options or SourceOptions()
     report = report if report is not None else FirstFailure()
     files = find_files(paths, options=options, report=report)
-    return (one for one in read_files(files, options=options, report=report) if not one.repeats)
+    return without_repeated(read_files(files, options=options, report=report), report)
+
+
+def without_repeated(documents: Iterable[SourceDocument], report: SourceReport) -> Iterator[SourceDocument]:
+    """Yield the documents whose ids did not come before, and note the first other one of each file."""
+    seen: set[int] = set()  # 64-bit hashes of the ids so far
+    noted = 0  # the number of the last file of which one was noted
+    for one in documents:
+        digest = hash(one.id)
+        if digest in seen:
+            report.duplicates += 1
+            if noted != report.files:
+                noted = report.files
+                note_repeated(one, "came before", report)
+            continue
+        if len(seen) < IDS_REMEMBERED_MAX:
+            seen.add(digest)
+            if len(seen) == IDS_REMEMBERED_MAX:
+                report.note(f"after {IDS_REMEMBERED_MAX:,} ids, new duplicates are no longer looked for")
+        yield one
 
 
 def read_files(
     files: Iterable[FoundFile], *, options: SourceOptions, report: SourceReport
 ) -> Iterator[SourceDocument]:
-    """Yield the documents of `files`, taking the next file when one is read. `repeats` marks those that repeat an
-    id."""
-    seen: set[int] = set()
+    """Yield the documents of `files`, taking the next file when one is read."""
     bytes_before = 0
     with contextlib.closing(Sandbox()) as sandbox:
         for found in files:
             report.files += 1
-            before, repeated = _count_outcomes(report), report.duplicates
+            before = _count_outcomes(report)
             try:
                 with contextlib.closing(SourceFile(found, options.encoding)) as file:
                     read = sandbox.documents if found.format in SANDBOXED else TEXT_READERS[found.format]
                     for document in read(file, options, report):
-                        repeats = _repeats(document, seen, report)
-                        if repeats and report.duplicates == repeated:
-                            note_repeated(document, "came before", report)
-                        report.duplicates += repeats
                         report.documents += 1
                         bytes_read = bytes_before + document.bytes_read
-                        yield dataclasses.replace(document, bytes_read=bytes_read, repeats=repeats)
+                        yield dataclasses.replace(document, bytes_read=bytes_read)
                     if _count_outcomes(report) == before:  # a table with only a header
                         report.skip(file.place(), EMPTY)
             except SourceError as error:  # the rest of the file is unreadable
@@ -70,18 +83,6 @@ def total_bytes(paths: Sequence[Path], *, options: SourceOptions | None = None) 
     """Return the on-disk bytes that `read_documents` will read, for progress bars."""
     files = find_files(paths, options=options or SourceOptions(), report=SourceReport())
     return sum(found.size_bytes for found in files)
-
-
-def _repeats(document: SourceDocument, seen: set[int], report: SourceReport) -> bool:
-    """Whether the document's id was seen before. `seen` holds 64-bit hashes of the ids so far."""
-    digest = hash(document.id)
-    if digest in seen:
-        return True
-    if len(seen) < IDS_REMEMBERED_MAX:
-        seen.add(digest)
-        if len(seen) == IDS_REMEMBERED_MAX:
-            report.note(f"after {IDS_REMEMBERED_MAX:,} ids, new duplicates are no longer looked for")
-    return False
 
 
 def note_repeated(document: SourceDocument, where: str, report: SourceReport) -> None:

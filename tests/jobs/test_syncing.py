@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -268,6 +269,43 @@ def test_ids_that_several_files_have(folder: Folder) -> None:
     for run in range(2):
         ended = nearline(*folder.arguments("--json"))
         assert json.loads(ended.stdout)["documents"] == 0, run
+
+
+def test_an_id_that_changes_in_both_of_its_files(folder: Folder) -> None:
+    """The one that is written stays the one that counts, whichever file is read first."""
+    put(folder.path, "n.csv", "id,text\nx,old\n")
+    folder.sync()
+    for number in range(2):
+        put(folder.path, "m.csv", f"id,text\nx,other {number}\n")
+        put(folder.path, "n.csv", f"id,text\nx,new {number}\n")
+        done = folder.sync()
+        assert (done["documents"], done["duplicates"]) == (1, 1)
+        assert folder.texts()["x"] == f"new {number}"
+
+
+def test_whatever_happens_in_a_folder_the_collection_equals_it(folder: Folder) -> None:
+    """Files that share ids come, change and go: each id has a text that some file gives it now, and no other id is
+    there. A sync without changes writes nothing."""
+    draw = random.Random(3)
+    shutil.rmtree(folder.path)
+    files: dict[str, dict[str, str]] = {}
+    for step in range(14):
+        for _ in range(draw.randint(1, 3)):
+            name = f"{draw.choice('abcd')}.csv"
+            if name in files and draw.random() < 0.2 and len(files) > 1:
+                del files[name]
+                (folder.path / name).unlink()
+                continue
+            held = {id_: f"{id_} of {name} at {step}" for id_ in draw.sample("uvwxyz", draw.randint(1, 4))}
+            kept = {id_: text for id_, text in files.get(name, {}).items() if draw.random() < 0.6}
+            files[name] = held | kept
+            put(folder.path, name, "id,text\n" + "".join(f"{i},{t}\n" for i, t in files[name].items()))
+        folder.sync("--yes", "--force")
+        texts = folder.texts()
+        assert texts.keys() == {id_ for held in files.values() for id_ in held}
+        assert all(any(held.get(id_) == text for held in files.values()) for id_, text in texts.items())
+        if step % 4 == 0:
+            assert counts(folder.sync()) == (0, 0, 0, 0)
 
 
 def test_an_id_that_moves_to_another_file(folder: Folder) -> None:

@@ -68,7 +68,7 @@ def test_words_of_titles_and_headings_count_as_chosen(http: Http) -> None:
     """As often as the collection was created with, in every part of it; it says how often, and takes nothing else."""
     filler = "Some words about nothing in particular. " * 40
     text = f"# Renewal\n\n{filler}\n\n# Payment\n\n{filler}"
-    scores = {}
+    scores: dict[tuple[str, int], list[float]] = {}
     for weights in ({}, {"title": 3, "heading": 2}, {"title": 0}):
         name = http.new_collection(**({"field_weights": weights} if weights else {}))
         shown = http.ok("GET", f"/v1/collections/{name}")["field_weights"]
