@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.base.errors import NearlineError
+from indexes.base.errors import Damaged, NearlineError
 from indexes.base.model import Progress
 from indexes.filters.checks import UNIT_TOLERANCE
 from indexes.log.content import ContentHash
@@ -27,6 +27,9 @@ PROGRESS_DOCUMENTS = 1000
 
 LOG = "log"  # the check that fails where the log cannot be read, or is known to lack writes
 RESTORE = "restore this collection from a backup (nearline restore --as NEWNAME), then delete this one"
+READ_AGAIN = (
+    "give the disk room and let it be written, then verify again: nothing shows that anything is damaged"
+)
 WRITE_AGAIN = "write these documents again, or " + RESTORE
 
 DOCUMENTS = "SELECT pk, id, seq, first_passage, passages, metadata, text FROM documents ORDER BY pk"
@@ -86,7 +89,8 @@ def check_log(collection: str, path: Path, *, frozen: bool, progress: Progress) 
             yield check_history(collection, log, state)
             yield check_content(collection, log)
     except NearlineError as error:
-        yield Check(collection, LOG, False, error.message, RESTORE)
+        advice = RESTORE if isinstance(error, Damaged) else READ_AGAIN
+        yield Check(collection, LOG, False, error.message, advice)
 
 
 def check_file(collection: str, path: Path, *, frozen: bool) -> Check:

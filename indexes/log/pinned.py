@@ -7,6 +7,7 @@ block ends.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,13 +18,15 @@ import apsw
 import msgspec
 import numpy as np
 
-from indexes.base.errors import Damaged
+from indexes.base.errors import Damaged, DiskFull, StorageError, Unavailable
 from indexes.base.model import Ids, Progress, Settings
 from indexes.log.mark import NEWEST_SEQ, UnopenedLog, cycle_of
 from indexes.log.reader import require_format
 from indexes.log.sqlite import connect, connect_frozen, sqlite_errors
-from indexes.log.wal import require_whole_wal
+from indexes.log.wal import require_whole_wal, wal_of
 
+FIRST_READ = "BEGIN; SELECT count(*) FROM meta"
+NO_PLACE = (apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMOPEN, apsw.SQLITE_IOERR_SHMMAP)
 STEPS_BETWEEN = 100_000  # of SQLite, between two checks whether to stop
 COPIED_PAGES = 4096  # per step: small enough to show progress and to be interruptible
 LOOKS, PAUSE_S = (
@@ -98,18 +101,51 @@ def begin(path: Path) -> apsw.Connection:
 
     If the service replaces the file (`Log.replace_by`) between the open and the first read, the connection may combine
     the old file with the new WAL: retry.
+
+    SQLite makes a small file beside the log to read it. On a disk that is full or read-only, a log without commits in
+    its WAL is read without that file; another one raises DiskFull or StorageError.
     """
     while True:
         opened = inode(path)
-        db = connect(path, read_only=True)
         try:
-            db.execute("BEGIN; SELECT count(*) FROM meta").fetchall()
+            db = connect(path, read_only=True)
+        except (StorageError, Unavailable) as error:
+            if lacks_a_place(path, error.__cause__):
+                return begin_frozen(path)
+            raise
+        try:
+            db.execute(FIRST_READ).fetchall()
             if inode(path) == opened:
                 return db
-        except BaseException:
+        except BaseException as error:
             db.close()
+            if lacks_a_place(path, error):
+                return begin_frozen(path)
             raise
         db.close()
+
+
+def lacks_a_place(path: Path, error: BaseException | None) -> bool:
+    """Whether SQLite could not make its file beside the log."""
+    if isinstance(error, apsw.IOError):
+        return error.extendedresult in NO_PLACE
+    cannot_open = isinstance(error, (apsw.CantOpenError, apsw.ReadOnlyError))
+    return cannot_open and path.is_file() and (not os.access(path.parent, os.W_OK) or not has_room(path))
+
+
+def has_room(path: Path) -> bool:
+    return os.statvfs(path.parent).f_bavail > 0
+
+
+def begin_frozen(path: Path) -> apsw.Connection:
+    wal = wal_of(path)
+    if wal.exists() and wal.stat().st_size:
+        if has_room(path):
+            raise StorageError(f"{path.parent} may not be written, which reading {wal.name} needs")
+        raise DiskFull(f"no space left in {path.parent}, which reading {wal.name} needs")
+    db = connect_frozen(path)
+    db.execute(FIRST_READ).fetchall()
+    return db
 
 
 def inode(path: Path) -> int:

@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,19 +21,24 @@ import pytest
 from indexes.base import durable
 from indexes.base.durable import Disk
 from indexes.base.errors import DiskFull
+from indexes.base.model import IndexOptions
 from indexes.collection.collection import Collection
+from indexes.directory.backup.verifying import verify_backup, verify_data
+from indexes.directory.catalog import Catalog
 from indexes.directory.marker import is_locked, prepare
 from indexes.parts.generation import Generation
 from indexes.rebuild.builder import BuildRequest
 from jobs.serving.process import ServerProcess, serving
 from retrieval.access.auth import Keys
+from tests.support.commands import nearline
 from tests.support.guarded import key
 from tests.support.http import Http
 from tests.support.inspection import consistent
-from tests.support.vectors import make_collection
+from tests.support.vectors import World, fill, make_collection, settings
 from tests.support.versions import document
 
 ROOT = Path(__file__).parents[2]
+WORLD = World()
 
 
 @dataclass
@@ -58,9 +64,9 @@ def limited(folder: Path) -> Iterator[Room]:
     )
 
 
-def mounted(folder: Path) -> Iterator[Room]:
-    """A small file system of its own, filled by another file."""
-    data = folder / "data"
+@contextlib.contextmanager
+def small_disk(data: Path) -> Iterator[None]:
+    """A small file system of its own."""
     data.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=24m", "nearline-test", str(data)]
     try:
@@ -69,17 +75,24 @@ def mounted(folder: Path) -> Iterator[Room]:
         refused = 1
     if refused:
         pytest.skip("mounting a file system is not permitted here")
-    other = data / ".removed-nothing"  # a name that an opening catalog takes for its own litter
-
-    def fill(server: ServerProcess) -> None:
-        with other.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-
     try:
-        yield Room(data, fill, lambda server: other.unlink())
+        yield
     finally:
         subprocess.run(["umount", str(data)], check=True)
+
+
+def fill_up(other: Path) -> None:
+    with other.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def mounted(folder: Path) -> Iterator[Room]:
+    """A disk that another file fills."""
+    data = folder / "data"
+    other = data / ".removed-nothing"  # a name that an opening catalog takes for its own litter
+    with small_disk(data):
+        yield Room(data, lambda server: fill_up(other), lambda server: other.unlink())
 
 
 @pytest.fixture(params=[limited, mounted])
@@ -126,6 +139,43 @@ def write_until_refused(http: Http, name: str, status: int) -> int:
             assert reply.status == status, reply
             return number
     raise AssertionError
+
+
+@pytest.mark.parametrize("disk", ["full", "read-only"])
+def test_a_disk_that_takes_nothing_can_be_verified_and_copied(tmp_path: Path, disk: str) -> None:
+    """What is whole is called so, and a copy elsewhere can be made. Of a log with commits in its write-ahead log, which
+    cannot be read without writing, it is said why, and nobody is told to delete it."""
+    data = tmp_path / "data"
+    with small_disk(data):
+        with contextlib.closing(Catalog(data / "whole", IndexOptions())) as catalog:
+            fill(catalog.create("docs", settings()), WORLD, range(20))
+        if disk == "full":
+            fill_up(data / "other")
+        else:
+            subprocess.run(["mount", "-o", "remount,ro", str(data)], check=True)
+        checks = list(verify_data(data / "whole", [], lambda *_: None))
+        may = "may not be written"  # which is true of a disk that is read-only
+        assert [one for one in checks if not one.ok and may not in one.detail] == []
+        ended = nearline("backup", "--data", data / "whole", "--to", tmp_path / "copy")
+        assert ended.returncode == 0, ended.stderr
+        assert all(one.ok for one in verify_backup(tmp_path / "copy", [], lambda *_: None))
+
+        if disk == "read-only":
+            subprocess.run(["mount", "-o", "remount,rw", str(data)], check=True)
+        (data / "other").unlink(missing_ok=True)
+        shutil.copytree(data / "whole", data / "waiting")
+        code = "import apsw, os, sys; db = apsw.Connection(sys.argv[1]); "
+        code += "db.execute('PRAGMA user_version = 7'); os._exit(0)"
+        subprocess.run([sys.executable, "-c", code, str(data / "waiting/docs/log.db")], check=True)
+        (data / "waiting/docs/log.db-shm").unlink()
+        if disk == "full":
+            fill_up(data / "other")
+        else:
+            subprocess.run(["mount", "-o", "remount,ro", str(data)], check=True)
+        wrong = [one for one in verify_data(data / "waiting", [], lambda *_: None) if one.name == "log"]
+        assert [
+            ("which reading log.db-wal needs" in one.detail, "delete" in one.advice) for one in wrong
+        ] == [(True, False)]
 
 
 @dataclass

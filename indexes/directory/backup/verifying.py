@@ -140,7 +140,7 @@ def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iter
     log_whole = True
     for check in check_log(folder.name, folder / "log.db", frozen=frozen, progress=progress):
         log_whole = log_whole and check.ok
-        lost = check.name == LOG and not check.ok and not frozen
+        lost = check.name == LOG and check.advice == RESTORE and not frozen
         yield replace(check, advice=f"{check.advice}; {accept_advice(folder)}") if lost else check
     shelf = Shelf(folder)
     whole: dict[int, bool] = {}
