@@ -128,7 +128,7 @@ def begin(path: Path) -> apsw.Connection:
 def lacks_a_place(path: Path, error: BaseException | None) -> bool:
     """Whether SQLite could not make its file beside the log."""
     if isinstance(error, apsw.IOError):
-        return error.extendedresult in NO_PLACE
+        return getattr(error, "extendedresult", 0) in NO_PLACE
     cannot_open = isinstance(error, (apsw.CantOpenError, apsw.ReadOnlyError))
     return cannot_open and path.is_file() and (not os.access(path.parent, os.W_OK) or not has_room(path))
 

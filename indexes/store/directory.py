@@ -16,6 +16,7 @@ import msgspec
 
 from indexes.base.durable import decode_checked, disk_errors, publish, with_checksum
 from indexes.directory.marker import KEYS, change_held_marker, changing, read_marker
+from indexes.store.objects import without_slash
 
 FORMAT = 1
 RECORD = "store.json"
@@ -61,7 +62,8 @@ def read_record(data: Path) -> Record | None:
     if not path.exists():
         return None
     with disk_errors(path):
-        return decode_checked(path, path.read_bytes(), Record, FORMAT)
+        record = decode_checked(path, path.read_bytes(), Record, FORMAT)
+    return msgspec.structs.replace(record, url=without_slash(record.url))
 
 
 def write_record(data: Path, record: Record) -> None:

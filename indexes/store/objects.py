@@ -46,6 +46,11 @@ class Objects(Protocol):
         ...
 
 
+def without_slash(url: str) -> str:
+    """The URL of a store as it is recorded and compared: a slash at the end means nothing."""
+    return url.rstrip("/") if urlsplit(url).path.strip("/") else url
+
+
 class Bucket:
     """Objects under a URL, by obstore, which takes credentials, region and endpoint from the environment, under the
     names that the provider's own tools use."""
@@ -53,7 +58,7 @@ class Bucket:
     def __init__(self, url: str, *, makes_folder: bool = False, may_be_away: bool = False) -> None:
         """Raises InvalidInput for a URL that cannot be used, or of a folder that is missing, unless this makes it or it
         may be away: then it is looked for at each use."""
-        self.url = url
+        self.url = without_slash(url)
         parts = urlsplit(url)
         if parts.scheme not in SCHEMES:
             raise InvalidInput(

@@ -387,7 +387,10 @@ def restore_from(
     Raises NotFound for an unknown name, or a collection that the store does not have so early; Conflict for a name that
     is taken: nothing was placed then. Raises Damaged if some could not be restored; the others are.
     """
-    directory = directory_at(SlotLog(objects, DIRECTORY), until, damaged=True)
+    kept = SlotLog(objects, DIRECTORY)
+    if not kept.last_number() and newest_epoch(objects)[1] is None:
+        raise NotFound("no service has written to this store: is the URL right, and the folder mounted?")
+    directory = directory_at(kept, until, damaged=True)
     chosen = {
         name: directory.collections[name]
         for name in choose(list(directory.collections), names, directory.aliases)

@@ -107,6 +107,8 @@ def restore(
             live += ", the last state that the store has up to there"
         named = f", named {', '.join(one.aliases)} too" if one.aliases else ""
         lines.append(f"{one.name}: {one.documents} documents at seq {one.seq}, {live}{named}")
+    if not restored:
+        lines.append("there are no collections to restore")
     if note := restoring.about_keys(data):
         lines.append(note)
     value = {"data": str(data), "locked": is_locked(data), "collections": [asdict(one) for one in restored]}
@@ -140,10 +142,10 @@ def promote(data: Path, url: str, as_json: bool) -> None:
     That service takes over from the one that writes now, which stops if it still runs.
     """
     keep_private()
-    following.promote(data, Bucket(url), url)
-    print_result(
-        {"data": str(data), "store": url}, f"{data} writes to {url} when it is served", as_json=as_json
-    )
+    objects = Bucket(url)
+    following.promote(data, objects, objects.url)
+    value = {"data": str(data), "store": objects.url}
+    print_result(value, f"{data} writes to {objects.url} when it is served", as_json=as_json)
 
 
 @click.command(epilog="Example: nearline accept --data data -c docs")

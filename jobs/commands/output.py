@@ -37,6 +37,8 @@ def say(line: str, *, err: bool = False) -> None:
     click.echo(visible(line), err=err)
 
 
+if sys.stdout is None:  # it was closed before this program began
+    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 # for as long as the process lives
 console = SafeConsole(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else LINE_MAX)
 errors = SafeConsole(stderr=True)
 

@@ -146,9 +146,10 @@ def store_of(config: Config, data: Path) -> Uploader | Follower | None:
         return None
     if store.replica:
         objects = Bucket(store.url, may_be_away=True)
-        return Follower(objects, store.url, data, store.poll_ms / 1000, store.writer)
-    options = StoreOptions(store.url, store.acknowledge, store.lag_s_max, store.keep_days)
-    return Uploader(Bucket(store.url, makes_folder=True), options, data)
+        return Follower(objects, objects.url, data, store.poll_ms / 1000, store.writer)
+    objects = Bucket(store.url, makes_folder=True)
+    options = StoreOptions(objects.url, store.acknowledge, store.lag_s_max, store.keep_days)
+    return Uploader(objects, options, data)
 
 
 def leave_on_failure(app: web.Application, loop: asyncio.AbstractEventLoop) -> failures.Listener:

@@ -23,7 +23,8 @@ from indexes.directory.backup.verifying import verify_data
 from indexes.directory.catalog import Catalog
 from indexes.directory.marker import KEYS, KEYS_LOCK, Marker, is_locked, write
 from indexes.store import availability, confirming, naming, rows, session
-from indexes.store.directory import Directory, describe_directory
+from indexes.store.directory import Directory, Record, describe_directory, write_record
+from indexes.store.following import promote
 from indexes.store.generations import StoredGeneration
 from indexes.store.objects import Bucket, Objects
 from indexes.store.offers import Offers
@@ -307,6 +308,21 @@ def test_an_object_in_a_folder_outlives_a_crash(tmp_path: Path, monkeypatch: pyt
     synced.clear()
     assert bucket.create("a/b/two", b"2")
     assert synced == ["/bucket/a/b/two", "/bucket/a/b"]
+
+
+def test_a_slash_at_the_end_is_no_other_store(tmp_path: Path) -> None:
+    """Neither for the service that writes, nor for a replica's directory that is promoted."""
+    url = (tmp_path / "bucket").as_uri()
+    for times, one in enumerate((url, f"{url}/", url), 1):
+        objects = Bucket(one, makes_folder=True)
+        with serving(tmp_path / "a", objects, replace(LOCAL, url=objects.url)) as service:
+            if times == 1:
+                service.create("docs")
+            service.write("docs", times).result(WAIT_S)
+            assert len(service.ids("docs")) == times
+    write_record(tmp_path / "a", Record(url=f"{url}/", replica=True))
+    promote(tmp_path / "a", Bucket(url), url)
+    assert (Bucket("s3://bucket/").url, Bucket("s3://bucket/a/b/").url) == ("s3://bucket/", "s3://bucket/a/b")
 
 
 def test_a_service_starts_while_its_store_is_away(

@@ -62,6 +62,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_command_without_standard_output_does_its_work(tmp_path: Path, http: Http) -> None:
+    """As some programs start others. What cannot be shown is no error."""
+    name = http.new_collection()
+    for arguments in (["collections", "delete", name, "--yes", "--url", http.url], ["--version"]):
+        command = [sys.executable, "-m", "jobs.cli", *arguments]
+        shell = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+        ended = subprocess.run(shell, stderr=subprocess.PIPE, text=True, check=False)
+        assert (ended.returncode, ended.stderr) == (0, "")
+    assert http.call("GET", f"/v1/collections/{name}").status == 404
+
+
 @pytest.mark.slow
 def test_control_characters_reach_no_terminal(service: ServerProcess, http: Http, tmp_path: Path) -> None:
     """Those of documents, titles and file names are shown escaped, and a name takes one line."""

@@ -209,6 +209,8 @@ def test_what_the_commands_say(stopped: Path, tmp_path: Path) -> None:
 def test_trouble_is_one_clear_line(stopped: Path, tmp_path: Path, model_folder: Path) -> None:
     """Exit code 1, one line, no traceback; a wrong call is exit code 2."""
     assert nearline("backup", "--data", stopped, "--to", tmp_path / "backup").returncode == 0
+    (stopped / "empty.store").mkdir()
+    empty = (stopped / "empty.store").as_uri()
     for arguments, message in [
         (["backup", "--data", stopped, "--to", tmp_path / "backup"], "exists already"),
         (["backup", "--data", stopped, "--to", stopped / "docs" / "x"], "inside the data directory"),
@@ -216,6 +218,8 @@ def test_trouble_is_one_clear_line(stopped: Path, tmp_path: Path, model_folder: 
         (["backup", "--data", tmp_path, "--to", tmp_path / "x"], "not a nearline data directory"),
         (["restore", "--from", tmp_path, "--data", tmp_path / "new"], "holds no backup"),
         (["restore", "--from", tmp_path / "backup", "--data", stopped], "'docs' is taken"),
+        (["restore", "--from", empty, "--data", tmp_path / "new"], "no service has written to this store"),
+        (["restore", "--from", empty, "--data", tmp_path / "new", "--at", "7"], "no service has written"),
         (["verify", "--data", tmp_path], "not a nearline data directory"),
         (["accept", "--data", tmp_path, "-c", "docs", "--yes"], "not a nearline data directory"),
         (["accept", "--data", tmp_path / "none", "-c", "docs"], "not a nearline data directory"),

@@ -12,7 +12,7 @@ import contextlib
 import shutil
 import uuid
 from collections.abc import Collection as Names
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,8 +68,8 @@ def restore(
     """Place the collections with these names or aliases, or all, into `data`, which is created if missing.
 
     Raises Damaged if any file differs from the backup's manifest, Conflict if a name is taken, Locked if a service
-    uses the directory; nothing was placed then. Aliases that are already taken are left unchanged.
-    `new_name` renames a single collection and skips its aliases.
+    uses the directory, DiskFull or StorageError; nothing is placed then. Aliases that are already taken are left
+    unchanged. `new_name` renames a single collection and skips its aliases.
     """
     backup = read_backup(folder)
     known = {one.name: one for one in backup.collections}
@@ -91,7 +91,7 @@ def restore(
             held.enter_context(contextlib.closing(take(data, chosen)))
         if backup.locked is True:  # before anything can be served
             change_marker(data, lambda found: msgspec.structs.replace(found, locked=True))
-        uids = {name: place(folder / one.name, one, data / name, progress) for name, one in chosen.items()}
+        uids = place_all(folder, chosen, data, progress)
         named = {} if new_name is not None else restore_aliases(data, backup.aliases, chosen)
     return [
         Restored(
@@ -143,6 +143,23 @@ def check_files(folder: Path, collections: Names[CollectionBackup], progress: Pr
             with disk_errors(path):
                 verify(path, sealed.bytes, sealed.sha256)
             done += sealed.bytes
+
+
+def place_all(
+    folder: Path, chosen: Mapping[str, CollectionBackup], data: Path, progress: Progress
+) -> dict[str, str]:
+    """Place collections, or none of them; returns their new uids by name."""
+    uids: dict[str, str] = {}
+    try:
+        for name, one in chosen.items():
+            uids[name] = place(folder / one.name, one, data / name, progress)
+    except BaseException:
+        for name in uids:
+            removed = data / f".removed-{name}"  # which the next service removes if this process ends first
+            (data / name).rename(removed)
+            shutil.rmtree(removed, ignore_errors=True)
+        raise
+    return uids
 
 
 def place(source: Path, one: CollectionBackup, target: Path, progress: Progress) -> str:
