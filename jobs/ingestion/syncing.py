@@ -173,10 +173,13 @@ class _SyncRun:
         self.record.forget_absent(present)
         changed, again = self._changed(found), True
         self._count(changed)
+        whole = self.report
         while again:
             await self._send(changed)
             if again := await self._delete_gone(found, unlisted, present, consent):
+                self.report = SourceReport()
                 changed = self._changed(found)
+            whole.add_new(self.report)
 
     def _scan(self) -> tuple[dict[str, FoundFile], list[str]]:
         """Return files by name, and the places that could not be listed."""

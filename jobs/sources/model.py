@@ -189,6 +189,15 @@ class SourceReport:
         for one in other.failed:
             self.fail(SourceError(one.source, one.reason))
 
+    def add_new(self, again: SourceReport) -> None:
+        """Add the failures and notes of files that were read again, if they are others than before."""
+        for one in again.failed:
+            if one not in self.failed:
+                self.fail(SourceError(one.source, one.reason))
+        for line in again.notes:
+            if line not in self.notes:
+                self.note(line)
+
     def check_columns(self, options: SourceOptions) -> None:
         """Record a failure for each name in `--columns`, `--skip-columns` and `--types` that was not found. Call it
         after everything is read."""

@@ -168,6 +168,17 @@ def test_a_file_that_cannot_be_read_keeps_its_documents(folder: Folder) -> None:
     assert folder.ids() == EVERYTHING
 
 
+def test_a_failure_is_told_once(folder: Folder) -> None:
+    """Also where files are read a second time, because another one lost an id that they have."""
+    put(folder.path, "sub/more.csv", "id,text\nr1,More one.\n")
+    put(folder.path, "b.md", b"\xff")
+    folder.sync("--yes", code=1)
+    (folder.path / "sub/more.csv").unlink()
+    done = folder.sync("--yes", code=1)
+    assert (done["failures"], len(cast("list[object]", done["failed"])), done["shared"]) == (1, 1, 1)
+    assert folder.texts()["r1"] == "One."
+
+
 def test_files_that_failed_before_are_not_changed(folder: Folder) -> None:
     """They are read again and counted by themselves until their content changes, and then are like any other."""
 
