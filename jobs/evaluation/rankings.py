@@ -86,11 +86,15 @@ async def measure_contexts(
 
 
 def judged_queries(queries: Sequence[TextQuery], judgments: Sequence[Judgment]) -> list[TextQuery]:
-    """The queries that have judgments. Raises InvalidInput if there are judgments but none are for these queries."""
-    judged = {one.query for one in judgments}
+    """The queries for which a document is judged relevant, with a grade above 0. Raises InvalidInput if there are
+    judgments but none are such, or none are for these queries."""
+    judged = {one.query for one in judgments if one.grade > 0}
+    if judgments and not judged:
+        raise InvalidInput("no judgment has a grade above 0, which a relevant document has", param="qrels")
     asked = [query for query in queries if query.id in judged]
     if judged and not asked:
         raise InvalidInput(
-            f"none of the {len(queries)} queries asked (see --sample) has a judgment", param="qrels"
+            f"none of the {len(queries)} queries asked (see --sample) has a judgment with a grade above 0",
+            param="qrels",
         )
     return asked

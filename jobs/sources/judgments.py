@@ -33,15 +33,20 @@ class Judgment:
 
 def read_queries(path: Path) -> list[TextQuery]:
     """Read queries. Raises InvalidInput naming file and line."""
-    queries = []
+    queries: dict[str, TextQuery] = {}
     for place, line in lines_of(path):
         try:
-            queries.append(msgspec.json.decode(line, type=TextQuery))
+            one = msgspec.json.decode(line, type=TextQuery)
         except msgspec.DecodeError as error:
             raise InvalidInput(f"{place}: expected a query with id and text: {error}") from None
+        if not one.text.strip():
+            raise InvalidInput(f"{place}: the text of query {one.id!r} is empty")
+        if one.id in queries:
+            raise InvalidInput(f"{place}: an earlier query has the id {one.id!r} too")
+        queries[one.id] = one
     if not queries:
         raise InvalidInput(f"{path} holds no queries")
-    return queries
+    return list(queries.values())
 
 
 def read_judgments(path: Path) -> list[Judgment]:

@@ -23,12 +23,14 @@ from indexes.rebuild.shares import share_interval
 from jobs.commands.evaluate import command
 from jobs.evaluation import textfile
 from jobs.evaluation.queries import from_file, from_log
+from jobs.evaluation.rankings import judged_queries
 from jobs.evaluation.recall import TrueNeighbor, add_cohort, compare
 from jobs.evaluation.report import Bin, Cohort, CohortKind, Reliability, Report, Score
 from jobs.evaluation.sections import show
 from jobs.evaluation.survey import Survey
 from jobs.evaluation.verdict import below_floors, find_regressions, keep, load_history, parse_floors
 from jobs.ingestion.rate_limiter import RateLimiter
+from jobs.sources.judgments import Judgment, TextQuery, read_queries
 from retrieval.upkeep.query_log import Day, LoggedQuery, encode_file
 
 
@@ -454,6 +456,33 @@ def test_a_wrong_call_is_told_before_anything_is_measured(
     assert ended.exit_code == 2
     assert words in ended.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ('{"id": "a", "text": "one"}\n{"id": "b", "text": " "}\n', "line 2: the text of query 'b' is empty"),
+        (
+            '{"id": "a", "text": "one"}\n\n{"id": "a", "text": "two"}\n',
+            "line 3: an earlier query has the id 'a'",
+        ),
+        ('{"id": 1, "text": "one"}\n', "line 1: expected a query with id and text"),
+    ],
+)
+def test_a_query_that_cannot_be_asked_is_named(lines: str, words: str, tmp_path: Path) -> None:
+    """By its file and line."""
+    (tmp_path / "queries.jsonl").write_text(lines)
+    with pytest.raises(InvalidInput, match=re.escape(words)):
+        read_queries(tmp_path / "queries.jsonl")
+
+
+def test_without_a_relevant_document_there_is_no_ranking_to_measure() -> None:
+    """A grade of 0 says that a document is not relevant, so that no order is better than another one."""
+    queries = [TextQuery("a", "one"), TextQuery("b", "two")]
+    assert judged_queries(queries, [Judgment("a", "d1", 0), Judgment("b", "d2", 1)]) == queries[1:]
+    assert judged_queries(queries, []) == []
+    with pytest.raises(InvalidInput, match="no judgment has a grade above 0"):
+        judged_queries(queries, [Judgment("a", "d1", 0), Judgment("b", "d2", -1)])
 
 
 def test_no_service_is_not_a_low_recall() -> None:
