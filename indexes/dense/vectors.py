@@ -25,6 +25,7 @@ from indexes.base.arrays import top
 from indexes.base.errors import Damaged
 from indexes.base.masks import Bits
 from indexes.base.model import Floats, Rows
+from indexes.base.paging import MappedRows, faults
 from indexes.base.residency import Files
 
 Halves = NDArray[np.float16]
@@ -49,6 +50,7 @@ class StoredVectors:
         self.index: Any = faiss.read_index(reader)
         self.rows = rows
         self.halves: Halves = buffer[ROWS_AT:].view(np.float16).reshape(rows, dimensions)
+        self._mapped = MappedRows.of(buffer, ROWS_AT, 2 * dimensions)
 
     @staticmethod
     def allocate(rows: int, dimensions: int) -> StoredVectors:
@@ -86,12 +88,14 @@ class StoredVectors:
         """These rows, float32 [len(rows), dimensions]."""
         if not len(rows):
             return np.empty((0, self.halves.shape[1]), np.float32)
+        self.request(rows)
         taken: Floats = self.index.reconstruct_batch(np.ascontiguousarray(rows, np.int64))
         return taken
 
     def scores(self, rows: Rows, query: Floats) -> Floats:
         """Inner products of these rows with a query, float32 [rows], as `best` has them."""
         found = np.full(len(rows), np.nan, np.float32)
+        self.request(rows)
         for at in range(0, len(rows), GATHERED_ROWS):
             part = rows[at : at + GATHERED_ROWS]
             places, scores = self._gathered(part, query, len(part))
@@ -101,16 +105,25 @@ class StoredVectors:
     def best(self, rows: Rows, query: Floats, depth: int) -> tuple[Rows, Floats]:
         """The best `depth` of these rows by inner product with a query, with the scores, best first."""
         found: list[tuple[Rows, Floats]] = []
+        before = faults() if self._mapped else 0
+        self.request(rows)
         for at in range(0, len(rows), GATHERED_ROWS):
             part = rows[at : at + GATHERED_ROWS]
             places, scores = self._gathered(part, query, min(depth, len(part)))
             found.append((part[places], scores))
+        if self._mapped:
+            self._mapped.note_faults(before)
         if len(found) == 1:
             return found[0]
         if not found:
             return np.empty(0, np.int64), np.empty(0, np.float32)
         together, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return top(together, scores, depth)
+
+    def request(self, rows: Rows) -> None:
+        """Have the disk read these rows together, if they lie in a file and are not cached."""
+        if self._mapped is not None:
+            self._mapped.request(rows)
 
     def _gathered(self, rows: Rows, query: Floats, depth: int) -> tuple[Rows, Floats]:
         """Positions of the best `depth` of at most GATHERED_ROWS rows, with their scores.

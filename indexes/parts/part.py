@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.base.masks import Bits, bits_at, count_bits
+from indexes.base.masks import Bits, bits_at, count_bits, rows_in
 from indexes.base.model import Floats, Ids, Ranking, Rows, Tier
 from indexes.dense.cold import RANKS
 from indexes.dense.hot import HotGraph
@@ -80,6 +80,8 @@ class Part(Protocol):
 
 def scan(part: Part, query: Floats, depth: int, allowed: Bits | None) -> Found:
     """Exact search over the allowed rows of any part."""
+    if allowed is not None:
+        part.vectors.request(rows_in(allowed, part.size))
     selector = within(range(part.size)) if allowed is None else among(allowed)
     return part.vectors.nearest(query, depth, selector)
 
