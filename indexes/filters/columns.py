@@ -24,7 +24,10 @@ eighth of a byte for each wide value. Nothing but the directory is on the heap w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
@@ -37,7 +40,7 @@ from indexes.base.model import Rows, Scalar
 from indexes.base.normalizing import normalize
 from indexes.base.residency import Files
 from indexes.filters.bitmaps import bitmap_of
-from indexes.filters.filter_part import KINDS, Column, FilterPart, Name
+from indexes.filters.filter_part import KINDS, Column, FilterPart, Name, below
 from indexes.filters.grammar import Kind
 from indexes.filters.values import Instants, Numbers, Positions, TextBlock, Values, narrow, rank_values
 
@@ -97,6 +100,7 @@ class SealedFilters(FilterPart):
         self._directory = directory
         self._arrays = arrays
         self._columns = dict(self._laid_out())
+        self._layout = dict(self._in_order())
         self._names = sorted({key for _, key in self._columns})
 
     def _laid_out(self) -> Iterable[tuple[Name, _SealedColumn]]:
@@ -113,6 +117,16 @@ class SealedFilters(FilterPart):
                 values = Numbers(numbers[at : at + count], residues[at : at + count])  # type: ignore[arg-type]
             yield (kind, key), _SealedColumn(self.size, values, first, self._arrays)
             first += count
+
+    def _in_order(self) -> Iterator[tuple[Kind, tuple[list[str], Positions]]]:
+        """The keys of each kind, ascending, and where the values of each begin, and the last ones end."""
+        columns = self._directory.columns
+        ends = ends_of(np.array([count for _, _, count in columns], np.int64))
+        at = 0
+        for kind, some in groupby(columns, key=itemgetter(0)):
+            keys = [key for _, key, _ in some]
+            yield kind, (keys, ends[at : at + len(keys) + 1])
+            at += len(keys)
 
     @staticmethod
     def of(size: int, columns: Iterable[ColumnData]) -> SealedFilters:
@@ -165,6 +179,15 @@ class SealedFilters(FilterPart):
 
     def column(self, kind: Kind, key: str) -> _SealedColumn | None:
         return self._columns.get((kind, normalize("NFC", key)))
+
+    def present_under(self, key: str) -> BitMap:
+        key = normalize("NFC", key)
+        bounds = [
+            firsts[[found.start, found.stop]]
+            for keys, firsts in self._layout.values()
+            for found in (slice(bisect_left(keys, key), bisect_right(keys, key)), below(keys, key))
+        ]
+        return rows_of(np.array(bounds, np.int64).reshape(-1, 2), self.size, self._arrays)
 
     @staticmethod
     def merged(parts: Sequence[tuple[SealedFilters, NDArray[np.bool_]]]) -> SealedFilters:
@@ -296,19 +319,7 @@ class _SealedColumn(Column):
 
     def _rows_of(self, slices: Sequence[tuple[int, int]] | Positions) -> BitMap:
         """Rows of all values in these slices."""
-        bounds = np.array(slices, np.int64).reshape(-1, 2) + self._first
-        all_rows: RowNumbers = self._arrays["rows"]  # type: ignore[assignment]
-        starts, wide = self._arrays["starts"], self._arrays["wide"]
-        listed = [all_rows[low:high] for low, high in starts[bounds].tolist() if low < high]
-        found = [
-            self._bitmap(at)
-            for low, high in np.searchsorted(wide, bounds).tolist()
-            for at in range(low, high)
-        ]
-        if listed or not found:
-            rows = listed[0] if len(listed) == 1 else np.concatenate([NO_ROWS, *listed])
-            found.append(bitmap_of(rows, self._size))
-        return found[0] if len(found) == 1 else BitMap.union(*found)
+        return rows_of(np.array(slices, np.int64).reshape(-1, 2) + self._first, self._size, self._arrays)
 
     def _listed(self) -> tuple[Positions, RowNumbers]:
         """The listed rows of all values, and where those of each value start, and end."""
@@ -322,8 +333,7 @@ class _SealedColumn(Column):
         return range(*np.searchsorted(self._arrays["wide"], (low, high)).tolist())
 
     def _bitmap(self, at: int) -> BitMap:
-        starts = self._arrays["wide_starts"]
-        return BitMap.deserialize(self._arrays["bitmaps"][int(starts[at]) : int(starts[at + 1])].tobytes())
+        return bitmap_at(at, self._arrays)
 
     def pairs(self) -> tuple[Positions, RowNumbers]:
         """Every value with every row that has it: position among the column's values, and row."""
@@ -335,3 +345,23 @@ class _SealedColumn(Column):
             rows.append(np.frombuffer(self._bitmap(at).to_array(), np.uint32))
             positions.append(np.full(len(rows[-1]), int(self._arrays["wide"][at]) - low))
         return np.concatenate(positions), np.concatenate(rows)
+
+
+def rows_of(bounds: Positions, size: int, arrays: Mapping[str, NDArray[np.generic]]) -> BitMap:
+    """Rows of all values between these numbers, counted over all columns, [slices, 2]."""
+    all_rows: RowNumbers = arrays["rows"]  # type: ignore[assignment]
+    listed = [all_rows[low:high] for low, high in arrays["starts"][bounds].tolist() if low < high]
+    found = [
+        bitmap_at(at, arrays)
+        for low, high in np.searchsorted(arrays["wide"], bounds).tolist()
+        for at in range(low, high)
+    ]
+    if listed or not found:
+        rows = listed[0] if len(listed) == 1 else np.concatenate([NO_ROWS, *listed])
+        found.append(bitmap_of(rows, size))
+    return found[0] if len(found) == 1 else BitMap.union(*found)
+
+
+def bitmap_at(at: int, arrays: Mapping[str, NDArray[np.generic]]) -> BitMap:
+    starts = arrays["wide_starts"]
+    return BitMap.deserialize(arrays["bitmaps"][int(starts[at]) : int(starts[at + 1])].tobytes())

@@ -43,6 +43,11 @@ KINDS: tuple[Kind, ...] = ("string", "number", "boolean")
 Name = tuple[Kind, str]
 
 
+def below(names: Sequence[str], key: str) -> slice:
+    """Where the dotted keys that begin with a key are among ascending ones."""
+    return slice(bisect_left(names, f"{key}."), bisect_left(names, f"{key}{AFTER_DOT}"))
+
+
 class Column(ABC):
     """The values of one kind under one key, at least one. Callers may change the bitmaps they get."""
 
@@ -191,11 +196,15 @@ class FilterPart(ABC):
         """The columns of a key, by the kind of their values."""
         return {kind: column for kind in KINDS if (column := self.column(kind, key))}
 
-    def keys_below(self, key: str) -> list[str]:
+    @abstractmethod
+    def present_under(self, key: str) -> BitMap:
+        """Rows that have a value under this key, or under a dotted key that begins with it. An object may hold any
+        number of keys. The caller may change the bitmap."""
+
+    def keys_below(self, key: str) -> Iterator[str]:
         """The dotted keys of what objects under this key hold, ascending."""
-        names, key = self.names, normalize("NFC", key)
-        first, end = bisect_left(names, f"{key}."), bisect_left(names, f"{key}{AFTER_DOT}")
-        return [one for one in names[first:end] if self.columns(one)]
+        names = self.names
+        return (one for one in names[below(names, normalize("NFC", key))] if self.columns(one))
 
     def keys_near(self, key: str, most: int) -> list[str]:
         """Keys that some row has a value for: all of them, or the `most` around this one in the alphabet."""
@@ -232,11 +241,8 @@ class FilterPart(ABC):
             case Unchecked(inner):
                 return self.match(inner, on_step)
             case Exists(key, wanted):
-                present = BitMap()
-                for name in (key, *self.keys_below(key)):
-                    on_step()
-                    for column in self.columns(name).values():
-                        present |= column.present()
+                on_step()
+                present = self.present_under(key)
                 return present if wanted else present.flip(0, self.size)
             case _:
                 on_step()

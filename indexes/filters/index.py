@@ -7,7 +7,7 @@ is small, so a match reads all of it (4,000 rows: about ten microseconds).
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
@@ -24,11 +24,13 @@ from indexes.base.paths import leaves
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.columns import ColumnData, RowNumbers, SealedFilters
 from indexes.filters.dates import YEAR, instant_of
-from indexes.filters.filter_part import Column, FilterPart, Name
+from indexes.filters.filter_part import KINDS, Column, FilterPart, Name, below
 from indexes.filters.grammar import ORDERINGS, Kind, canonical, kind_of
 from indexes.filters.values import Instants, Numbers, Positions, TextBlock, Values, rank_values
 
 REMEMBERED_MAX = 65_536  # distinct values a builder holds as Python objects: about 10 MB
+FEW_NAMES = 64  # below a key: their rows are joined for each filter
+ROW_BYTES = 4
 KEPT_FROM = 4096  # values in all: preparing a column of fewer takes a few microseconds
 VALUE_BYTES = 150  # per value besides its text, approximately: its object, its code and its dictionary entry
 
@@ -85,6 +87,11 @@ class GrowingFilters:
             names.sort()  # two ascending runs, which takes one pass
             self._names = len(columns), names
         return names
+
+    def rows_under(self, key: str) -> memoryview:
+        """The numbers of the rows that have values under a key, as uint32, perhaps repeated."""
+        held = (self.columns.get((kind, key)) for kind in KINDS)
+        return memoryview(b"".join(pairs.rows.tobytes() for pairs in held if pairs is not None))
 
     def view(self, size: int) -> GrowingFiltersView:
         """The first `size` rows, frozen: rows added later are not visible."""
@@ -144,6 +151,27 @@ class GrowingFiltersView(FilterPart):
             if len(column.rows) >= KEPT_FROM:  # or as many as there are keys would be kept
                 self._columns[name] = column
         return column if len(column.rows) else None
+
+    def present_under(self, key: str) -> BitMap:
+        names, key = self.names, normalize("NFC", key)
+        under = below(names, key)
+        if under.stop - under.start <= FEW_NAMES:
+            held_rows = map(self._growing.rows_under, [key, *names[under]])
+            rows = np.frombuffer(b"".join(held_rows), np.uint32)
+        else:
+            names, held, ends = self._by_name
+            own, under = slice(bisect_left(names, key), bisect_right(names, key)), below(names, key)
+            rows = np.concatenate([held[ends[one.start] : ends[one.stop]] for one in (own, under)])
+        return bitmap_of(np.unique(rows[rows < self.size]), self.size)
+
+    @cached_property
+    def _by_name(self) -> tuple[Sequence[str], RowNumbers, Positions]:
+        """All keys, ascending, the rows that have values under them, one key after the other, and where those of each
+        begin, and the last ones end."""
+        names = self.names
+        held = list(map(self._growing.rows_under, names))
+        ends = ends_of(np.array([len(one) for one in held], np.int64) // ROW_BYTES)
+        return names, np.frombuffer(b"".join(held), np.uint32), ends
 
 
 class _GrowingColumn(Column):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import islice
 
 from indexes.base.errors import InvalidInput
 from indexes.base.expiry import EXPIRES
@@ -63,7 +64,9 @@ def require_satisfiable(condition: Filter, parts: Sequence[FilterPart]) -> None:
             for at, value in enumerate(asked.values):
                 place = f"{where}.value[{at}]" if isinstance(asked.value, list) else where
                 _require_kind(value, asked, place, held)
-        elif isinstance(asked, Comparison) or (asked.value and not _below(asked.key, parts)):
+        elif isinstance(asked, Comparison) or (
+            asked.value and not held.columns and not _below(asked.key, parts)
+        ):
             require_key(asked.key, where, parts)
 
 
@@ -86,7 +89,9 @@ def require_key(key: str, where: str, parts: Sequence[FilterPart]) -> None:
 
 
 def _below(key: str, parts: Sequence[FilterPart]) -> list[str]:
-    return sorted({one for part in parts for one in part.keys_below(key)})
+    """Some of the dotted keys of objects under this key: one more than are named, if there are as many."""
+    found = {one for part in parts for one in islice(part.keys_below(key), PATHS_MAX + 1)}
+    return sorted(found)[: PATHS_MAX + 1]
 
 
 def _require_kind(value: Scalar, asked: Comparison, where: str, held: _Held) -> None:
