@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 import msgspec
@@ -165,9 +166,14 @@ class ServiceConnection:
         failures_max: int,
         open_s: float,
     ) -> None:
-        """Raises ServiceError for a url without http."""
-        if not url.startswith(("http://", "https://")):
+        """Raises ServiceError for a url without http or with more than a path, and for times that are none."""
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or parts.fragment:
             raise ServiceError(f"{url!r} is not the address of a service; expected http://HOST:PORT")
+        if not (0 < timeout_s < math.inf and 0 <= retry_s < math.inf):
+            raise ServiceError(
+                f"timeout_s is {timeout_s}, and retry_s {retry_s}; expected seconds above 0, and from 0 on"
+            )
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         # Fingerprints of the models that this service embedded with, by requested name.

@@ -81,8 +81,18 @@ def test_the_url_and_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
             assert client.url == stub.url
             client.request("GET", "/v1/collections")
             assert stub.seen[0][2]["Authorization"] == "Bearer secret"
-    with pytest.raises(ServiceError, match="is not the address of a service"):
-        Client("localhost:8080")
+    for url in (
+        "localhost:8080",
+        "http://",
+        "http://127.0.0.1:8080/?a=1",
+        "http://127.0.0.1:8080#top",
+        "ftp://host",
+    ):
+        with pytest.raises(ServiceError, match="is not the address of a service"):
+            Client(url)
+    for timeout_s, retry_s in ((math.inf, 1.0), (-1.0, 1.0), (math.nan, 1.0), (5.0, -1.0), (5.0, math.inf)):
+        with pytest.raises(ServiceError, match="expected seconds above 0"):
+            Client("http://127.0.0.1:8080", timeout_s=timeout_s, retry_s=retry_s)
 
 
 # -- every endpoint, against a real service
