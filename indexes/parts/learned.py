@@ -27,7 +27,7 @@ RANKING, SYNONYMS, ALIASES = "ranking.json", "synonyms.json", "aliases.json"
 
 class RankingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Ranking settings; None or absent ones come from the configuration. `weight_dense` is from 0 to 1, BM25 has the
-    rest.
+    rest. With `rerank`, searches that do not say whether to are reranked.
 
     The evidence is the gain in nDCG@10 on held-out queries with its 95 percent interval, and the number of judged
     `queries`; 0 and None if the settings were set by hand.
@@ -36,6 +36,7 @@ class RankingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     format: int = FORMAT
     method: Literal["rrf", "weighted"] | None = None
     weight_dense: float | None = None
+    rerank: bool | None = None
     coefficients: dict[str, list[float]] = {}
     queries: int = 0
     gain: float | None = None

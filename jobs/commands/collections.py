@@ -120,7 +120,8 @@ def describe_ranking(ranking: Mapping[str, Any] | None) -> str:
         return "as configured"
     weight = "" if ranking["weight_dense"] is None else f", dense {ranking['weight_dense']:g}"
     learned = f", learned from {ranking['queries']} queries" if ranking["queries"] else ""
-    return f"{ranking['method'] or 'as configured'}{weight}{learned}"
+    reranked = ", reranked" if ranking["rerank"] else ""
+    return f"{ranking['method'] or 'as configured'}{weight}{reranked}{learned}"
 
 
 @command.command(epilog="Example: nearline collections delete docs --yes")

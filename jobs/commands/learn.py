@@ -21,6 +21,7 @@ from jobs.evaluation.learning import (
     from_feedback,
     learn,
     learn_relevance,
+    learn_reranking,
     usable_queries,
 )
 from jobs.evaluation.private import open_service
@@ -53,6 +54,9 @@ from retrieval.search.relevance import calibrations_of
     is_flag=True,
     help="Fit the relevance of hits too. Needs judgments of nearly all that is relevant: the rest counts as not.",
 )
+@click.option(
+    "--rerank", is_flag=True, help="Measure reranking too, and have all searches reranked if that is a gain."
+)
 @click.option("--dry-run", is_flag=True, help="Only report: change nothing.")
 @click.option("--reset", is_flag=True, help="Rank as configured again, instead of learning.")
 @JSON
@@ -66,6 +70,7 @@ def command(
     sample: int,
     rate: float,
     relevance: bool,
+    rerank: bool,
     dry_run: bool,
     reset: bool,
     as_json: bool,
@@ -74,7 +79,7 @@ def command(
     for wrong, words in (
         (bool(queries) != bool(qrels), "--queries and --qrels need each other"),
         (config and not data, "--config needs --data"),
-        (reset and (queries or dry_run or data or relevance), "--reset goes alone"),
+        (reset and (queries or dry_run or data or relevance or rerank), "--reset goes alone"),
     ):
         if wrong:
             raise click.UsageError(words)
@@ -87,7 +92,7 @@ def command(
         async with open_service(url, data, config) as address, AsyncClient(address) as client:
             asker = Asker(client, collection, progress=progress, pace=RateLimiter(rate))
             return await learn_and_adopt(
-                asker, queries, qrels, sample, relevance=relevance, adopt=not dry_run
+                asker, queries, qrels, sample, relevance=relevance, rerank=rerank, adopt=not dry_run
             )
 
     with stages(hidden=as_json) as on_progress:
@@ -99,7 +104,14 @@ def command(
 
 
 async def learn_and_adopt(
-    asker: Asker, queries: Path | None, qrels: Path | None, sample: int, *, relevance: bool, adopt: bool
+    asker: Asker,
+    queries: Path | None,
+    qrels: Path | None,
+    sample: int,
+    *,
+    relevance: bool,
+    rerank: bool,
+    adopt: bool,
 ) -> dict[str, Any]:
     """Learn, adopt, and return the report. Raises ServiceError, and InvalidInput for files that cannot be used."""
     client, name = asker.client, asker.collection
@@ -132,19 +144,27 @@ async def learn_and_adopt(
         report["relevance"] = {**(asdict(likely) if likely else {}), "adopted": fitted and adopt}
         if likely and fitted:
             coefficients["relevance.hybrid"] = likely.coefficients
-    if not found.helps and not fitted:
+    before = bool(present and present["rerank"])
+    reranks = before
+    if rerank:
+        gained = await learn_reranking(asker, asked, judgments, found.best.fusion if found.helps else None)
+        reranks = gained["gain_low"] > 0
+        report["rerank"] = {**gained, "adopted": reranks and adopt}
+    if not found.helps and not fitted and reranks == before:
         return {**report, "reason": "the gain on held-out queries may be chance"}
     if not adopt:
         return {**report, "reason": "a dry run"}
     if not found.helps:
         kept: dict[str, Any] = {**present} if present else {}
         settings = {name: kept[name] for name in settings if kept}
-    await client.set_ranking(name, **settings, coefficients=coefficients)
+    if settings.get("method") or coefficients or reranks:
+        await client.set_ranking(name, **settings, coefficients=coefficients, rerank=reranks or None)
+    else:
+        await client.reset_ranking(name)
     if not found.helps:
-        return {
-            **report,
-            "reason": "its gain on held-out queries may be chance, that of relevance is beyond it",
-        }
+        others = "relevance or reranking" if rerank else "relevance"
+        reason = f"its gain on held-out queries may be chance, that of {others} is beyond it"
+        return {**report, "reason": reason if fitted or reranks else "reranking gains nothing any more"}
     return {**report, "adopted": True, "reason": "the gain on held-out queries is beyond chance"}
 
 
@@ -170,6 +190,12 @@ def show(report: dict[str, Any]) -> None:
             else f"the model reads fewer than {JUDGED_MIN} of the queries"
         )
         console.print(f"relevance: {'adopted' if one['adopted'] else 'unchanged'}; {gained}")
+    if "rerank" in report:
+        one = report["rerank"]
+        console.print(
+            f"reranking: {'adopted' if one['adopted'] else 'not adopted'}; nDCG@10 {one['ndcg@10']:.4f}, "
+            f"gain {one['gain']:+.4f}, 95 percent from {one['gain_low']:+.4f} to {one['gain_high']:+.4f}"
+        )
     console.print(f"ranking: {'adopted' if report['adopted'] else 'unchanged'}; {report['reason']}")
 
 

@@ -124,6 +124,20 @@ async def learn(asker: Asker, queries: Sequence[TextQuery], judgments: Sequence[
     )
 
 
+async def learn_reranking(
+    asker: Asker, queries: Sequence[TextQuery], judgments: Sequence[Judgment], fusion: JSON | None = None
+) -> JSON:
+    """How much the reranker gains in nDCG@10 within its budget, over searches without it, with the 95 percent interval.
+    `fusion` is a search's; None for the current one. Raises ServiceError where there is none."""
+    search = {"k": 10, "mode": "hybrid", **({"fusion": fusion} if fusion else {})}
+    plain, reranked = [
+        (await score_queries(asker, stage, queries, judgments, NDCG, **search, rerank=rerank))["ndcg@10"]
+        for stage, rerank in (("not reranked", False), ("reranked", True))
+    ]
+    gain, low, high = mean_interval(np.array(reranked) - np.array(plain))
+    return {"ndcg@10": round(float(np.mean(reranked)), 4), "gain": gain, "gain_low": low, "gain_high": high}
+
+
 def held_out_gains(table: Values, in_force: Values, seed: int = 0) -> Values:
     """Each query's gain by choices made without it: `table` is [choices, n], `in_force` and the result are [n]."""
     chance, count = np.random.default_rng(seed), len(in_force)

@@ -20,6 +20,7 @@ from indexes.parts.learned import RankingSettings, SynonymSettings
 from retrieval.access.auth import NODE, PRINCIPAL
 from retrieval.handlers.state import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, PROCESSES, TASKS
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, describe, names_stored
+from retrieval.search.plan import NO_RERANKER
 from retrieval.search.relevance import check_coefficients
 from retrieval.wire.collections import (
     AliasBody,
@@ -167,8 +168,15 @@ async def rename(request: web.Request) -> web.Response:
 async def set_ranking(request: web.Request) -> web.Response:
     wanted = await body(request, SetRanking)
     _, collection = collection_of(request)
-    if wanted.method is None and wanted.weight_dense is None and not wanted.coefficients:
-        raise InvalidInput("nothing to set: expected method, weight_dense or coefficients", param="method")
+    if (
+        all(one is None for one in (wanted.method, wanted.weight_dense, wanted.rerank))
+        and not wanted.coefficients
+    ):
+        raise InvalidInput(
+            "nothing to set: expected method, weight_dense, rerank or coefficients", param="method"
+        )
+    if wanted.rerank and not request.app[CONFIG].rerank.model:
+        raise InvalidInput(NO_RERANKER, param="rerank")
     if wanted.weight_dense is not None:
         if wanted.method == "rrf":
             raise InvalidInput("weight_dense is for method weighted, found rrf", param="weight_dense")

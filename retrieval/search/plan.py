@@ -37,6 +37,7 @@ from retrieval.wire.vectors import vector_of
 
 ANSWER_VERSION = 11  # of the cached encoding
 REWORDED_WORDS_MIN, REWORDED_CHARS_MAX = 3, 500  # of a question that another one may answer
+NO_RERANKER = "no reranker is configured: name an exported cross-encoder in rerank.model"
 SHARE_READ_MIN = 0.1  # numbers and names are read in any language
 SPARE_HITS = 16  # beyond k in a dense ranking, for candidates deleted during the search
 EXAMPLE_PASSAGES_MAX = 4096  # a ranking starts at most this much deeper; beyond, `deeper` continues
@@ -215,7 +216,7 @@ def make_plan(
         fewer = max(config.search.strained_candidates, k)
         if fewer < page_depth and (mode != "dense" or gathers(request)):
             page_depth, degraded = fewer, ["candidates"]
-    wanted = reranking = rerank_options(request, text, config)
+    wanted = reranking = rerank_options(request, text, config, ranking)
     if strained and wanted:
         reranking = None
         degraded.append("rerank")
@@ -391,18 +392,20 @@ def default_weights(config: Config, ranking: RankingSettings | None) -> Weights:
     return Weights(dense=config.search.weight_dense, lexical=config.search.weight_lexical)
 
 
-def rerank_options(request: SearchRequest, query: str, config: Config) -> RerankOptions | None:
+def rerank_options(
+    request: SearchRequest, query: str, config: Config, ranking: RankingSettings | None
+) -> RerankOptions | None:
     """Return the options of reranking; None for none. Raises InvalidInput if it was asked for and is impossible."""
-    if request.rerank is None or request.rerank is False:
+    settings, asked = config.rerank, request.rerank
+    if asked is None and ranking is not None and ranking.rerank:
+        asked = bool(settings.model and query)
+    if asked is None or asked is False:
         return None
-    settings = config.rerank
     if not settings.model:
-        raise InvalidInput(
-            "no reranker is configured: name an exported cross-encoder in rerank.model", param="rerank"
-        )
+        raise InvalidInput(NO_RERANKER, param="rerank")
     if not query:
         raise InvalidInput("rerank needs a query text, which is read beside the candidates", param="rerank")
-    wanted = Rerank() if request.rerank is True else request.rerank
+    wanted = Rerank() if asked is True else asked
     return RerankOptions(
         candidates=wanted.candidates or settings.candidates,
         budget_ms=wanted.budget_ms or settings.budget_ms,

@@ -30,6 +30,9 @@ DenseWeight = Annotated[
         "For `weighted`, which it implies: weight of the dense ranking, BM25 has the rest; null: as configured"
     ),
 ]
+DefaultRerank = Annotated[
+    bool | None, Doc("Whether searches that do not say so are reranked; null: they are not")
+]
 JudgedQueries = Annotated[Count, Doc("Judged queries it was learned from; 0 if set by hand")]
 Gain = Annotated[float | None, Doc("Gain in nDCG@10 on held-out queries; null if set by hand")]
 GainLow = Annotated[float | None, Doc("Lower bound of its 95 percent interval")]
@@ -103,6 +106,7 @@ class SetRanking(Request, frozen=True, kw_only=True):
 
     method: RankingMethod = None
     weight_dense: DenseWeight = None
+    rerank: DefaultRerank = None
     coefficients: Annotated[
         dict[Annotated[str, Meta(max_length=64)], Annotated[list[float], Meta(max_length=256)]],
         Meta(max_length=64),
@@ -137,6 +141,7 @@ class RankingBody(msgspec.Struct, kw_only=True):
 
     method: RankingMethod
     weight_dense: DenseWeight
+    rerank: DefaultRerank
     coefficients: Annotated[dict[str, list[float]], Doc("Other numbers by name")]
     queries: JudgedQueries
     gain: Gain

@@ -198,8 +198,65 @@ class Fake:
 
 
 class FakeClient:
+    def __init__(self, ranking: Any = None) -> None:
+        self.ranking = ranking
+
     async def collection(self, name: str) -> Any:
-        return {"ranking": None}
+        return {"ranking": self.ranking}
+
+    async def set_ranking(self, name: str, **settings: Any) -> None:
+        self.ranking = settings
+
+    async def reset_ranking(self, name: str) -> None:
+        self.ranking = None
+
+
+class FakeReader(Fake):
+    """A service whose fusion does not matter, and whose reranker finds what is relevant if it is a good one."""
+
+    def __init__(self, *, good: bool, ranking: Any) -> None:
+        super().__init__()
+        self.client, self._good = FakeClient(ranking), good
+
+    async def answers(self, stage: str, queries: list[TextQuery], **search: Any) -> AsyncIterator[Any]:
+        for at, one in enumerate(queries):
+            first = search.get("rerank") is True and self._good and at % 3 > 0
+            hits = [hit(f"{one.id} {other}", 0.1) for other in range(3)]
+            hits.insert(0 if first else 2, hit(f"d{one.id}", 0.5))
+            yield one, {"hits": hits, "receipt": {}}
+
+
+BY_HAND: dict[str, Any] = {"method": "rrf", "weight_dense": None, "rerank": None, "coefficients": {}, "queries": 0}
+GAINED: dict[str, Any] = {"gain": None, "gain_low": None, "gain_high": None}
+
+
+@pytest.mark.parametrize(
+    ("good", "before", "after"),
+    [
+        (True, None, {"coefficients": {}, "rerank": True}),
+        (True, {**BY_HAND, **GAINED}, {**BY_HAND, **GAINED, "rerank": True}),
+        (False, None, None),
+        (False, {**BY_HAND, **GAINED, "rerank": True}, {**BY_HAND, **GAINED}),
+        (False, {**BY_HAND, **GAINED, "method": None, "rerank": True}, None),
+    ],
+)
+def test_reranking_is_adopted_while_it_is_a_gain(good: bool, before: Any, after: Any, tmp_path: Path) -> None:
+    """And ends when it gains nothing any more. The rest of the ranking stays as it was."""
+    queries = [TextQuery(str(number), f"query {number}") for number in range(30)]
+    (tmp_path / "queries").write_text(
+        "".join(json.dumps({"id": one.id, "text": one.text}) + "\n" for one in queries)
+    )
+    (tmp_path / "qrels").write_text("".join(f"{one.id}\td{one.id}\t1\n" for one in queries))
+    fake: Any = FakeReader(good=good, ranking=before)
+    how: Any = {"relevance": False, "rerank": True, "adopt": True}
+    report = asyncio.run(learn_and_adopt(fake, tmp_path / "queries", tmp_path / "qrels", 100, **how))
+    kept = fake.client.ranking
+    assert (kept and {**BY_HAND, **GAINED, "method": None, **kept}) == (
+        after and {**BY_HAND, **GAINED, "method": None, **after}
+    )
+    assert report["rerank"]["adopted"] == good
+    assert (report["rerank"]["gain_low"] > 0) == good
+    show(report)
 
 
 def hit(document: str, value: float) -> Any:
@@ -216,9 +273,8 @@ def test_relevance_is_learned_as_it_will_be_judged(asked: int, judged: int | Non
     )
     (tmp_path / "qrels").write_text("".join(f"{one.id}\td{one.id}\t1\n" for one in queries))
     fake: Any = Fake()
-    report = asyncio.run(
-        learn_and_adopt(fake, tmp_path / "queries", tmp_path / "qrels", 100, relevance=True, adopt=False)
-    )
+    how: Any = {"relevance": True, "rerank": False, "adopt": False}
+    report = asyncio.run(learn_and_adopt(fake, tmp_path / "queries", tmp_path / "qrels", 100, **how))
     assert len(fake.explained) == asked
     for search in fake.explained:
         assert (search["mode"], search["fusion"]["weights"]["dense"]) == ("hybrid", 0.5)

@@ -96,6 +96,29 @@ def test_a_budget_too_small_reads_nothing_and_is_not_kept(http: Http, metals: st
     assert http.search(metals, query=QUERY)["receipt"]["reranked"] is None
 
 
+def test_a_collection_may_rerank_by_default(http: Http, metals: str, unread: Http) -> None:
+    """Then searches do that say nothing of it and have a text, also in contexts, and the cache tells both apart; where
+    no reranker is configured this cannot be set."""
+    plain = http.search(metals, query=QUERY)
+    path = f"/v1/collections/{metals}/ranking"
+    set_to = http.ok("PUT", path, {"rerank": True})["ranking"]
+    assert (set_to["rerank"], set_to["method"]) == (True, None)
+    answer = http.search(metals, query=QUERY)
+    assert (answer["receipt"]["cache"], answer["receipt"]["reranked"]["of"]) == ("miss", 10)
+    asked = http.search(metals, query=QUERY, rerank=True, cache=False)
+    assert [hit["scores"] for hit in asked["hits"]] == [hit["scores"] for hit in answer["hits"]]
+    assert http.search(metals, query=QUERY, rerank=False)["hits"] == plain["hits"]
+    vector = http.search(metals, vector=[1.0] * 384)
+    assert vector["receipt"]["reranked"] is None
+    built = http.ok("POST", f"/v1/collections/{metals}/context", {"query": QUERY, "token_budget": 60})
+    assert built["receipt"]["reranked"]["of"] == 10
+    http.ok("DELETE", path)
+    assert http.search(metals, query=QUERY, cache=False)["receipt"]["reranked"] is None
+    name = unread.new_collection()
+    reply = unread.call("PUT", f"/v1/collections/{name}/ranking", {"rerank": True})
+    assert (reply.status, reply.body["error"]["param"]) == (422, "rerank")
+
+
 def test_context_by_the_reranked_order(http: Http, metals: str) -> None:
     """A context takes its passages in the order of the cross-encoder."""
     rerank = {"weight": 1, "budget_ms": 10_000}

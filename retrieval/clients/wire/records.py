@@ -111,6 +111,7 @@ class RebuildDue(TypedDict):
 class RankingBody(TypedDict):
     method: Literal["rrf", "weighted"] | None
     weight_dense: float | None
+    rerank: bool | None
     coefficients: dict[str, list[float]]
     queries: int
     gain: float | None

@@ -216,6 +216,7 @@ class CreateCollection(TypedDict):
 class SetRanking(TypedDict):
     method: NotRequired[Literal["rrf", "weighted"] | None]
     weight_dense: NotRequired[float | None]
+    rerank: NotRequired[bool | None]
     coefficients: NotRequired[dict[str, list[float]]]
     queries: NotRequired[int]
     gain: NotRequired[float | None]
