@@ -39,6 +39,8 @@ CITED = re.compile(r" ?\[(\d{1,6}(?: ?[,;\u2013-] ?\d{1,6})*)\]")
 AFTER_MARK = re.compile(r"([.!?…。！？])((?: ?\[\d[\d,;\u2013 -]*\])+)")
 # The end of the received text, if it may be the beginning of a citation.
 OPEN = re.compile(r" ?\[[\d,;\u2013 -]{0,64}$| $")
+TICKS = re.compile(r"(`+|\n)")
+FENCE_TICKS = 3
 RANGE_MAX = 100  # passages in one range, as in [2-4]
 CHARS_PER_TOKEN_MAX = 64  # of an answer, for servers that do not mind `max_tokens`
 
@@ -92,7 +94,7 @@ class Asking:
             reason = "not_in_documents"
         elif not self._model.configured:
             reason = "no_model"
-        if said is not None and declines(said):
+        if said is not None and declines(said) and not self._citations.cited:
             reason = "declined"
         checked = []
         if said and reason is None:
@@ -133,6 +135,7 @@ class Citations:
     def __init__(self, passages: int) -> None:
         self._passages = passages
         self._held = ""
+        self._ticks = 0  # of the code that is open
         self._cited: dict[int, None] = {}
         self._unknown: dict[int, None] = {}
 
@@ -147,14 +150,22 @@ class Citations:
     def feed(self, text: str) -> str:
         """Return the text that can be shown so far: everything except a possible beginning of a citation."""
         text = self._held + text
-        start = found.start() if (found := OPEN.search(text)) else len(text)
+        start = found.start() if (found := OPEN.search(text)) else len(text.rstrip("`"))
         self._held = text[start:]
-        return CITED.sub(self._keep_known, text[:start])
+        return self._checked(text[:start])
 
     def end(self) -> str:
         """Return the rest of the text."""
-        rest, self._held = CITED.sub(self._keep_known, self._held), ""
+        rest, self._held = self._checked(self._held), ""
         return rest
+
+    def _checked(self, text: str) -> str:
+        """Return the text without citations of unknown passages. Code stays as it is: `a[0]` cites nothing."""
+        shown = []
+        for part in TICKS.split(text):
+            self._ticks, is_code = code_after(part, self._ticks)
+            shown.append(part if is_code else CITED.sub(self._keep_known, part))
+        return "".join(shown)
 
     def _keep_known(self, found: re.Match[str]) -> str:
         numbers = numbers_in(found[1])
@@ -165,6 +176,26 @@ class Citations:
             return found[0]
         space = " " if found[0].startswith(" ") else ""
         return f"{space}[{', '.join(map(str, known))}]" if known else ""
+
+
+def code_after(part: str, ticks: int) -> tuple[int, bool]:
+    """Return how many backticks the code has that is open after a part of a text, 0 for none, and whether the part is
+    code. It is a run of backticks, the end of a line, or neither; `ticks` are those of the code before it. Code between
+    fewer than three ends with its line, if it does not before."""
+    if part.startswith("`"):
+        return (0 if ticks == len(part) else ticks or len(part)), True
+    if part == "\n":
+        return (ticks if ticks >= FENCE_TICKS else 0), False
+    return ticks, ticks > 0
+
+
+def without_code(text: str) -> str:
+    """Return a text with as many zero characters in the place of its code."""
+    shown, ticks = [], 0
+    for part in TICKS.split(text):
+        ticks, is_code = code_after(part, ticks)
+        shown.append("\0" * len(part) if is_code else part)
+    return "".join(shown)
 
 
 def numbers_in(citation: str) -> list[int]:
@@ -190,10 +221,13 @@ def check_sentences(answer: str, passages: Mapping[int, tuple[str, str]]) -> lis
     language = next((language for _, language in passages.values()), "en")
     answer = AFTER_MARK.sub(r"\2\1", answer)
     bounds = [0, *(found.end() for found in SENTENCE.finditer(answer)), len(answer)]
+    prose = without_code(answer)
     sentences = []
     for start, end in pairwise(bounds):
-        numbers = [one for found in CITED.finditer(answer[start:end]) for one in numbers_in(found[1])]
-        text = CITED.sub("", answer[start:end]).strip()
+        found = list(CITED.finditer(prose, start, end))
+        numbers = [one for cited in found for one in numbers_in(cited[1])]
+        edges = [start, *(edge for cited in found for edge in cited.span()), end]
+        text = "".join(answer[low:high] for low, high in zip(edges[::2], edges[1::2], strict=True)).strip()
         asked = set(query_terms(text, language))
         cited = [words[one] for one in dict.fromkeys(numbers) if one in words]
         known = set[str]().union(*cited) if numbers else words_of_all

@@ -152,7 +152,7 @@ def hint(hits: list[Hit], packer: Packer, config: Config) -> str:
         if 0 < excerpt_tokens < block.tokens:
             block = packer.excerpt(hit, excerpt_tokens)
         estimate = packer.besides + packer.tokens(block)
-        return estimate if estimate > most else max(estimate, packer.render([Page([block])]).tokens)
+        return estimate if estimate > most else max(estimate, packer.most_tokens([Page([block])]))
 
     shortest = heapq.nsmallest(HINTED, hits, key=lambda hit: len(hit.text) + len(hit.title))
     short = [hit for hit in shortest if len(hit.text) <= SAMPLE_CHARS]

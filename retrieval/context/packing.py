@@ -134,6 +134,12 @@ class Packer:
         ]
         return Whole(context, messages, blocks, sum(map(self.count, before)) + len(starts), counts)
 
+    def most_tokens(self, pages: Sequence[Page]) -> int:
+        """How many tokens these pages may need: numbers of fences differ in theirs."""
+        whole, fence = self.render(pages), self.framing.fence
+        shown = "".join([message.content for message in whole.messages] or [whole.context])
+        return whole.tokens + shown.count(fence) * (len(fence) - self.count(fence))
+
     def _messages(self, context: str) -> list[Message]:
         return self.framing.messages(context, self.queries) if self.wanted.format == "messages" else []
 

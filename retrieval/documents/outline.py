@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 LINE = re.compile(r"[^\n]*\n?")
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+ITEM = re.compile(r" {0,3}(?:[-*+]|[0-9]{1,9}[.)])[ \t]{1,4}(?=[`~])")  # of a list, that begins with a fence
 HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*)")
 UNDERLINE = re.compile(r"([=\-~^])\1{2,}[ \t]*$")
 DIRECTIVE = re.compile(r"\.\. [a-zA-Z][\w-]*::")
@@ -102,8 +103,9 @@ def outline(text: str) -> Outline:
     previous: tuple[int, str] | None = None  # start and text of the previous line, if it may be a heading
     heading_open = False  # only white space since the last heading
     for start, line, literal in lines_of(text):
-        mark = FENCE.match(line) if fence or not literal else None
+        mark = FENCE.match(line if fence else ITEM.sub("", line, count=1)) if fence or not literal else None
         if fence:
+            mark = mark or FENCE.match(line.lstrip(" "))  # inside a list it is indented
             if mark and mark[1].startswith(fence) and not line.strip(" `~"):
                 fence, blank = "", True  # text after a code block is a new paragraph
             continue
@@ -136,7 +138,7 @@ def lines_of(text: str) -> Iterator[tuple[int, str, bool]]:
     """Yield each line with its start, and whether it is indented below a directive or a line that ends with `::`."""
     opened: int | None = None  # the column of the directive's line
     for match in LINE.finditer(text):
-        line = match[0].rstrip("\n")
+        line = match[0].rstrip("\r\n")
         column = len(line) - len(line.lstrip())
         if column < len(line):  # not blank
             if opened is not None and column <= opened:

@@ -226,7 +226,13 @@ class FakeReader(Fake):
             yield one, {"hits": hits, "receipt": {}}
 
 
-BY_HAND: dict[str, Any] = {"method": "rrf", "weight_dense": None, "rerank": None, "coefficients": {}, "queries": 0}
+BY_HAND: dict[str, Any] = {
+    "method": "rrf",
+    "weight_dense": None,
+    "rerank": None,
+    "coefficients": {},
+    "queries": 0,
+}
 GAINED: dict[str, Any] = {"gain": None, "gain_low": None, "gain_high": None}
 
 

@@ -166,6 +166,37 @@ def test_a_line_of_spaces_takes_time_that_grows_with_it() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_headings_of_any_lines(end: str) -> None:
+    """Files of Windows have the headings of others."""
+    lines = [
+        "# Install",
+        "",
+        "Text.",
+        "",
+        "Printers",
+        "--------",
+        "",
+        "More.",
+        "```",
+        "# no heading",
+        "```",
+        "End.",
+    ]
+    found = outline(end.join(lines))
+    assert [(one.title, one.level) for one in found.headings] == [("Install", 1), ("Printers", 2)]
+
+
+@pytest.mark.parametrize("item", ["- ", "* ", "1. ", "12) ", "  - "])
+def test_comments_in_fences_of_lists_are_no_headings(item: str) -> None:
+    """The fence begins behind the mark of the item, and ends indented or not."""
+    for indent in ("", "    "):
+        text = (
+            f"# Install\n\n{item}```sh\n  # remove everything\n  rm -rf x\n{indent}```\n\n## After\n\nText."
+        )
+        assert [one.title for one in outline(text).headings] == ["Install", "After"]
+
+
 def test_headings_without_end() -> None:
     """A text of nothing but headings is cut in time that grows with its length."""
     text = "## a heading\n\nand a word\n\n" * 15_000

@@ -496,11 +496,13 @@ def test_a_title_alone_has_no_empty_frame() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"format": "plain"}, {"format": "messages"}, {"excerpt_tokens": 0}])
 def test_the_hint_says_a_budget_that_works(options: dict[str, Any]) -> None:
-    """With it there is a passage, with a token less there is none."""
+    """With it there is a passage, whatever the numbers of the fence are; with fewer tokens than those may differ by,
+    there is none."""
     hits = [hit("long", "word. " * 100), hit("short", "three more words")]
     needed = int(re.findall(r"\d+", context(*hits, budget=1, **options).hint or "")[-1])
-    assert len(context(*hits, budget=needed, **options).citations) == 1
-    less = context(*hits, budget=needed - 1, **options)
+    for _ in range(5):
+        assert len(context(*hits, budget=needed, **options).citations) == 1
+    less = context(*hits, budget=needed - 20, **options)
     assert (less.citations, less.context, less.tokens, less.messages) == ([], "", 0, None)
     assert less.hint is not None
     assert context(budget=1).hint is None
