@@ -44,6 +44,7 @@ async def set_alias(request: web.Request) -> web.Response:
     await nodes.look()
     if alias in nodes.collections():
         raise Conflict(f"{alias!r} is a collection", param="alias")
+    nodes.require_known(alias)
     held = holders(nodes, alias)
     if name not in nodes.collections():
         reply = await whole.set_alias(request)

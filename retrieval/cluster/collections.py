@@ -62,12 +62,17 @@ async def create(request: web.Request) -> web.Response:
     if wanted.shards == 1:
         if known is not None:
             raise Conflict(f"{name!r} is a collection in {known.of} shards", param="name")
+        nodes.require_known(name)
         return await whole.create(request)
     check_name(name)
     if request.app[CATALOG].holds(name) or nodes.naming(name):
         raise Conflict(f"{name!r} is a name in use", param="name")
     if known is not None and (known.of != wanted.shards or len(known.states) == known.of):
         raise Conflict(f"{name!r} is a collection in {known.of} shards", param="name")
+    if known is not None and (other := half_renamed(nodes, known)) is not None:
+        raise Conflict(
+            f"{name!r} is half renamed: give the rest, {other!r}, the same name again", param="name"
+        )
     writers = nodes.writers()
     placed = place(name, wanted.shards, list(writers))
     hot = request.app[CONFIG].index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity
@@ -95,6 +100,22 @@ async def show(request: web.Request) -> web.Response:
     return answer(await describe(nodes_of(request), sharded_of(request)))
 
 
+def half_renamed(nodes: Nodes, known: Sharded) -> str | None:
+    """Return the name of the other shards of a collection of which some have another name."""
+    others = nodes.collections().values()
+    return next((one.name for one in others if one.name != known.name and is_rest(one, known)), None)
+
+
+def is_rest(done: Sharded, left: Sharded) -> bool:
+    """Whether two collections are the parts of one that was being renamed."""
+    whole = set(range(left.of))
+    return (
+        done.of == left.of
+        and not done.states.keys() & left.states.keys()
+        and whole == {*done.states, *left.states}
+    )
+
+
 async def list_collections(request: web.Request) -> web.Response:
     """List the collections of this service, and those in shards. One that has a shard nowhere is unavailable."""
     own = await asyncio.to_thread(whole.list_own, request.app)
@@ -106,6 +127,10 @@ async def list_collections(request: web.Request) -> web.Response:
             own.collections.append(await describe(nodes, sharded))
         except Unavailable as error:
             own.unavailable.append(UnavailableBody(caller.own(name), caller.hide_tenant(error.message)))
+    for name, shards in sorted(nodes.hidden().items()):
+        if name not in nodes.collections() and caller.sees(name, {}):
+            why = f"no node that answers has any of its shards; {shards[0]} was at one that does not"
+            own.unavailable.append(UnavailableBody(caller.own(name), caller.hide_tenant(why)))
     return await answer_from(lambda: own)
 
 

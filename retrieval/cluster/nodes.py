@@ -38,11 +38,12 @@ FEW = 1000  # documents
 @dataclass(slots=True)
 class Node:
     """One service of a node. `shards` is what it last said that it has, asked at `looked_at`; None while it does not
-    answer."""
+    answer. `remembered` stays then."""
 
     name: str
     url: str
     shards: NodeShards | None = None
+    remembered: NodeShards | None = None
     looked_at: float = float("-inf")
     under_way: int = 0
     answered: int = 0
@@ -127,6 +128,15 @@ def find_aliases(collections: Mapping[str, Sharded]) -> dict[str, str]:
     return {alias: name for _, alias, name in sorted(given)}
 
 
+def names_shards_of(name: str, said: NodeShards) -> bool:
+    """Whether a node has shards of a collection of this full name or alias."""
+    return any(
+        name in state.aliases
+        or ((parsed := ShardName.parse(shard)) is not None and parsed.collection == name)
+        for shard, state in said.shards.items()
+    )
+
+
 @dataclass(slots=True)
 class Nodes:
     """Use it from one event loop; `close` it."""
@@ -204,6 +214,7 @@ class Nodes:
             return
         if shards is not None:
             self.notes.forget_lost(shards, begun)
+            node.remembered = shards
         self._found, node.shards, node.looked_at = None, shards, begun
         self._tell()
         if why != node.why:
@@ -289,9 +300,31 @@ class Nodes:
         }
 
     def missing(self) -> list[str]:
-        """Return the shards that no service has which answers, of collections of which one has others."""
-        found = self.collections().values()
-        return [one.shard(at) for one in found for at in range(one.of) if at not in one.states]
+        """Return the shards that no service has which answers, of collections of which one has others, or had some."""
+        found = self.collections()
+        torn = [one.shard(at) for one in found.values() for at in range(one.of) if at not in one.states]
+        return torn + [
+            shard for name, shards in self.hidden().items() if name not in found for shard in shards
+        ]
+
+    def hidden(self) -> dict[str, list[str]]:
+        """Return the shards of nodes that do not answer, as they were when they did, by their collections' names."""
+        away, found = self.away(), defaultdict[str, set[str]](set)
+        for node in self.members:
+            for shard in node.remembered.shards if node.name in away and node.remembered else ():
+                if (name := ShardName.parse(shard)) is not None:
+                    found[name.collection].add(shard)
+        return {name: sorted(shards) for name, shards in found.items()}
+
+    def require_known(self, name: str) -> None:
+        """Raise Unavailable if a node that does not answer may have shards of a collection of this full name or alias:
+        it had some when it answered, or has not since this service began."""
+        for away in self.away():
+            services = [one for one in self.members if one.name == away]
+            said = [one.remembered for one in services if one.remembered is not None]
+            if not said or any(names_shards_of(name, one) for one in said):
+                why = f"no node that answers has {name!r}, which {away} may have, and that does not answer"
+                raise Unavailable(why, retry_after_s=RETRY_AFTER_S)
 
     def naming(self, name: str) -> set[str]:
         """Return the nodes that have a collection in one piece, or an alias, of this full name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,10 @@ from indexes.base.errors import Conflict, NearlineError, NotFound
 from indexes.directory.catalog import check_name
 from retrieval.access.auth import PRINCIPAL
 from retrieval.cluster.asking import change, few_at_a_time
-from retrieval.cluster.collections import describe, require_idle
+from retrieval.cluster.collections import describe, is_rest, require_idle
 from retrieval.cluster.documents import path_of
 from retrieval.cluster.names import ShardName
-from retrieval.cluster.nodes import Nodes, Sharded
+from retrieval.cluster.nodes import LOOK_S, Nodes, Sharded
 from retrieval.cluster.running import keep_running
 from retrieval.cluster.targets import nodes_of
 from retrieval.handlers.collections import require_whole_name
@@ -25,6 +26,9 @@ from retrieval.handlers.wire import answer, body
 from retrieval.wire.collections import RenameCollection
 
 logger = logging.getLogger(__name__)
+
+GO_BACK_S = 86_400.0
+GOING_BACK = web.AppKey["dict[str, asyncio.Task[None]]"]("GOING_BACK")  # by the old name of the collection
 
 
 async def rename(request: web.Request) -> web.Response:
@@ -44,7 +48,16 @@ async def rename(request: web.Request) -> web.Response:
         raise Conflict(f"the name {new!r} is taken", param="name")
     left = set(range(sharded.of)).difference(done.states if done else ())
     require_idle(nodes, map(sharded.shard, left))  # before anything is renamed
-    await asyncio.shield(keep_running(request.app, all_or_none(nodes, sharded, new, left)))
+    if (going_back := request.app[GOING_BACK].pop(old, None)) is not None:
+        going_back.cancel()
+    try:
+        await asyncio.shield(keep_running(request.app, all_or_none(nodes, sharded, new, left)))
+    except NearlineError as error:
+        error.message += (
+            f"; {old!r} keeps its name, and where a shard has the new one, it gets the old one back"
+        )
+        request.app[GOING_BACK][old] = keep_running(request.app, go_back(nodes, sharded, new))
+        raise
     request.app[METRICS].forget(old)
     renamed = nodes.collections().get(new)
     if renamed is None:
@@ -52,25 +65,29 @@ async def rename(request: web.Request) -> web.Response:
     return answer(await describe(nodes, renamed))
 
 
-def is_rest(done: Sharded, left: Sharded) -> bool:
-    """Whether two collections are the parts of one that was being renamed."""
-    whole = set(range(left.of))
-    return (
-        done.of == left.of
-        and not done.states.keys() & left.states.keys()
-        and whole == {*done.states, *left.states}
-    )
-
-
 async def all_or_none(nodes: Nodes, sharded: Sharded, new: str, numbers: set[int]) -> None:
     """Rename these shards. If one cannot be renamed, give those that have the new name the old one again and raise why.
-    What cannot be reached then stays as it is, and the next attempt goes on there."""
+    What cannot be reached then gets it later (`go_back`), and the next attempt goes on there."""
     errors = await give_name(nodes, sharded, new, numbers)
     if errors and (done := nodes.collections().get(new)) is not None:
         for error in await give_name(nodes, done, sharded.name, set(done.states)):
             logger.warning("%s is half renamed to %s: %s", sharded.name, new, error.message)
     if errors:
         raise errors[0]
+
+
+async def go_back(nodes: Nodes, sharded: Sharded, new: str) -> None:
+    """Give shards that were renamed, at a node that did not answer then, their old name again once it does. Ends when
+    the collection is whole again, or after GO_BACK_S."""
+    late = time.monotonic() + GO_BACK_S
+    while time.monotonic() < late:
+        await asyncio.sleep(LOOK_S)
+        left, done = (nodes.collections().get(name) for name in (sharded.name, new))
+        if left is not None and len(left.states) == left.of:
+            return
+        if left is not None and done is not None and is_rest(done, left):
+            for error in await give_name(nodes, done, sharded.name, set(done.states)):
+                logger.warning("%s is half renamed to %s: %s", sharded.name, new, error.message)
 
 
 async def give_name(nodes: Nodes, sharded: Sharded, new: str, numbers: set[int]) -> list[NearlineError]:

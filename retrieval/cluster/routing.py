@@ -86,6 +86,8 @@ OF_SHARDS: dict[object, Handler] = {
     whole_evaluation.show: collections.show_evaluation,
 }
 OF_A_SHARD = {whole_jobs.reindex, whole_jobs.tune, whole_jobs.erase, whole_jobs.rollback}  # its own indexes
+# Of two collections of one name, that in one piece, which only this service knows.
+OF_EITHER = {whole_collections.show, whole_collections.rename, whole_collections.delete}
 OF_ALL: dict[object, Handler] = {
     whole_searching.search_collections: searching.search_collections,
     whole_collections.create: collections.create,
@@ -138,9 +140,15 @@ async def _handler_for_shards(request: web.Request) -> Handler | None:
         if shard is not None:
             held = catalog.collections.get(full)
             serving.require_newest(request.app, held.moving if held else None)
+        elif full in catalog.collections and full in nodes.collections() and handler not in OF_EITHER:
+            raise Conflict(
+                f"{name!r} is a collection here, and one in shards at other nodes: rename or delete this one",
+                param="collection",
+            )
         return None
     found = await nodes.find(full)
     if found is None:
+        nodes.require_known(full)
         return None
     if handler not in OF_SHARDS:
         raise Conflict(
@@ -182,6 +190,7 @@ async def nodes_ctx(app: web.Application) -> AsyncIterator[None]:
     settings = app[CONFIG].cluster
     nodes = app[NODES] = Nodes(settings) if settings.nodes else None
     app[jobs.SHARD_JOBS], app[moves.MOVES], app[taking.TAKES], app[RUNNING] = {}, {}, {}, set()
+    app[renaming.GOING_BACK] = {}
     app[RELOADED].append(partial(reload, app))
     if nodes is None:
         yield

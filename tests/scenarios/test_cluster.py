@@ -1433,6 +1433,108 @@ def test_a_node_is_lost_for_good(tmp_path: Path, model_folder: Path) -> None:
         assert http.ok("GET", "/v1/collections/docs")["documents"] == len(documents)
 
 
+def test_what_nodes_that_are_away_have_is_not_forgotten(tmp_path: Path, model_folder: Path) -> None:
+    """The node that has no shard of a collection knows that the others have some, or cannot know what they have once it
+    was restarted: nothing takes the name in the meantime, and nobody is told that there is no such collection."""
+    ports = {name: free_port() for name in "abc"}
+    nodes = ", ".join(f'{name} = ["http://127.0.0.1:{port}"]' for name, port in ports.items())
+    config = tmp_path / "cluster.toml"
+    config.write_text(f"[cluster]\nnodes = {{ {nodes} }}\n")
+    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_SERVER_SEARCH_PROCESSES": "0"}
+    documents = [
+        {"id": f"d{number}", "text": f"word {number}", "vector": [1, 0, number]} for number in range(20)
+    ]
+    search = {"query": "word", "mode": "lexical"}
+
+    def started(name: str) -> ServerProcess:
+        return ServerProcess(tmp_path / name, environ, port=ports[name], config=config)
+
+    def nothing_is_forgotten(http: Http, *, remembers: bool) -> None:
+        for method, path, body in (
+            ("POST", "/v1/collections/m/search", search),
+            ("GET", "/v1/collections/m", None),
+            ("POST", "/v1/collections", {"name": "m", "dimensions": 3}),
+            ("PUT", "/v1/aliases/m", {"collection": "own"}),
+            ("POST", "/v1/collections/m/documents", {"documents": documents[:1]}),
+        ):
+            reply = http.call(method, path, body)
+            assert (reply.status, "m" in reply.body["error"]["message"]) == (503, True), (method, path, reply)
+            assert "Retry-After" in reply.headers
+        unavailable = [one["name"] for one in http.ok("GET", "/v1/collections")["unavailable"]]
+        assert (unavailable, bool(http.ok("GET", "/v1/cluster")["missing"])) == (["m"] * remembers, remembers)
+        assert http.found("own", **search) == ["d0"]
+
+    servers = {name: started(name) for name in ports}
+    try:
+        http = {name: Http(server.url) for name, server in servers.items()}
+        wait_until_up(http["a"], 3)
+        http["a"].ok("POST", "/v1/collections", {"name": "m", "dimensions": 3, "shards": 2})
+        http["a"].write("m", *documents)
+        shards = {one["node"]: one["shards"] for one in http["a"].ok("GET", "/v1/cluster")["services"]}
+        [empty] = [name for name, held in shards.items() if not held]
+        asked = http[empty]
+        asked.ok("POST", "/v1/collections", {"name": "own", "dimensions": 3})
+        asked.write("own", documents[0])
+        assert len(asked.found("m", k=20, **search)) == 20
+        for name in ports.keys() - {empty}:
+            servers[name].kill()
+        late = time.monotonic() + UP_S
+        while sum(one["up"] for one in asked.ok("GET", "/v1/cluster")["services"]) > 1:
+            assert time.monotonic() < late
+        nothing_is_forgotten(asked, remembers=True)
+        assert asked.call("GET", "/v1/collections/another").status == 404  # which no node had
+        servers[empty].kill()
+        servers[empty] = started(empty)
+        nothing_is_forgotten(asked, remembers=False)
+        for name in ports.keys() - {empty}:
+            servers[name] = started(name)
+        wait_until_up(asked, 3)
+        assert len(asked.found("m", k=20, cache=False, **search)) == 20
+    finally:
+        for server in servers.values():
+            server.kill()
+
+
+def test_half_of_a_name_is_not_made_whole_by_new_shards(tmp_path: Path, model_folder: Path) -> None:
+    """Of a collection of which some shards have another name, the rest is there: none are created in its place, and the
+    same request to rename it goes on."""
+    ports = {name: free_port() for name in "ab"}
+    nodes = ", ".join(f'{name} = ["http://127.0.0.1:{port}"]' for name, port in ports.items())
+    config = tmp_path / "cluster.toml"
+    config.write_text(f"[cluster]\nnodes = {{ {nodes} }}\n")
+    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_SERVER_SEARCH_PROCESSES": "0"}
+    wanted = {"name": "old", "dimensions": 3, "shards": 4}
+    documents = [{"id": f"d{number}", "text": "word", "vector": [1, 0, 0]} for number in range(20)]
+
+    def started(name: str) -> ServerProcess:
+        return ServerProcess(tmp_path / name, environ, port=ports[name], config=config)
+
+    first, second = started("a"), started("b")
+    try:
+        http = Http(first.url)
+        wait_until_up(http, 2)
+        http.ok("POST", "/v1/collections", wanted)
+        http.write("old", *documents)
+        second.kill()
+        for folder in (tmp_path / "b").glob("old~*"):
+            folder.rename(folder.with_name(folder.name.replace("old", "new")))
+        second = started("b")
+        wait_until_up(http, 2)
+        refused = http.call("POST", "/v1/collections", wanted)
+        assert (refused.status, "half renamed" in refused.body["error"]["message"]) == (409, True)
+        assert http.ok("POST", "/v1/collections/old/rename", {"name": "new"})["documents"] == 20
+    finally:
+        first.kill()
+        second.kill()
+
+
+def wait_until_up(http: Http, services: int) -> None:
+    late = time.monotonic() + UP_S
+    while sum(one["up"] for one in http.ok("GET", "/v1/cluster")["services"]) < services:
+        assert time.monotonic() < late
+        time.sleep(0.05)
+
+
 def test_a_search_misses_no_write_while_shards_move(tmp_path: Path, model_folder: Path) -> None:
     """It is asked at one service as soon as the write is acknowledged by the other one, without `min_seq`."""
     ports = {name: free_port() for name in "ab"}
