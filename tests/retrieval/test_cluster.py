@@ -17,14 +17,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import force_setattr
 
-from indexes.base.errors import Conflict, InvalidInput, NotFound, NotReady, TooLarge, Unavailable
+from indexes.base.errors import (
+    Conflict,
+    InvalidInput,
+    NearlineError,
+    NotFound,
+    NotReady,
+    TooLarge,
+    Unavailable,
+)
 from indexes.base.model import Settings
 from indexes.base.moving import Moving
 from indexes.directory.marker import NAME
 from indexes.filters.grammar import parse_filter
 from indexes.parts.query import Query
 from retrieval.base.settings import ClusterSection
-from retrieval.cluster import asking
+from retrieval.cluster import asking, renaming
 from retrieval.cluster.asking import AGREE_S, MOVING_S, patience_of_search
 from retrieval.cluster.calls import (
     ANSWERS,
@@ -36,7 +44,7 @@ from retrieval.cluster.calls import (
 )
 from retrieval.cluster.link import Link
 from retrieval.cluster.names import ShardName, read_token, shard_of_document, token_of
-from retrieval.cluster.nodes import Node, Nodes
+from retrieval.cluster.nodes import Node, Nodes, Sharded
 from retrieval.cluster.notes import HITS_KEPT
 from retrieval.cluster.placing import balance, place
 from retrieval.cluster.remote import RemoteShard
@@ -165,6 +173,39 @@ def test_two_writers_of_one_shard_are_refused() -> None:
         one.shards = NodeShards(shards={"docs~0of2": state_at(1)}, writes=True)
     with pytest.raises(Conflict, match="http://a and http://b both write to shard docs~0of2"):
         nodes.writer_of("docs~0of2")
+
+
+def test_shards_get_their_old_name_back_once_their_node_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rename that failed is taken back there, too, and again if that fails. Then nothing is looked for any more."""
+    nodes = nodes_of("a", "b")
+    a, b = nodes.members
+
+    def have(node: Node, *shards: str) -> None:
+        node.shards = NodeShards(shards={one: state_at(1) for one in shards}, writes=True)
+        nodes._found = None
+
+    have(a, "old~0of2")
+    b.shards = None
+    sharded, given = nodes.collections()["old"], list[tuple[str, str]]()
+
+    async def give_name(_: Nodes, done: Sharded, name: str, numbers: set[int]) -> list[NearlineError]:
+        given.append((done.name, name))
+        if len(given) < 3:
+            return [Unavailable("not yet")]
+        have(b, *(str(ShardName(name, number, done.of)) for number in numbers))
+        return []
+
+    async def scenario() -> None:
+        going_back = asyncio.create_task(renaming.go_back(nodes, sharded, "new"))
+        await asyncio.sleep(0.05)
+        assert not given
+        have(b, "new~1of2")
+        await asyncio.wait_for(going_back, 5)
+
+    monkeypatch.setattr(renaming, "LOOK_S", 0.01)
+    monkeypatch.setattr(renaming, "give_name", give_name)
+    asyncio.run(scenario())
+    assert given == [("new", "old")] * 3
 
 
 @pytest.mark.parametrize("moving", [Moving("copy", "a"), Moving("given", "b", 5)])
