@@ -64,30 +64,35 @@ class AnalyzedQuery(msgspec.Struct, frozen=True):
     """The terms of a query, each with its number of occurrences as its weight.
 
     The forms of its words in `others`, languages of the passages with their shares, are added, weighted by the share;
-    `own` are those in its own language. Stopwords are left out unless no other token has a term ("the ?"). In a query
-    that is not all capitals, a word of two or more capitals is not a stopword ("WHO guidelines"), nor is a single
-    capital except "I" after other words ("vitamin A").
+    `own` are those in its own language, and `forms` has the others of each that has some: where no passage has a word
+    in its own form, another one counts as much (`weigh`).
+
+    Stopwords are left out unless no other token has a term ("the ?"). In a query that is not all capitals, a word of
+    two or more capitals is not a stopword ("WHO guidelines"), nor is a single capital except "I" after other words
+    ("vitamin A").
     """
 
     weights: dict[str, float]
     own: frozenset[str]
     language: str
     others: Mapping[str, float]
+    forms: dict[str, list[str]] = {}
 
     @staticmethod
     def of(text: str, language: str = "en", others: Mapping[str, float] = NONE) -> AnalyzedQuery:
         analyze = _query_terms if len(text) > TOKEN_CACHED_CHARS_MAX else _query_terms.__wrapped__
-        weights, own = analyze(text, language, tuple(others.items()))
-        return AnalyzedQuery(dict(weights), own, language, others)
+        weights, own, forms = analyze(text, language, tuple(others.items()))
+        return AnalyzedQuery(dict(weights), own, language, others, forms)
 
     def with_phrases(self, phrases: Iterable[str]) -> AnalyzedQuery:
         """Add the terms of phrases of stopwords alone: a passage that has such a phrase may have no other term."""
-        weights, own = self.weights, self.own
+        weights, own, forms = self.weights, self.own, self.forms
         for phrase in phrases:
             found = AnalyzedQuery.of(phrase, self.language, self.others)
             if not found.weights.keys() & weights.keys():
                 weights, own = {**weights, **found.weights}, own | found.own
-        return AnalyzedQuery(weights, own, self.language, self.others)
+                forms = {**forms, **found.forms}
+        return AnalyzedQuery(weights, own, self.language, self.others, forms)
 
 
 def query_terms(text: str, language: str = "en", others: Mapping[str, float] = NONE) -> dict[str, float]:
@@ -98,7 +103,7 @@ def query_terms(text: str, language: str = "en", others: Mapping[str, float] = N
 @lru_cache(4)  # a request analyzes its query several times: to search, to correct it, to explain its hits
 def _query_terms(
     text: str, language: str, shares: tuple[tuple[str, float], ...]
-) -> tuple[dict[str, float], frozenset[str]]:
+) -> tuple[dict[str, float], frozenset[str], dict[str, list[str]]]:
     others = dict(shares)
     tokens, own, codes = text.split(), primary(language), tuple(others)
     stopwords, shouting = STOPWORDS.get(own, frozenset()), text.isupper()
@@ -109,9 +114,15 @@ def _query_terms(
     ]
     found = _look_up_all(kept, own, codes) or _look_up_all(tokens, own, codes)
     weights: dict[str, float] = {}
+    forms: dict[str, list[str]] = {}
+    of_word = ""  # the form in the query's own language, which comes first
     for term, code in found:
         weights[term] = weights.get(term, 0.0) + (1.0 if code == own else others[code])
-    return weights, frozenset(term for term, code in found if code == own)
+        if code == own:
+            of_word = term
+        elif term not in (known := forms.setdefault(of_word, [])):
+            known.append(term)
+    return weights, frozenset(term for term, code in found if code == own), forms
 
 
 def _look_up_all(tokens: Iterable[str], own: str, others: tuple[str, ...]) -> list[tuple[str, str]]:

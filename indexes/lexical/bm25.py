@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -214,9 +215,11 @@ def weigh(
     passage needs no more than the query's own words.
 
     Document frequency is at least 1, even if only dead passages hold the term. The bound counts such a term as one that
-    no passage holds, as it would be after a rebuild.
+    no passage holds, as it would be after a rebuild. If no passage holds a word in the form of the query's language,
+    that in the most frequent language that has it counts instead: the language was guessed.
     """
-    counts, own = terms.weights, terms.own
+    counts: Mapping[str, float] = terms.weights
+    own: AbstractSet[str] = terms.own
     if corrected:
         counts, own = _correct(counts, corrected), frozenset(corrected.get(term, term) for term in own)
     more = expand(own, synonyms, terms.language)
@@ -225,12 +228,15 @@ def weigh(
         counts = {**more.counts, **kept, **dict.fromkeys(groups, 1.0)}
         groups = {**groups, **more.groups}
     met = [[postings_of(part, term, groups) for term in counts] for part in parts]
+    postings_by_term = {term: [found[at] for found in met] for at, term in enumerate(counts)}
+    lives = {
+        term: statistics.live(term, found, grouped=term in groups) for term, found in postings_by_term.items()
+    }
+    counts, own = by_form(terms, counts, own, lives)
     weights = {}
     mass, missing = 0.0, set[str]()
     for at, (term, count) in enumerate(counts.items()):
-        postings = [found[at] for found in met]
-        held = any(len(rows) for rows, _ in postings)
-        live = statistics.live(term, postings, grouped=term in groups)
+        held, live = any(len(rows) for rows, _ in postings_by_term[term]), lives[term]
         if live or term in own or term in groups:  # a missing form in another language is not a missing word
             mass += count * idf(live, statistics.passages)
         if not live and term in own:
@@ -247,6 +253,24 @@ def weigh(
         more,
         tuple((part, tuple(found[at] for at in weights)) for part, found in zip(parts, met, strict=True)),
     )
+
+
+def by_form(
+    terms: AnalyzedQuery, counts: Mapping[str, float], own: AbstractSet[str], lives: Mapping[str, int]
+) -> tuple[Mapping[str, float], AbstractSet[str]]:
+    """The counts of a query's terms, and those of its own language. A word that no passage holds in the form of that
+    language counts in the form of another one."""
+    instead = {
+        word: max(held, key=lambda one: counts[one])
+        for word, others in terms.forms.items()
+        if word in own and lives.get(word) == 0 and (held := [one for one in others if lives.get(one)])
+    }
+    if not instead:
+        return counts, own
+    raised = dict(counts)
+    for word, other in instead.items():
+        raised[other] = max(raised[other], counts[word])
+    return raised, (own - instead.keys()) | {*instead.values()}
 
 
 def _count_alive(rows: NDArray[np.uint32], alive: Bits | None) -> int:

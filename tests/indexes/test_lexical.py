@@ -17,8 +17,8 @@ from rank_bm25 import BM25Okapi
 from indexes.base.model import Bm25, Delete, FieldWeights, IndexOptions, Upsert
 from indexes.collection.collection import Collection
 from indexes.lexical import postings
-from indexes.lexical.analysis import TAG, AnalyzedQuery, index_terms, query_terms, terms
-from indexes.lexical.bm25 import Statistics, best_of, round_count, weigh
+from indexes.lexical.analysis import TAG, AnalyzedQuery, index_terms, terms
+from indexes.lexical.bm25 import Statistics, best_of, by_form, round_count, weigh
 from indexes.lexical.postings import LONG_CHARS, GrowingLexical, SealedLexical
 from indexes.parts import assembly
 from indexes.parts.delta import DeltaView
@@ -55,7 +55,11 @@ def assert_like_rank_bm25(
     expected = {}
     if texts:
         codes = [(languages or {}).get(name, "en") for name in texts]
-        weights = query_terms(query, spoken.language, spoken.others)
+        analyzed = AnalyzedQuery.of(query, spoken.language, spoken.others)
+        held = {term for text, code in zip(texts.values(), codes, strict=True) for term in terms(text, code)}
+        weights, _ = by_form(
+            analyzed, analyzed.weights, analyzed.own, {one: one in held for one in analyzed.weights}
+        )
         scores = reference(list(texts.values()), codes, weights)
         expected = dict(zip(texts, scores, strict=True))
     ranking = collection.snapshot.lexical(query, 10_000)

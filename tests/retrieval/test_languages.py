@@ -92,3 +92,30 @@ def test_a_bad_code_is_refused_by_name(http: Http, code: str) -> None:
         assert (refused.status, refused.body["error"]["param"]) == (422, param)
         assert "BCP 47" in refused.body["error"]["message"]
     assert http.ok("GET", f"/v1/collections/{name}")["documents"] == 0
+
+
+def test_a_word_that_only_another_language_has_counts_as_one_of_the_querys(http: Http) -> None:
+    """A single word is often taken for one of another language. Where that has no such word, the passage that has it is
+    first, as it is if the language is given, and it is evidence."""
+    english = [
+        {"id": f"e{number}", "text": f"Parcel {number} was sent to the customer on a rainy day of autumn."}
+        for number in range(100)
+    ]
+    other = {
+        "es": "Le devolveremos el dinero en un plazo de catorce días tras recibir el paquete.",
+        "de": "Die Gäste legen ihre Mäntel auf den Stuhl neben dem Eingang.",
+        "ru": "Возврат возможен в течение четырнадцати дней после покупки.",
+    }
+    name = http.new_collection()
+    http.write(
+        name, *english, *({"id": code, "text": text, "language": code} for code, text in other.items())
+    )
+    for code, word in (("es", "plazo"), ("de", "legen"), ("ru", "четырнадцати"), ("de", "mäntel")):
+        for mode in ("lexical", "hybrid"):
+            found = http.search(name, query=word, mode=mode, min_relevance=0.1)
+            assert found["hits"][0]["document_id"] == code, word
+            assert found["receipt"]["evidence"] != "none", word
+            told = http.search(name, query=word, mode=mode, language=code)
+            assert found["hits"][0]["scores"]["lexical"] == pytest.approx(
+                told["hits"][0]["scores"]["lexical"], rel=0.2
+            )
