@@ -219,8 +219,7 @@ class SearchProcesses:
         for name in idle:
             del self._asked_at[name]
             for one in self._processes:
-                if name in one.followed:
-                    one.rest(name)
+                one.rest(name)
 
     def _require_harmless(self, what: bytes) -> None:
         until = self._refused.get(what)

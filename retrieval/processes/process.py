@@ -44,7 +44,7 @@ CATCHING_UP, BEHIND = 0.5, 1.0  # searches under way that make a process answer 
 # A process that has not replied for so long gets no searches, loses those that it has, and is killed.
 SILENT_S, GIVE_UP_S, HUNG_S = 1.0, 3.0, 30.0
 REAPED_S = 0.05  # for a process whose socket closed to leave its exit status
-FORGOTTEN_S = 10.0  # for a process to close a collection, before it is killed
+FORGOTTEN_S = 3.0  # for a process to close a collection, before it is killed
 # Of a death. What may have another cause counts half: a kill from outside, a process that hangs, and a crash for the
 # searches beside the suspect.
 KILLED_BLAME, HUNG_BLAME, BESIDE_BLAME = 0.5, 0.5, 0.5
@@ -172,9 +172,10 @@ class SearchProcess(asyncio.Protocol):
         return self._begun or min([*self.waiting, *self._left], default=0)
 
     def rest(self, name: str) -> None:
-        """Have it close a collection until it is told to follow it again."""
-        self._drop(name)
-        self.send(Forget(name, withheld=False))
+        """Have it close a collection until it is told to follow it again. What it is about to open is closed then."""
+        if name in self._told:
+            self._drop(name)
+            self.send(Forget(name, withheld=False))
 
     def _drop(self, name: str) -> None:
         for known in (self.followed, self._told, self._unable, self.reached, self.catching_up):
@@ -232,6 +233,8 @@ class SearchProcess(asyncio.Protocol):
                 elif reply.name in self._told:
                     self.followed[reply.name] = reply.collection
                     self._unable.pop(reply.name, None)
+                else:  # it was to be closed while it was opened
+                    self.send(Forget(reply.name, withheld=False))
             case Reached():
                 self.reached[reply.name] = reply.seq
                 self.catching_up.pop(reply.name, None)

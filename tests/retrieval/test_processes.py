@@ -26,7 +26,9 @@ from retrieval.processes.frames import (
     REPLIES,
     Arriving,
     AskSearch,
+    FollowCollection,
     Following,
+    Forget,
     Opened,
     SearchFailure,
     SearchReply,
@@ -330,6 +332,29 @@ def test_what_a_process_cannot_open_it_is_told_to_ever_more_rarely(monkeypatch: 
         one.follow(wanted)
         now[0] += 2
     assert len(told) > 1
+
+
+def test_a_collection_is_closed_though_it_was_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is slow to open one may say that it follows it after it was told to close it: then it is told
+    again. What it was never told to open it is not told to close."""
+    sent: list[object] = []
+    one, opened = (
+        SearchProcess(cast(Any, None), lambda ended: None, lambda name: None),
+        Opened("c", b"", 0, 0),
+    )
+    monkeypatch.setattr(one, "send", sent.append)
+    one.rest("c")
+    assert not sent
+    one.follow(opened)
+    one.rest("c")
+    one._take(Following("c", opened))
+    assert sent == [FollowCollection(opened), *[Forget("c", withheld=False)] * 2]
+    assert not one.followed
+    one.follow(opened)
+    one._take(Following("c", opened))
+    assert one.followed == {"c": opened}
+    one.rest("c")
+    assert not one.followed
 
 
 def test_no_answer_is_ahead_of_the_service(tmp_path: Path) -> None:
