@@ -162,14 +162,18 @@ class GrowingFiltersView(FilterPart):
             names, held, ends = self._by_name
             own, under = slice(bisect_left(names, key), bisect_right(names, key)), below(names, key)
             rows = np.concatenate([held[ends[one.start] : ends[one.stop]] for one in (own, under)])
-        return bitmap_of(np.unique(rows[rows < self.size]), self.size)
+        flags = np.zeros(self.size, bool)
+        flags[rows[rows < self.size]] = True
+        return bitmap_of(np.flatnonzero(flags).astype(np.uint32), self.size)
 
     @cached_property
     def _by_name(self) -> tuple[Sequence[str], RowNumbers, Positions]:
         """All keys, ascending, the rows that have values under them, one key after the other, and where those of each
         begin, and the last ones end."""
-        names = self.names
-        held = list(map(self._growing.rows_under, names))
+        names, rows = self.names, dict[str, bytes]()
+        for (_, name), pairs in self._growing.columns.copy().items():
+            rows[name] = rows.get(name, b"") + pairs.rows.tobytes()
+        held = [rows.get(name, b"") for name in names]
         ends = ends_of(np.array([len(one) for one in held], np.int64) // ROW_BYTES)
         return names, np.frombuffer(b"".join(held), np.uint32), ends
 

@@ -532,7 +532,7 @@ def test_an_object_may_hold_any_number_of_keys() -> None:
         assert len(part.match(Compound("or", [Exists("k")] * 64))) == 100
         with pytest.raises(InvalidInput, match="holds objects; name what is in them"):
             require_satisfiable(Comparison("eq", "k", 1), [part])
-        assert (time.thread_time() - begun) / slowness() < 0.3  # each key by itself takes seconds
+        assert (time.thread_time() - begun) / slowness() < 1.0  # each key by itself takes half a minute
 
 
 def test_views_share_their_keys() -> None:
