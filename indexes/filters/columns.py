@@ -24,8 +24,8 @@ eighth of a byte for each wide value. Nothing but the directory is on the heap w
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -40,7 +40,7 @@ from indexes.base.model import Rows, Scalar
 from indexes.base.normalizing import normalize
 from indexes.base.residency import Files
 from indexes.filters.bitmaps import bitmap_of
-from indexes.filters.filter_part import KINDS, Column, FilterPart, Name, below
+from indexes.filters.filter_part import KINDS, Column, FilterPart, Name, at_key, below
 from indexes.filters.grammar import Kind
 from indexes.filters.values import Instants, Numbers, Positions, TextBlock, Values, narrow, rank_values
 
@@ -100,7 +100,6 @@ class SealedFilters(FilterPart):
         self._directory = directory
         self._arrays = arrays
         self._columns = dict(self._laid_out())
-        self._layout = dict(self._in_order())
         self._names = sorted({key for _, key in self._columns})
 
     def _laid_out(self) -> Iterable[tuple[Name, _SealedColumn]]:
@@ -118,15 +117,18 @@ class SealedFilters(FilterPart):
             yield (kind, key), _SealedColumn(self.size, values, first, self._arrays)
             first += count
 
-    def _in_order(self) -> Iterator[tuple[Kind, tuple[list[str], Positions]]]:
+    @cached_property
+    def _by_kind(self) -> list[tuple[list[str], Positions]]:
         """The keys of each kind, ascending, and where the values of each begin, and the last ones end."""
         columns = self._directory.columns
         ends = ends_of(np.array([count for _, _, count in columns], np.int64))
+        found: list[tuple[list[str], Positions]] = []
         at = 0
-        for kind, some in groupby(columns, key=itemgetter(0)):
+        for _, some in groupby(columns, key=itemgetter(0)):
             keys = [key for _, key, _ in some]
-            yield kind, (keys, ends[at : at + len(keys) + 1])
+            found.append((keys, ends[at : at + len(keys) + 1]))
             at += len(keys)
+        return found
 
     @staticmethod
     def of(size: int, columns: Iterable[ColumnData]) -> SealedFilters:
@@ -184,8 +186,8 @@ class SealedFilters(FilterPart):
         key = normalize("NFC", key)
         bounds = [
             firsts[[found.start, found.stop]]
-            for keys, firsts in self._layout.values()
-            for found in (slice(bisect_left(keys, key), bisect_right(keys, key)), below(keys, key))
+            for keys, firsts in self._by_kind
+            for found in (at_key(keys, key), below(keys, key))
         ]
         return rows_of(np.array(bounds, np.int64).reshape(-1, 2), self.size, self._arrays)
 
@@ -266,7 +268,7 @@ class _SealedColumn(Column):
         flagged = bitmap_of(np.flatnonzero(flags).astype(np.uint32), self._size)
         for at in self._wide():
             value = int(self._arrays["wide"][at]) - self._first
-            counts[value] = self._bitmap(at).intersection_cardinality(flagged)
+            counts[value] = bitmap_at(at, self._arrays).intersection_cardinality(flagged)
         return self.values, counts
 
     def held_by(self, rows: Rows) -> tuple[Rows, Positions]:
@@ -277,7 +279,7 @@ class _SealedColumn(Column):
         held, positions = [listed[at]], [np.searchsorted(starts, at, side="right") - 1]
         some = BitMap(rows.tolist())
         for number in self._wide():
-            found = np.frombuffer((self._bitmap(number) & some).to_array(), np.uint32)
+            found = np.frombuffer((bitmap_at(number, self._arrays) & some).to_array(), np.uint32)
             held.append(found)
             positions.append(np.full(len(found), int(self._arrays["wide"][number]) - self._first))
         return np.concatenate(held).astype(np.int64), np.concatenate(positions)
@@ -332,9 +334,6 @@ class _SealedColumn(Column):
         low, high = self._first, self._first + len(self.values)
         return range(*np.searchsorted(self._arrays["wide"], (low, high)).tolist())
 
-    def _bitmap(self, at: int) -> BitMap:
-        return bitmap_at(at, self._arrays)
-
     def pairs(self) -> tuple[Positions, RowNumbers]:
         """Every value with every row that has it: position among the column's values, and row."""
         low, high = self._first, self._first + len(self.values)
@@ -342,7 +341,7 @@ class _SealedColumn(Column):
         positions = [np.repeat(np.arange(len(self.values)), np.diff(starts))]
         rows = [self._arrays["rows"][starts[0] : starts[-1]]]
         for at in self._wide():
-            rows.append(np.frombuffer(self._bitmap(at).to_array(), np.uint32))
+            rows.append(np.frombuffer(bitmap_at(at, self._arrays).to_array(), np.uint32))
             positions.append(np.full(len(rows[-1]), int(self._arrays["wide"][at]) - low))
         return np.concatenate(positions), np.concatenate(rows)
 

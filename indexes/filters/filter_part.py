@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import reduce
 
@@ -41,6 +41,11 @@ FEW = 4  # values a row, on average, up to which none are left out
 
 KINDS: tuple[Kind, ...] = ("string", "number", "boolean")
 Name = tuple[Kind, str]
+
+
+def at_key(names: Sequence[str], key: str) -> slice:
+    """Where a key is among ascending ones; empty if they do not have it."""
+    return slice(bisect_left(names, key), bisect_right(names, key))
 
 
 def below(names: Sequence[str], key: str) -> slice:

@@ -7,7 +7,6 @@ is small, so a match reads all of it (4,000 rows: about ten microseconds).
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
@@ -24,7 +23,7 @@ from indexes.base.paths import leaves
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.columns import ColumnData, RowNumbers, SealedFilters
 from indexes.filters.dates import YEAR, instant_of
-from indexes.filters.filter_part import KINDS, Column, FilterPart, Name, below
+from indexes.filters.filter_part import KINDS, Column, FilterPart, Name, at_key, below
 from indexes.filters.grammar import ORDERINGS, Kind, canonical, kind_of
 from indexes.filters.values import Instants, Numbers, Positions, TextBlock, Values, rank_values
 
@@ -83,15 +82,15 @@ class GrowingFilters:
         if len(self.columns) > known:
             columns = self.columns.copy()  # takes milliseconds with a hundred thousand keys
             new = {key for _, key in islice(columns, known, None)}
-            names = [*names, *sorted(key for key in new if not is_among(names, key))]
+            names = [*names, *sorted(key for key in new if not names[at_key(names, key)])]
             names.sort()  # two ascending runs, which takes one pass
             self._names = len(columns), names
         return names
 
-    def rows_under(self, key: str) -> memoryview:
+    def rows_under(self, key: str) -> bytes:
         """The numbers of the rows that have values under a key, as uint32, perhaps repeated."""
         held = (self.columns.get((kind, key)) for kind in KINDS)
-        return memoryview(b"".join(pairs.rows.tobytes() for pairs in held if pairs is not None))
+        return b"".join(pairs.rows.tobytes() for pairs in held if pairs is not None)
 
     def view(self, size: int) -> GrowingFiltersView:
         """The first `size` rows, frozen: rows added later are not visible."""
@@ -104,12 +103,6 @@ class GrowingFilters:
             size,
             [column.sealed(name, size) for name in self.columns.copy() if (column := view.column(*name))],
         )
-
-
-def is_among(names: Sequence[str], key: str) -> bool:
-    """Whether ascending names have this one."""
-    at = bisect_left(names, key)
-    return at < len(names) and names[at] == key
 
 
 class _Pairs:
@@ -160,8 +153,8 @@ class GrowingFiltersView(FilterPart):
             rows = np.frombuffer(b"".join(held_rows), np.uint32)
         else:
             names, held, ends = self._by_name
-            own, under = slice(bisect_left(names, key), bisect_right(names, key)), below(names, key)
-            rows = np.concatenate([held[ends[one.start] : ends[one.stop]] for one in (own, under)])
+            found = at_key(names, key), below(names, key)
+            rows = np.concatenate([held[ends[one.start] : ends[one.stop]] for one in found])
         flags = np.zeros(self.size, bool)
         flags[rows[rows < self.size]] = True
         return bitmap_of(np.flatnonzero(flags).astype(np.uint32), self.size)

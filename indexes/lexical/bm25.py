@@ -227,31 +227,28 @@ def weigh(
         kept = {term: count for term, count in counts.items() if term not in more.replaced}
         counts = {**more.counts, **kept, **dict.fromkeys(groups, 1.0)}
         groups = {**groups, **more.groups}
-    met = [[postings_of(part, term, groups) for term in counts] for part in parts]
-    postings_by_term = {term: [found[at] for found in met] for at, term in enumerate(counts)}
-    lives = {
-        term: statistics.live(term, found, grouped=term in groups) for term, found in postings_by_term.items()
-    }
+    met = {term: [postings_of(part, term, groups) for part in parts] for term in counts}
+    lives = {term: statistics.live(term, found, grouped=term in groups) for term, found in met.items()}
     counts, own = by_form(terms, counts, own, lives)
-    weights = {}
+    weights: dict[str, float] = {}
     mass, missing = 0.0, set[str]()
-    for at, (term, count) in enumerate(counts.items()):
-        held, live = any(len(rows) for rows, _ in postings_by_term[term]), lives[term]
+    for term, count in counts.items():
+        held, live = any(len(rows) for rows, _ in met[term]), lives[term]
         if live or term in own or term in groups:  # a missing form in another language is not a missing word
             mass += count * idf(live, statistics.passages)
         if not live and term in own:
             missing.add(term)
         if held:
-            weights[at] = (term, count * idf(max(live, 1), statistics.passages))
+            weights[term] = count * idf(max(live, 1), statistics.passages)
     return WeightedQuery(
-        tuple(weights.values()),
+        tuple(weights.items()),
         statistics.mean_length,
         bm25,
         mass * (bm25.k1 + 1),
         frozenset(missing),
         groups,
         more,
-        tuple((part, tuple(found[at] for at in weights)) for part, found in zip(parts, met, strict=True)),
+        tuple((part, tuple(met[term][at] for term in weights)) for at, part in enumerate(parts)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from jobs.evaluation.learning import (
 from jobs.evaluation.private import open_service
 from jobs.evaluation.rankings import judged_queries
 from jobs.ingestion.rate_limiter import RateLimiter
-from jobs.sources.judgments import read_judgments, read_queries
+from jobs.sources.judgments import Judgment, TextQuery, read_judgments, read_queries
 from nearline import AsyncClient
 from retrieval.search.relevance import calibrations_of
 
@@ -114,13 +115,8 @@ async def learn_and_adopt(
     adopt: bool,
 ) -> dict[str, Any]:
     """Learn, adopt, and return the report. Raises ServiceError, and InvalidInput for files that cannot be used."""
-    client, name = asker.client, asker.collection
-    present = (await client.collection(name))["ranking"]
-    if queries and qrels:
-        given, judgments = read_queries(queries), read_judgments(qrels)
-        judged_queries(given, judgments)
-    else:
-        given, judgments = from_feedback(await client.feedback(name))
+    present = (await asker.client.collection(asker.collection))["ranking"]
+    given, judgments = await judgments_for(asker, queries, qrels)
     source = "judgments" if queries else "feedback"
     asked = usable_queries(given, judgments, sample)
     report: dict[str, Any] = {"source": source, "queries": len(asked), "before": present, "adopted": False}
@@ -156,16 +152,36 @@ async def learn_and_adopt(
         return {**report, "reason": "a dry run"}
     if not found.helps:
         kept: dict[str, Any] = {**present} if present else {}
-        settings = {name: kept[name] for name in settings if kept}
-    if settings.get("method") or coefficients or reranks:
-        await client.set_ranking(name, **settings, coefficients=coefficients, rerank=reranks or None)
-    else:
-        await client.reset_ranking(name)
+        settings = {one: kept[one] for one in settings if kept}
+    await put_in_force(asker, settings, coefficients, rerank=reranks)
     if not found.helps:
         others = "relevance or reranking" if rerank else "relevance"
         reason = f"its gain on held-out queries may be chance, that of {others} is beyond it"
         return {**report, "reason": reason if fitted or reranks else "reranking gains nothing any more"}
     return {**report, "adopted": True, "reason": "the gain on held-out queries is beyond chance"}
+
+
+async def judgments_for(
+    asker: Asker, queries: Path | None, qrels: Path | None
+) -> tuple[list[TextQuery], list[Judgment]]:
+    """Return queries and their judgments: those of the files, else the collection's feedback."""
+    if not queries or not qrels:
+        return from_feedback(await asker.client.feedback(asker.collection))
+    given, judgments = read_queries(queries), read_judgments(qrels)
+    judged_queries(given, judgments)
+    return given, judgments
+
+
+async def put_in_force(
+    asker: Asker, settings: Mapping[str, Any], coefficients: dict[str, list[float]], *, rerank: bool
+) -> None:
+    """Have the collection ranked so, or as configured if nothing is to differ from that."""
+    if settings.get("method") or coefficients or rerank:
+        await asker.client.set_ranking(
+            asker.collection, **settings, coefficients=coefficients, rerank=rerank or None
+        )
+    else:
+        await asker.client.reset_ranking(asker.collection)
 
 
 def show(report: dict[str, Any]) -> None:

@@ -303,16 +303,15 @@ class Nodes:
         """Return the shards that no service has which answers, of collections of which one has others, or had some."""
         found = self.collections()
         torn = [one.shard(at) for one in found.values() for at in range(one.of) if at not in one.states]
-        return torn + [
-            shard for name, shards in self.hidden().items() if name not in found for shard in shards
-        ]
+        return torn + [shard for shards in self.hidden().values() for shard in shards]
 
     def hidden(self) -> dict[str, list[str]]:
-        """Return the shards of nodes that do not answer, as they were when they did, by their collections' names."""
-        away, found = self.away(), defaultdict[str, set[str]](set)
+        """Return the shards of collections that no node which answers has a part of, by the collections' names: those
+        that the other nodes had when they last answered."""
+        away, known, found = self.away(), self.collections(), defaultdict[str, set[str]](set)
         for node in self.members:
             for shard in node.remembered.shards if node.name in away and node.remembered else ():
-                if (name := ShardName.parse(shard)) is not None:
+                if (name := ShardName.parse(shard)) is not None and name.collection not in known:
                     found[name.collection].add(shard)
         return {name: sorted(shards) for name, shards in found.items()}
 

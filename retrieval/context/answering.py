@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import pairwise
 from typing import Literal
@@ -162,8 +162,8 @@ class Citations:
     def _checked(self, text: str) -> str:
         """Return the text without citations of unknown passages. Code stays as it is: `a[0]` cites nothing."""
         shown = []
-        for part in TICKS.split(text):
-            self._ticks, is_code = code_after(part, self._ticks)
+        for part, ticks, is_code in parts_of(text, self._ticks):
+            self._ticks = ticks
             shown.append(part if is_code else CITED.sub(self._keep_known, part))
         return "".join(shown)
 
@@ -178,24 +178,22 @@ class Citations:
         return f"{space}[{', '.join(map(str, known))}]" if known else ""
 
 
-def code_after(part: str, ticks: int) -> tuple[int, bool]:
-    """Return how many backticks the code has that is open after a part of a text, 0 for none, and whether the part is
-    code. It is a run of backticks, the end of a line, or neither; `ticks` are those of the code before it. Code between
-    fewer than three ends with its line, if it does not before."""
-    if part.startswith("`"):
-        return (0 if ticks == len(part) else ticks or len(part)), True
-    if part == "\n":
-        return (ticks if ticks >= FENCE_TICKS else 0), False
-    return ticks, ticks > 0
+def parts_of(text: str, ticks: int = 0) -> Iterator[tuple[str, int, bool]]:
+    """Yield the runs of backticks of a text, the ends of its lines and what is between: each with the number of
+    backticks that opened the code it leaves open, 0 for none, and whether it is code. `ticks` is that number before the
+    text. Code between fewer than three backticks ends with its line at the latest."""
+    for part in TICKS.split(text):
+        is_code = ticks > 0 and part != "\n"
+        if part.startswith("`"):
+            is_code, ticks = True, 0 if ticks == len(part) else ticks or len(part)
+        elif part == "\n" and ticks < FENCE_TICKS:
+            ticks = 0
+        yield part, ticks, is_code
 
 
 def without_code(text: str) -> str:
     """Return a text with as many zero characters in the place of its code."""
-    shown, ticks = [], 0
-    for part in TICKS.split(text):
-        ticks, is_code = code_after(part, ticks)
-        shown.append("\0" * len(part) if is_code else part)
-    return "".join(shown)
+    return "".join("\0" * len(part) if is_code else part for part, _, is_code in parts_of(text))
 
 
 def numbers_in(citation: str) -> list[int]:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 LINE = re.compile(r"[^\n]*\n?")
-FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
-ITEM = re.compile(r" {0,3}(?:[-*+]|[0-9]{1,9}[.)])[ \t]{1,4}(?=[`~])")  # of a list, that begins with a fence
+# A list item may begin with one.
+FENCE = re.compile(r" {0,3}(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]{1,4})?(`{3,}|~{3,})")
 HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*)")
 UNDERLINE = re.compile(r"([=\-~^])\1{2,}[ \t]*$")
 DIRECTIVE = re.compile(r"\.\. [a-zA-Z][\w-]*::")
@@ -103,10 +103,9 @@ def outline(text: str) -> Outline:
     previous: tuple[int, str] | None = None  # start and text of the previous line, if it may be a heading
     heading_open = False  # only white space since the last heading
     for start, line, literal in lines_of(text):
-        mark = FENCE.match(line if fence else ITEM.sub("", line, count=1)) if fence or not literal else None
         if fence:
-            mark = mark or FENCE.match(line.lstrip(" "))  # inside a list it is indented
-            if mark and mark[1].startswith(fence) and not line.strip(" `~"):
+            end = FENCE.match(line.lstrip(" "))  # inside a list it is indented
+            if end and end[1].startswith(fence) and not line.strip(" `~"):
                 fence, blank = "", True  # text after a code block is a new paragraph
             continue
         if not line.strip():
@@ -129,8 +128,8 @@ def outline(text: str) -> Outline:
             found.strengths.append(PARAGRAPH)
         previous = (start, line) if blank or heading_open else None
         heading_open = blank = False
-        if mark:
-            fence, previous = mark[1], None
+        if not literal and (begin := FENCE.match(line)):
+            fence, previous = begin[1], None
     return found
 
 

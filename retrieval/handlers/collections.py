@@ -168,10 +168,7 @@ async def rename(request: web.Request) -> web.Response:
 async def set_ranking(request: web.Request) -> web.Response:
     wanted = await body(request, SetRanking)
     _, collection = collection_of(request)
-    if (
-        all(one is None for one in (wanted.method, wanted.weight_dense, wanted.rerank))
-        and not wanted.coefficients
-    ):
+    if {wanted.method, wanted.weight_dense, wanted.rerank} == {None} and not wanted.coefficients:
         raise InvalidInput(
             "nothing to set: expected method, weight_dense, rerank or coefficients", param="method"
         )

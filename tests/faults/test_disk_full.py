@@ -143,8 +143,8 @@ def write_until_refused(http: Http, name: str, status: int) -> int:
 
 @pytest.mark.parametrize("disk", ["full", "read-only"])
 def test_a_disk_that_takes_nothing_can_be_verified_and_copied(tmp_path: Path, disk: str) -> None:
-    """What is whole is called so, and a copy elsewhere can be made. Of a log with commits in its write-ahead log, which
-    cannot be read without writing, it is said why, and nobody is told to delete it."""
+    """An intact directory verifies, and can be backed up to another disk. A log with commits in its write-ahead log
+    cannot be read without writing: the message says why, and does not advise deleting it."""
     data = tmp_path / "data"
     with small_disk(data):
         with contextlib.closing(Catalog(data / "whole", IndexOptions())) as catalog:

@@ -470,9 +470,9 @@ def test_a_wrong_call_is_told_before_anything_is_measured(
     ],
 )
 def test_a_query_that_cannot_be_asked_is_named(lines: str, words: str, tmp_path: Path) -> None:
-    """By its file and line."""
+    """The error for an unusable query names its file and line."""
     (tmp_path / "queries.jsonl").write_text(lines)
-    with pytest.raises(InvalidInput, match=re.escape(words)):
+    with pytest.raises(InvalidInput, match=f"queries.jsonl.*{re.escape(words)}"):
         read_queries(tmp_path / "queries.jsonl")
 
 

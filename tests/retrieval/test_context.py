@@ -496,8 +496,8 @@ def test_a_title_alone_has_no_empty_frame() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"format": "plain"}, {"format": "messages"}, {"excerpt_tokens": 0}])
 def test_the_hint_says_a_budget_that_works(options: dict[str, Any]) -> None:
-    """With it there is a passage, whatever the numbers of the fence are; with fewer tokens than those may differ by,
-    there is none."""
+    """A budget as large as the hint says fits a passage, whatever numbers the fence draws; one that is smaller by more
+    tokens than these numbers can vary by does not."""
     hits = [hit("long", "word. " * 100), hit("short", "three more words")]
     needed = int(re.findall(r"\d+", context(*hits, budget=1, **options).hint or "")[-1])
     for _ in range(5):

@@ -65,7 +65,8 @@ def test_neither_title_nor_text_is_an_error(http: Http) -> None:
 
 
 def test_words_of_titles_and_headings_count_as_chosen(http: Http) -> None:
-    """As often as the collection was created with, in every part of it; it says how often, and takes nothing else."""
+    """Titles and headings count as often as the collection was created with, in every part of it, and
+    no other weights are accepted."""
     filler = "Some words about nothing in particular. " * 40
     text = f"# Renewal\n\n{filler}\n\n# Payment\n\n{filler}"
     scores: dict[tuple[str, int], list[float]] = {}

@@ -1280,8 +1280,8 @@ def test_a_node_is_lost_and_comes_back(cluster: Cluster, sizes: dict[int, str]) 
 
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
 def test_a_search_may_leave_out_what_does_not_answer(cluster: Cluster, fault: str) -> None:
-    """With `partial`, every kind of search uses the shards that respond and lists the missing ones in its receipt.
-    Without it, a search returns 503."""
+    """Every kind of search that allows `partial` answers from the shards that respond, and lists the missing ones in
+    its receipt. One that does not returns 503."""
     http, name = cluster.http, f"partly-{fault}"
     http.ok("POST", "/v1/collections", {"name": name, "shards": 4})
     http.write(name, *sentences(60))
@@ -1435,7 +1435,7 @@ def test_a_node_is_lost_for_good(tmp_path: Path, model_folder: Path) -> None:
 
 def test_what_nodes_that_are_away_have_is_not_forgotten(tmp_path: Path, model_folder: Path) -> None:
     """The node that has no shard of a collection knows that the others have some, or cannot know what they have once it
-    was restarted: nothing takes the name in the meantime, and nobody is told that there is no such collection."""
+    was restarted: the name stays taken, and requests get 503 instead of 404."""
     ports = {name: free_port() for name in "abc"}
     nodes = ", ".join(f'{name} = ["http://127.0.0.1:{port}"]' for name, port in ports.items())
     config = tmp_path / "cluster.toml"
@@ -1496,8 +1496,8 @@ def test_what_nodes_that_are_away_have_is_not_forgotten(tmp_path: Path, model_fo
 
 
 def test_half_of_a_name_is_not_made_whole_by_new_shards(tmp_path: Path, model_folder: Path) -> None:
-    """Of a collection of which some shards have another name, the rest is there: none are created in its place, and the
-    same request to rename it goes on."""
+    """When only some shards of a collection were renamed, no new ones are created under either name, and repeating the
+    request renames the others."""
     ports = {name: free_port() for name in "ab"}
     nodes = ", ".join(f'{name} = ["http://127.0.0.1:{port}"]' for name, port in ports.items())
     config = tmp_path / "cluster.toml"
