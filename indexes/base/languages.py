@@ -124,14 +124,18 @@ def guess_language(query: str, held: Mapping[str, int]) -> str:
 def chance_of(query: str, spoken: Collection[str], held: Mapping[str, int]) -> float:
     """The chance that a query is in one of these languages (two- or three-letter codes); 1 for one without words.
 
-    The languages of the passages, weighted by their number, are likelier than others, because a word may be in any.
+    The languages of the passages, weighted by their number, are likelier than others, because a word may be in any. Of
+    a few Latin words in no sure language, such as "git rebase", the passages alone tell.
     """
+    detected = query_probabilities(query[:CHARS_READ])
+    if not detected:
+        return 1.0
     passages = max(sum(held.values()), 1)
-    found = {
-        code: chance * (held.get(code, 0) / passages + OTHERWISE)
-        for code, chance in query_probabilities(query[:CHARS_READ]).items()
-    }
-    return sum(found[code] for code in found.keys() & set(spoken)) / sum(found.values()) if found else 1.0
+    found = {code: chance * (held.get(code, 0) / passages + OTHERWISE) for code, chance in detected.items()}
+    chance = sum(found[code] for code in found.keys() & set(spoken)) / sum(found.values())
+    if max(detected.values()) < SURE_MIN and is_latin(query):
+        return max(chance, sum(held.get(code, 0) for code in set(spoken)) / passages)
+    return chance
 
 
 @lru_cache(1024)

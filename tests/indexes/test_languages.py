@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from indexes.base.errors import InvalidInput
-from indexes.base.languages import SURE_MIN, check_language, guess_language, language_of, probabilities
+from indexes.base.languages import SURE_MIN, chance_of, check_language, guess_language, language_of, probabilities
 from indexes.base.model import Upsert
 from tests.support.vectors import World, make_collection
 
@@ -57,6 +57,15 @@ def test_a_query_is_in_a_language_of_the_documents() -> None:
     assert guess_language("Wo ist der Bahnhof?", {"en": 50, "de": 50}) == "de"
     assert guess_language("Wo ist der Bahnhof?", {"en": 50, "fr": 1}) == "en"
     assert guess_language("E 4711", {"ru": 9, "de": 100}) == "de"
+
+
+@pytest.mark.parametrize("query", ["git rebase", "kubectl drain node", "oom killer"])
+def test_the_passages_tell_the_language_of_a_few_odd_words(query: str) -> None:
+    """The detector is unsure of them, and may not even name the language that they are in."""
+    assert chance_of(query, {"en"}, {"en": 100}) == 1
+    assert chance_of(query, {"en"}, {"en": 50, "de": 50}) >= 0.5
+    assert chance_of(query, {"en"}, {"ru": 100}) < 0.9
+    assert chance_of("Wie funktioniert das", {"en"}, {"en": 100}) < 0.01
 
 
 def test_a_snapshot_tells_the_language_of_a_query(tmp_path: Path) -> None:
