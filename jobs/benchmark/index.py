@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,9 @@ from retrieval.embedding.encoder import available_threads
 
 BUILD_TIMEOUT_S = 7200
 BATCH = 1000
-TARGET = 0.98  # recall that a peer's setting must reach
-TRIED = 100  # queries used to choose settings
+TARGET = 0.98  # recall that settings must reach
+TRIED = 100  # queries used to choose settings of peers
+ASKED = 800  # and those of sizes that are compared
 THREAD_ROUNDS = 5  # over all queries, on one thread and on two: single turns are too short for threads
 RANK_BM25_MAX = 20_000  # passages; it scores every one in Python
 VECTORS = {
@@ -85,10 +87,15 @@ def write(folder: Path, texts: Sequence[str], vectors: Floats) -> None:
             collection.write(documents).result()
 
 
-def rebuild(folder: Path, hot: int) -> None:
-    """Build a generation with `hot` hot passages and make it live."""
-    with closing(Collection(folder, IndexOptions(build_threads=available_threads()))) as collection:
-        build = Rebuild(collection.begin_build(hot), timeout_s=BUILD_TIMEOUT_S)
+def rebuild(folder: Path, hot: int, asked: Floats | None = None) -> None:
+    """Build a generation with `hot` hot passages and make it live; its settings are chosen for TARGET by the queries in
+    `asked`, or else as in a service."""
+    options = IndexOptions(build_threads=available_threads())
+    if asked is not None:
+        options = replace(options, recall_target=TARGET)
+    with closing(Collection(folder, options)) as collection:
+        questions = None if asked is None else ("queries", asked)
+        build = Rebuild(collection.begin_build(hot), timeout_s=BUILD_TIMEOUT_S, questions=questions)
         collection.adopt(build.run(lambda *_: None))
 
 
@@ -127,14 +134,18 @@ def dense(
 def scale(
     material: Material, scratch: Path, say: Say, *, sizes: Sequence[int], depth: Sequence[int], queries: int
 ) -> BenchResults:
-    """Measure dense search of prefixes of the material, with all sizes in the same turns."""
+    """Measure dense search of prefixes of the material, with all sizes in the same turns.
+
+    The queries that are not measured choose the settings of each size.
+    """
+    asked = material.query_vectors[queries : queries + ASKED]
     makers: dict[str, Any] = {}
     facts: dict[str, Row] = {}
     for size in sizes:
         name, folder = f"{size:,} passages", scratch / str(size)
         say(f"building {size:,} passages ...")
         write(folder, material.texts[:size], material.vectors[:size])
-        rebuild(folder, min(Config().index.hot_capacity, size // 10))
+        rebuild(folder, min(Config().index.hot_capacity, size // 10), asked if len(asked) else None)
         makers[name], facts[name] = partial(Nearline, folder), facts_of(folder)
     vectors = material.query_vectors[:queries]
     tables: dict[str, list[Row]] = {}
@@ -153,7 +164,8 @@ def scale(
                 for row, found in compare(workers, [(vector, k) for vector in vectors])
             ]
     notes.append(
-        "build s: on one core. lists, probes: chosen by the rebuild; a query scans at least so many lists."
+        f"lists, probes: chosen by the rebuild, for recall {TARGET} on {len(asked)} other queries; a query scans at "
+        "least so many lists."
     )
     return BenchResults(tables, notes)
 
