@@ -33,7 +33,9 @@ from indexes.lexical.postings import CHARACTER_BYTES_MAX
 from indexes.lexical.words import WORD, fold
 
 LETTERS_MIN = 4  # shorter words are near too many others
+LETTERS_MAX = 64  # longer ones are no misspelt words
 LETTERS_FOR_TWO = 8  # words this long may differ by two edits
+EDITS_MAX = 2
 TERM_LETTERS_FOR_TWO = 6  # if their term is this long: more of it must stay than changes
 CORRECTED_MAX = 3  # words of one query
 TERMS_MAX = 32  # of a query; a longer one has enough other words
@@ -45,8 +47,8 @@ NEAR_MAX = 32  # terms near a word that one of several shards tells of
 
 class NearTerms(msgspec.Struct, frozen=True):
     """A word that no passage has, the `place`-th of a query: as it is written, folded, and as the terms it would be.
-    `names` are the terms near it, with the edits and how many passages have them; `rests` are those ends of the word
-    that are terms."""
+    `names` are the terms near it, with the edits and how many passages have them; `rests` are the terms that may be
+    behind one of them in the word."""
 
     place: int
     written: str
@@ -126,8 +128,7 @@ class Corrections:
             names = {name: (edits, -count) for edits, count, name in sorted(near, reverse=True)}
             if not self.whole:
                 return
-            ends = (asked.folded[at:] for at in range(1, len(asked.folded) - LETTERS_MIN + 1))
-            rests = frozenset(rest for rest in ends if self._is_rest(rest, asked))
+            rests = frozenset(rest for rest in self._ends(meant, asked) if self._is_rest(rest, asked))
             self.near.append(NearTerms(place, asked.written, asked.folded, meant, names, rests))
             if sum(bool(one.names) for one in self.near) == 2 * CORRECTED_MAX:
                 return
@@ -146,8 +147,21 @@ class Corrections:
             meant = frozenset(query_terms(word, language, others))
             if any(self._is_held(term) for term in meant):
                 self.held |= meant
-            else:
+            elif len(word) <= LETTERS_MAX:
                 yield place, meant, _Word.of(word, (language, *others))
+
+    def _ends(self, meant: AbstractSet[str], word: _Word) -> Iterator[str]:
+        """Yield what is behind a name in the word, if one of its stems is near that name; as long as comparisons are
+        left, which each of them costs in all languages."""
+        most = len(word.folded) - LETTERS_MIN
+        sizes = {len(term) + change for term in meant for change in range(-EDITS_MAX, EDITS_MAX + 1)}
+        for size in sorted(size for size in sizes if 0 < size <= most):
+            self._on_step()
+            self._work.comparisons -= FREQUENCY_COST * len(word.languages)
+            if self._work.comparisons < 0:
+                self.whole = False
+                return
+            yield word.folded[size:]
 
     def _nearest(self, term: str, word: _Word) -> tuple[int, int, str] | None:
         near = self._near(term, word)
@@ -166,7 +180,7 @@ class Corrections:
         if work.comparisons < 0:
             self.whole = False
             return None
-        edits = 2 if letters >= LETTERS_FOR_TWO and len(term) >= TERM_LETTERS_FOR_TWO else 1
+        edits = EDITS_MAX if letters >= LETTERS_FOR_TWO and len(term) >= TERM_LETTERS_FOR_TWO else 1
         size, room = len(term.encode()), edits * CHARACTER_BYTES_MAX
         least = size - (edits if term.isascii() else room)
         self.compared = True

@@ -140,6 +140,12 @@ SEARCH_TOO: dict[str, Made] = {
     "collapse by value": lambda times: {"collapse": {"key": "serials", "hits": 2}, "k": 125 * times},
     "collapse by few values": lambda times: {"collapse": {"key": "lang", "hits": 10}, "k": 25 * times},
     "collapse by text": lambda times: {"collapse": "text", "k": 250 * times},
+    "a long word": lambda times: {"mode": "lexical", "query": "a1B2" * (500 * times)},
+    "a long word of letters": lambda times: {"mode": "lexical", "query": "abcde" * (400 * times)},
+    "long words": lambda times: {
+        "mode": "lexical",
+        "query": " ".join(f"{chr(97 + at)}{'nopqr' * 12}qu" for at in range(7 * times)),
+    },
     "prefixes": lambda times: {"operators": True, "query": prefixes(4 * times)},
     "a long phrase": lambda times: {"operators": True, "query": f'"{long_query(times)}"'},
     "phrases by document": lambda times: {
@@ -343,6 +349,16 @@ def test_it_takes_little_and_no_more_than_its_share(service: Service, case: str)
         spent[times] = service.least_cpu_s(request, most[times])
         most[4] = min(most[4], 4 * SUPERLINEAR_MAX * spent[1] + NOISE_S)
     assert all(spent[times] <= most[times] for times in TIMES), (spent, most)
+
+
+@pytest.mark.parametrize("option", [*SEARCH, *SEARCH_TOO])
+def test_several_collections_take_no_more(service: Service, option: str) -> None:
+    """Where the answers of several collections are joined, which is done in other ways, every option is as cheap."""
+    made = {**SEARCH, **SEARCH_TOO}[option](4)
+    request = Request("/v1/search", {"collections": [NAME], "query": "data time", "cache": False, **made})
+    assert len(request.sent) <= BYTES_MAX
+    service.ask(request)
+    assert service.least_cpu_s(request, CPU_S_MAX) <= CPU_S_MAX
 
 
 def assert_dear_by_budget_alone(service: Service, dear: Request, plain: Request) -> None:
