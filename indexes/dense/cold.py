@@ -31,9 +31,6 @@ MORE_LISTS = 0.125  # power of the ranks that matter, over RANKS, by which more 
 RANKS = 10  # settings are tuned for recall at this rank
 FEW_LEFT_OUT = 0.9  # from this allowed share on, as after deletions, a search works like one without a filter
 FILTERED_REACH_MIN = 0.1  # with a filter: a query's nearest allowed rows may lie far from it, in many lists
-ONE_QUERY = (
-    11  # faiss reads a query's lists with one table; by default it packs the table again for each list
-)
 WIDE_SHARE = 0.5  # from this allowed share on, scan the nearest lists and filter while scanning
 FILE_BYTES_MAX = 1 << 36
 
@@ -72,7 +69,6 @@ class ColdIndex:
     """Searches all rows of a generation, by their numbers in its vectors. Thread-safe; only `settings` may change."""
 
     def __init__(self, index: Any, vectors: StoredVectors, settings: ColdSettings) -> None:
-        index.implem = ONE_QUERY
         self._index = index
         self._vectors = vectors
         self.settings = settings

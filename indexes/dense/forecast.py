@@ -7,8 +7,8 @@ import numpy as np
 from indexes.base.model import Floats, Rows
 from indexes.dense.cold import RANKS, ColdIndex, ColdSettings, candidates_of, middle
 
-# Search costs in nanoseconds, on one thread at 384 dimensions with AVX2; only the ratios matter.
-RANK_A_LIST_NS, PROBE_A_LIST_NS, SCAN_A_CODE_NS, RESCORE_NS = 20, 80, 1.9, 100
+# Search costs in nanoseconds, on one thread at 384 dimensions with AVX512; only the ratios matter.
+RANK_A_LIST_NS, PROBE_A_LIST_NS, SCAN_A_CODE_NS, RESCORE_NS = 35, 600, 1.5, 100
 SCAN_AGAIN_NS = 30_000
 THOROUGH = 400  # candidates rescored to estimate the true scores of a query's answer
 

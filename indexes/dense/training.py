@@ -84,9 +84,9 @@ def train(sample: Floats, size: int, target: float) -> tuple[Any, Training]:
 
 
 def candidates_for(size: int, sample: int) -> list[int]:
-    """Numbers of lists to try: powers of two from the square root of the size."""
+    """Numbers of lists to try: powers of two around the square root of the size."""
     root = 1 << max(2, round(math.log2(math.sqrt(max(size, 1)))))
-    tried = [number for number in (root, 2 * root, 4 * root) if number * VECTORS_PER_LIST_MIN <= sample]
+    tried = [number for number in (root // 2, root, 2 * root) if number * VECTORS_PER_LIST_MIN <= sample]
     return tried or [max(1, min(root, sample // VECTORS_PER_LIST_MIN))]
 
 

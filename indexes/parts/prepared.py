@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,12 +28,20 @@ from indexes.lexical.operators import Alternatives, rows_with
 from indexes.lexical.prefixed import Prefixed
 from indexes.lexical.typos import NearTerms
 from indexes.parts.part import Part, as_ranking
-from indexes.parts.query import NAMED_IN_PART, NOT_FOUND, Candidates, Query, places_in
+from indexes.parts.query import (
+    NAMED_IN_PART,
+    NOT_FOUND,
+    SHARED_MAX,
+    Candidates,
+    Named,
+    Query,
+    exactness_of,
+    places_in,
+)
 from indexes.parts.visible import Visible, count_by_tier, tiers_in
 
 SCORING_BYTES = 16
 NO_IDS: Ids = np.empty(0, np.int64)
-SHARED_MAX = 32  # a name of more passages than this tells none of them from others
 NO_COLD = "the collection has no cold passages"
 NO_COLD_MATCH = "no cold passage matches the filter"
 
@@ -190,15 +198,10 @@ class Prepared:
 
     def add_named(self, found: Candidates) -> Candidates:
         """Add the allowed passages that the text names, with their scores. Of each name only the best match counts."""
-        exactness: dict[int, float] = {}
-        for matches in self._names if self._holders else ():
-            each = ((self._ids_of(self._holders.get(keys, ())), keys.start & EXACT) for keys in matches)
-            holders, exact = next((one for one in each if one[0]), ([], 0))
-            if len(holders) <= SHARED_MAX:
-                best = 1.0 if exact else NAMED_IN_PART
-                exactness |= {one: max(best, exactness.get(one, 0.0)) for one in holders}
+        held = list(self._named()) if self._holders else []
+        exactness = exactness_of(held)
         if not exactness:
-            return found
+            return msgspec.structs.replace(found, named=held) if held else found
         named = np.array(list(exactness), np.int64)
         places = places_in(found.ids, named)
         new = named[places == NOT_FOUND]
@@ -207,7 +210,16 @@ class Prepared:
             found = self._with_unranked(found, new)
         names = np.zeros(len(found), np.float32)
         names[places] = list(exactness.values())
-        return msgspec.structs.replace(found, names=names)
+        return msgspec.structs.replace(found, names=names, named=held)
+
+    def _named(self) -> Iterator[Named]:
+        """Yield the allowed passages under each possible name of the text, in the best way that any is found."""
+        for name, matches in enumerate(self._names):
+            for match, keys in enumerate(matches):
+                if ids := self._ids_of(self._holders.get(keys, ())):
+                    exactness = 1.0 if keys.start & EXACT else NAMED_IN_PART
+                    yield Named(name, match, exactness, len(ids), ids if len(ids) <= SHARED_MAX else [])
+                    break
 
     def _with_unranked(self, found: Candidates, new: Ids) -> Candidates:
         """Add passages that are in neither ranking."""

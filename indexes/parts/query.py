@@ -7,7 +7,7 @@ itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from indexes.lexical.typos import NearTerms, correct
 
 Ranks = NDArray[np.int32]
 NOT_FOUND = -1
+SHARED_MAX = 32  # a name of more passages than this tells none of them from others
 NAMED_IN_PART = 0.5  # by the heading, or the last part of a name
 
 
@@ -119,6 +120,33 @@ class Query(msgspec.Struct, frozen=True):
     terms: AnalyzedQuery | None = None
 
 
+class Named(msgspec.Struct, frozen=True):
+    """Passages that have a possible name of a query, its `name`-th. `match` is in which of the ways that are looked
+    for, 0 the best; `exactness`: see `names` of Candidates; `count` of them. `ids` are left out where they are more
+    than SHARED_MAX."""
+
+    name: int
+    match: int
+    exactness: float
+    count: int
+    ids: list[int]
+
+
+def exactness_of(named: Iterable[Named]) -> dict[int, float]:
+    """Return the passages that a query names, with their exactness. Of each name, which may be found in several
+    collections or shards, the best match counts, if at most SHARED_MAX passages have it."""
+    by_name: dict[int, list[Named]] = {}
+    for one in named:
+        by_name.setdefault(one.name, []).append(one)
+    found: dict[int, float] = {}
+    for several in by_name.values():
+        best = min(one.match for one in several)
+        held = [one for one in several if one.match == best]
+        if sum(one.count for one in held) <= SHARED_MAX:
+            found |= {id_: max(one.exactness, found.get(id_, 0.0)) for one in held for id_ in one.ids}
+    return found
+
+
 class Candidates(msgspec.Struct, frozen=True):
     """The union of both searchers' results: columns of n, dense results first.
 
@@ -126,8 +154,8 @@ class Candidates(msgspec.Struct, frozen=True):
     in that ranking. `tiers` int8 index TIERS. `lexical_bound`: the score of a passage with unlimited occurrences of
     every query word, including words that no passage has. `names` float32: 1 for a passage whose document's id or
     title the text holds, NAMED_IN_PART for other names, else 0; None: all 0. Named passages are candidates even if they
-    are in neither ranking. `searched` lists the tiers that the dense search covered; BM25 always
-    covers all.
+    are in neither ranking; `named` says by what, if it may be found elsewhere, too. `searched` lists the tiers that the
+    dense search covered; BM25 always covers all.
     """
 
     ids: Ids
@@ -138,6 +166,7 @@ class Candidates(msgspec.Struct, frozen=True):
     tiers: NDArray[np.int8]
     lexical_bound: float = 0.0
     names: Floats | None = None
+    named: Sequence[Named] = ()
     searched: tuple[Tier, ...] = ()
     cold_skipped: str | None = None
     spared: Spared | None = None

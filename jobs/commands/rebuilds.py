@@ -190,7 +190,8 @@ def reembed(
     """Copy a collection into one with another model, while both are served.
 
     Only differences are written, and documents missing from the source are deleted. Run it again to resume after an
-    interruption, or to pick up later changes.
+    interruption, or to pick up later changes; that ends once the alias names the new collection, which has writes of
+    its own from then on.
     """
 
     async def copy_all(client: AsyncClient) -> Copied:

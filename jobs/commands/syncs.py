@@ -27,7 +27,7 @@ from jobs.commands.output import format_count, print_json, say
 from jobs.ingestion.sync_record import SyncRecord
 from jobs.ingestion.syncing import Synced, record_path, state_folder, sync
 from jobs.ingestion.watching import watch
-from jobs.sources import SourceOptions, SourceReport, total_bytes
+from jobs.sources import SourceOptions, SourceReport, as_named, total_bytes
 from nearline import AsyncClient, ServiceError, bulk_patience
 from retrieval.clients.bulk import busy_patience, limits_in
 
@@ -104,7 +104,7 @@ class Syncs:
         return int(code)
 
     def run(self, path: Path) -> tuple[Synced, SourceReport]:
-        folder, report = path.resolve(), SourceReport()
+        folder, report = as_named(path), SourceReport()
         if not folder.is_dir():
             raise InvalidInput(f"{path}: --sync takes folders that exist", param="paths")
         hidden = self.as_json or self.quiet
@@ -127,6 +127,7 @@ class Syncs:
                     report=report,
                     consent=self.consent,
                     limits=limits_in(found),
+                    seq=found["seq"],
                     progress=on_progress,
                     dry_run=self.dry_run,
                 )

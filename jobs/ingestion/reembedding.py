@@ -55,8 +55,8 @@ async def reembed(
     """Copy the documents of `source` to `target`, embedded with `model`; then point `alias` at it.
 
     `pace` limits the rate of writes. Raises ServiceError: not found for a missing source or model; conflict if the
-    target has another model, holds other documents or is the source itself, if the alias is a collection's name, or if
-    the source changes faster than it is copied.
+    target has another model, holds other documents or is the source itself, if the alias is a collection's name or
+    names the target already, or if the source changes faster than it is copied.
     """
     begun = time.monotonic()
     origin = await client.collection(source)
@@ -70,6 +70,11 @@ async def reembed(
     )
     if made["name"] == source:
         raise conflict("source and target are the same collection")
+    if alias is not None and named is not None and named["name"] == made["name"]:
+        raise conflict(
+            f"{alias} names {target} already: to copy again would undo what was written to it since; nothing was "
+            "done. To do that without asking again, leave out the alias"
+        )
     if made["model"] != model:
         raise conflict(f"{target} exists with the model {made['model']}, not {model}")
     copy = CollectionCopy(client, source, made["name"], pace, made["language"])

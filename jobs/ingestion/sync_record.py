@@ -2,7 +2,9 @@
 
     files       completely read and acknowledged: their size, time and digest
     failed      not completely read or not accepted: their digest
-    documents   claimed by a file before they are sent; with a digest once acknowledged; gone once the file lacks them
+    documents   claimed by a file before they are sent; with a digest once acknowledged, and with the `seq` that the
+                collection gave them; gone once the file lacks them
+    folders     with the collection's `seq` after the last sync
 
 A document is claimed before it is sent, so that every synced document in the collection has a record of its file. Every
 change is one transaction: a process may be killed at any time. Only one process at a time can open the file.
@@ -10,7 +12,8 @@ change is one transaction: a process may be killed at any time. Only one process
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,7 @@ from pathlib import Path
 import apsw
 
 from indexes.base.errors import StorageError, message_of
+from retrieval.clients.bulk import later_seq
 
 WAIT_MS_MAX = 30_000  # for another sync into the same collection
 SCHEMA = """
@@ -31,6 +35,12 @@ CREATE TABLE IF NOT EXISTS documents(
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS documents_by_id ON documents(id);
 """
+ADDED = {
+    "folders": ("seq",),
+    "documents": ("seq", "expires_ms"),
+}  # columns that earlier versions did not have
+
+Seq = int | str  # text if the collection is in several shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,11 @@ class SyncRecord:
             self._db.set_busy_timeout(WAIT_MS_MAX)
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL")
             self._db.execute("BEGIN IMMEDIATE;" + SCHEMA + "COMMIT")
+            for table, columns in ADDED.items():
+                known = {name for _, name, *_ in self._db.execute(f"PRAGMA table_info({table})")}
+                for column in columns:
+                    if column not in known:
+                        self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
         except apsw.BusyError as error:
             raise StorageError(f"{path}: another sync into this collection is under way") from error
         except (apsw.Error, OSError) as error:
@@ -88,7 +103,44 @@ class SyncRecord:
                     return
             self._db.execute("DELETE FROM files WHERE folder = ?", (self.folder,))
             self._db.execute("DELETE FROM failed WHERE folder = ?", (self.folder,))
-            self._db.execute("REPLACE INTO folders VALUES (?, ?)", (self.folder, settings))
+            self._db.execute(
+                "INSERT INTO folders(folder, settings) VALUES (?1, ?2) "
+                "ON CONFLICT (folder) DO UPDATE SET settings = ?2",
+                (self.folder, settings),
+            )
+
+    def follow_collection(self, seq: Seq, present: Mapping[str, Seq]) -> None:
+        """Reopen the documents that the collection does not have as they were sent, so that they are sent again: absent
+        ones that have not expired, and those with an earlier operation than before. All of them if the collection
+        itself is at an earlier `seq`, as after a restore. `present` maps the ids of its documents to theirs."""
+        query = "SELECT seq FROM folders WHERE folder = ?"
+        before = self._db.execute(query, (self.folder,)).get
+        put_back = before is not None and is_earlier(seq, before)
+        query = "SELECT file, id, seq, expires_ms FROM documents WHERE folder = ? AND digest NOT NULL"
+        lost = []
+        now_ms = time.time() * 1000
+        for file, document_id, sent, expires_ms in self._db.execute(query, (self.folder,)):
+            held = present.get(document_id)
+            if held is None:
+                as_sent = expires_ms is not None and expires_ms <= now_ms
+            else:
+                as_sent = sent is None or not is_earlier(held, sent)
+            if put_back or not as_sent:
+                lost.append((file, document_id))
+        with self._db:
+            for file, document_id in lost:
+                self._reopen(self.folder, str(file), str(document_id))
+
+    def note_collection(self, seq: Seq, present: Mapping[str, Seq]) -> None:
+        """Record the `seq` of the collection after a sync, and those of the documents sent since the last one."""
+        query = "SELECT DISTINCT id FROM documents WHERE folder = ? AND digest NOT NULL AND seq IS NULL"
+        sent = [str(document_id) for (document_id,) in self._db.execute(query, (self.folder,))]
+        with self._db:
+            self._db.execute("UPDATE folders SET seq = ? WHERE folder = ?", (seq, self.folder))
+            self._db.executemany(
+                "UPDATE documents SET seq = ? WHERE folder = ? AND id = ? AND digest NOT NULL AND seq IS NULL",
+                [(present[one], self.folder, one) for one in sent if one in present],
+            )
 
     def stamp(self, file: str) -> Stamp | None:
         """Return the state of a file when all of it was acknowledged, or None if it never was."""
@@ -138,13 +190,13 @@ class SyncRecord:
                         "UPDATE documents SET gone = 0 WHERE folder = ? AND file = ? AND id = ?", key
                     )
                 return False
-        self._db.execute("REPLACE INTO documents VALUES (?, ?, ?, NULL, 0)", key)
+        self._db.execute("REPLACE INTO documents(folder, file, id) VALUES (?, ?, ?)", key)
         return True
 
     def claim_unsent(self, file: str, document_id: str) -> None:
         """Record that `file` also holds the document, in case the file that it was sent from loses it."""
         self._db.execute(
-            "INSERT INTO documents VALUES (?, ?, ?, NULL, 0) "
+            "INSERT INTO documents(folder, file, id) VALUES (?, ?, ?) "
             "ON CONFLICT (folder, file, id) DO UPDATE SET digest = NULL, gone = 0",
             (self.folder, file, document_id),
         )
@@ -162,10 +214,11 @@ class SyncRecord:
         query = "SELECT DISTINCT folder FROM documents WHERE id = ? AND gone = 0 AND folder != ?"
         return [str(folder) for (folder,) in self._db.execute(query, (document_id, self.folder))]
 
-    def acknowledge(self, file: str, document_id: str, digest: bytes) -> None:
+    def acknowledge(self, file: str, document_id: str, digest: bytes, expires_ms: int | None = None) -> None:
+        """Record that the collection has the document, which expires then."""
         self._db.execute(
-            "UPDATE documents SET digest = ? WHERE folder = ? AND file = ? AND id = ?",
-            (digest, self.folder, file, document_id),
+            "UPDATE documents SET digest = ?, expires_ms = ?, seq = NULL WHERE folder = ? AND file = ? AND id = ?",
+            (digest, expires_ms, self.folder, file, document_id),
         )
 
     def mark_gone(self, file: str, *, but: set[str]) -> None:
@@ -176,15 +229,6 @@ class SyncRecord:
             "UPDATE documents SET gone = 1 WHERE folder = ? AND file = ? AND id = ?",
             [(self.folder, file, id_) for id_ in gone],
         )
-
-    def forget_absent(self, present: set[str]) -> int:
-        """Reopen acknowledged documents that are not `present`, so that they are sent again; return their number."""
-        query = "SELECT file, id FROM documents WHERE folder = ? AND digest NOT NULL"
-        absent = [row for row in self._db.execute(query, (self.folder,)) if row[1] not in present]
-        with self._db:
-            for file, document_id in absent:
-                self._reopen(self.folder, str(file), str(document_id))
-        return len(absent)
 
     def release(self, claims: Iterable[Claim]) -> None:
         """Drop the claims of deleted documents."""
@@ -215,3 +259,8 @@ class SyncRecord:
             "UPDATE documents SET digest = NULL WHERE folder = ? AND file = ? AND id = ?", (*key, document_id)
         )
         self._db.execute("DELETE FROM files WHERE folder = ? AND file = ?", key)
+
+
+def is_earlier(one: Seq, other: Seq) -> bool:
+    """Whether an operation came before another one of the same collection, or shard."""
+    return later_seq(one, other) != one

@@ -2,7 +2,8 @@
 
     scan the folder -> changed files -> read them, claim and send their changed documents -> delete what is gone
 
-1. Ask the collection which documents it has. Those recorded as written but missing are written again.
+1. Ask the collection which documents it has. Those recorded as written but missing are written again, unless they have
+   expired, and so are those that it has in an older version, as after a restore.
 2. Skip files with the recorded size and time without opening them, and files with the recorded digest without reading.
 3. Send the documents of the other files, except those with the recorded digest and those whose ids another file has.
    Once all are acknowledged, record the file as done.
@@ -28,7 +29,7 @@ import msgspec
 
 from indexes.base.errors import InvalidInput
 from jobs.ingestion.ingesting import IngestProgress, Progress, ingest
-from jobs.ingestion.sync_record import Claim, Stamp, SyncRecord
+from jobs.ingestion.sync_record import Claim, Seq, Stamp, SyncRecord
 from jobs.sources import (
     FoundFile,
     SourceDocument,
@@ -43,6 +44,7 @@ from jobs.sources import (
 from nearline import AsyncClient, CollectionBody, path_of
 from retrieval.clients.bulk import later_seq
 from retrieval.clients.wire.records import RequestLimits
+from retrieval.documents.metadata import expires_ms_of
 
 EXTRACTION = 3  # increment it when extraction changes, so that files are read again
 DOCUMENTS_AT_ONCE, CHARS_AT_ONCE = 1000, 1_000_000  # several requests
@@ -123,12 +125,13 @@ async def sync(
     report: SourceReport,
     consent: Consent,
     limits: RequestLimits,
+    seq: Seq = 0,
     progress: Progress = lambda _: None,
     dry_run: bool = False,
 ) -> Synced:
-    """Sync a folder. Raises InvalidInput if it was not empty before and is now, ServiceError if the service fails or
-    stays unreachable."""
-    run = _SyncRun(client, collection, folder, record, options, report, limits, progress, dry_run)
+    """Sync a folder into a collection that is at `seq`. Raises InvalidInput if it was not empty before and is now,
+    ServiceError if the service fails or stays unreachable."""
+    run = _SyncRun(client, collection, folder, record, options, report, limits, seq, progress, dry_run)
     if not dry_run:
         await run.once(consent)
         return run.done
@@ -153,6 +156,7 @@ class _SyncRun:
     options: SourceOptions
     report: SourceReport
     limits: RequestLimits
+    seq: Seq
     progress: Progress
     dry_run: bool
     done: Synced = field(default_factory=Synced)
@@ -169,17 +173,24 @@ class _SyncRun:
         self.record.follow_settings(settings)
         found, unlisted = self._scan()
         self.files = {path_in_folder(one) for one in found.values()}
-        present = {one["id"] async for one in self.client.scroll(self.collection, text=False)}
-        self.record.forget_absent(present)
-        changed, again = self._changed(found), True
+        present = await self._present()
+        self.record.follow_collection(self.seq, present)
+        (changed, self.done.files_unchanged), again = self._changed(found), True
         self._count(changed)
         whole = self.report
         while again:
             await self._send(changed)
             if again := await self._delete_gone(found, unlisted, present, consent):
                 self.report = SourceReport()
-                changed = self._changed(found)
+                changed, _ = self._changed(found)
             whole.add_new(self.report)
+        if self.done.ingested.documents and not self.dry_run:
+            present = await self._present()
+        self.record.note_collection(later_seq(self.seq, self.done.ingested.seq), present)
+
+    async def _present(self) -> dict[str, Seq]:
+        """Return the collection's documents: their ids, and the operations that wrote them."""
+        return {one["id"]: one["seq"] async for one in self.client.scroll(self.collection, text=False)}
 
     def _scan(self) -> tuple[dict[str, FoundFile], list[str]]:
         """Return files by name, and the places that could not be listed."""
@@ -203,9 +214,9 @@ class _SyncRun:
 
     # -- what changed
 
-    def _changed(self, found: dict[str, FoundFile]) -> list[ChangedFile]:
-        changed = []
-        self.done.files_unchanged = 0
+    def _changed(self, found: dict[str, FoundFile]) -> tuple[list[ChangedFile], int]:
+        """Return the files that are not as recorded, and the number of those that are."""
+        changed, unchanged = [], 0
         for one in found.values():
             try:
                 new = self._new_state(one)
@@ -213,13 +224,13 @@ class _SyncRun:
                 self.report.fail(SourceError(printable(one.path), f"cannot be opened: {error.strerror}"))
                 continue
             if new is None:
-                self.done.files_unchanged += 1
+                unchanged += 1
             else:
                 changed.append(new)
         self.skipped_bytes = sum(one.size_bytes for one in found.values()) - sum(
             one.found.size_bytes for one in changed
         )
-        return changed
+        return changed, unchanged
 
     def _count(self, changed: list[ChangedFile]) -> None:
         failed = self.record.failed(self.files)
@@ -313,6 +324,7 @@ class _SyncRun:
                         f"{one.document.source}: {other} holds the id {one.document.id!r} too; the last one sent counts"
                     )
         total.unchanged += len(fresh) - len(new)
+        total.read += len(batch)
         if self.dry_run:
             total.documents += len(new)
         elif new:
@@ -333,7 +345,8 @@ class _SyncRun:
                 if one.document.source in places:
                     one.reading.accepted = False
                 else:
-                    self.record.acknowledge(one.file, one.document.id, one.digest)
+                    expires_ms = expires_ms_of(one.document.expires_at, "expires_at")
+                    self.record.acknowledge(one.file, one.document.id, one.digest, expires_ms)
             for reading in self.finished:
                 file = path_in_folder(reading.changed.found)
                 if reading.whole:
@@ -349,7 +362,7 @@ class _SyncRun:
     # -- deleting
 
     async def _delete_gone(
-        self, found: dict[str, FoundFile], unlisted: list[str], present: set[str], consent: Consent
+        self, found: dict[str, FoundFile], unlisted: list[str], present: Mapping[str, Seq], consent: Consent
     ) -> bool:
         """Delete documents that are gone. Returns whether files of this folder must be read again."""
         claims = list(self.record.claims())

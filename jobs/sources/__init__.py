@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from jobs.sources.columns import ColumnType, parse_types
 from jobs.sources.files import FoundFile, printable
-from jobs.sources.finding import find_files
+from jobs.sources.finding import as_named, find_files
 from jobs.sources.model import (
     FirstFailure,
     SourceDocument,
@@ -51,6 +51,7 @@ __all__ = [
     "SourceFailure",
     "SourceOptions",
     "SourceReport",
+    "as_named",
     "find_files",
     "note_repeated",
     "parse_types",

@@ -40,13 +40,21 @@ def find_files(paths: Sequence[Path], *, options: SourceOptions, report: SourceR
             raise InvalidInput(f"{path}: no such file or folder", param="paths")
     for path in paths:
         if path.is_dir():
-            yield from _Search(path, path.resolve(), options, report).below(_Folder(path))
+            yield from _Search(path, path.resolve(), as_named(path).name, options, report).below(
+                _Folder(path)
+            )
         elif (file_format := format_of(path.name)) is None:
             report.fail(SourceError(printable(path), f"of no known kind; known are {', '.join(FORMATS)}"))
         elif not path.is_file():
             report.fail(SourceError(printable(path), "not a regular file"))
         else:
             yield FoundFile(path, path.name, file_format, path.stat().st_size, named=True)
+
+
+def as_named(folder: Path) -> Path:
+    """Return the absolute path of a folder, whose last part is as the caller named it, even if it is a link: a link to
+    the newest of several folders names their files alike."""
+    return folder.resolve() if folder.name in ("", "..") else folder.parent.resolve() / folder.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,7 @@ class _Folder:
 class _Search:
     root: Path
     real_root: Path
+    name: str
     options: SourceOptions
     report: SourceReport
 
@@ -91,7 +100,7 @@ class _Search:
                     yield from self.below(_Folder(path, inside.ignores, inside.site))
                 else:
                     below = path.relative_to(self.root).as_posix()
-                    name = f"{self.real_root.name}/{below}"
+                    name = f"{self.name}/{below}"
                     yield FoundFile(path, name, format_of(path.name) or "", entry.stat().st_size)
             except OSError as error:
                 self.report.fail(SourceError(printable(path), f"cannot be read: {error.strerror}"))

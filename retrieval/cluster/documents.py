@@ -6,8 +6,6 @@ request again is harmless, because a document that is stored as it is sent stays
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 import time
 from collections import defaultdict
@@ -48,6 +46,7 @@ from retrieval.wire.documents import (
 from retrieval.wire.documents import CountDocuments as CountRequest
 
 COUNTS = ("documents", "unchanged", "passages", "tokens")  # of what was written
+POSITION_BITS = 48  # of a place in a shard
 PLACE = re.compile(r"documents\[(\d+)\]")
 
 
@@ -289,16 +288,14 @@ async def answer_page(target: ShardedTarget, call: ReadPage, cursor: str | None,
 
 
 def encode_cursor(shard: int, position: int, sharded: Sharded) -> str:
-    return base64.urlsafe_b64encode(f"{shard}.{position}.{sharded.of}".encode()).decode().rstrip("=")
+    return whole.encode_cursor((shard << POSITION_BITS) + position, cursors_of(sharded))
 
 
 def decode_cursor(cursor: str, sharded: Sharded) -> tuple[int, int]:
     """Return the shard and the position in it. Raises InvalidInput for anything that this collection did not issue."""
-    try:
-        text = base64.urlsafe_b64decode(cursor[:64] + "=" * (-len(cursor) % 4)).decode()
-        shard, position, of = map(int, text.split("."))
-    except (binascii.Error, ValueError, UnicodeDecodeError):
-        shard, position, of = -1, 0, 0
-    if of != sharded.of or not 0 <= shard < of or not 0 <= position < whole.CURSOR_MAX:
-        raise InvalidInput("cursor was not issued by this collection", param="cursor")
-    return shard, position
+    return divmod(whole.decode_cursor(cursor, cursors_of(sharded)), 1 << POSITION_BITS)
+
+
+def cursors_of(sharded: Sharded) -> str:
+    """Tell its cursors from those of other collections, and of others of its name with more or fewer shards."""
+    return sharded.shard(0)

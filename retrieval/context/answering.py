@@ -34,7 +34,8 @@ INSTRUCTION = (
 RULES = (
     "After each sentence cite the passages it is taken from by their numbers in brackets, as [1] or [2, 3]."
 )
-CITED = re.compile(r" ?\[(\d{1,6}(?: ?[,;\u2013-] ?\d{1,6})*)\]")
+# Numbers of up to 18 digits, which fit into JSON's integers of 64 bits.
+CITED = re.compile(r" ?\[(\d{1,18}(?: ?[,;\u2013-] ?\d{1,18})*)\]")
 # In "It takes 14 days. [1]" the citation belongs to the sentence before it.
 AFTER_MARK = re.compile(r"([.!?…。！？])((?: ?\[\d[\d,;\u2013 -]*\])+)")
 # The end of the received text, if it may be the beginning of a citation.

@@ -63,7 +63,6 @@ from retrieval.wire.documents import (
 )
 
 CHANGED_TOGETHER = 64  # passages in one commit of a patch: each is indexed again, in each process
-CURSOR_MAX = 2**62
 POSITION_BYTES, CHECK_BYTES = 8, 7  # the sum is a multiple of three, so base64 needs no padding
 ESCAPED_BYTES = 12  # the most that one character takes in JSON
 
@@ -96,16 +95,17 @@ async def list_page(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     limits = request.app[CONFIG].limits
     limit = query_int(request, "limit", 100, least=1, most=limits.page_limit_max)
-    cursor = query_int(request, "cursor", 0, least=0, most=CURSOR_MAX)
+    cursor = request.query.get("cursor", "0")
+    after = 0 if cursor == "0" else decode_cursor(cursor, collection.uid)
     vectors, export = wants_vectors(request), request.app[VECTOR_EXPORT]
     bytes_max = request[HELD].page(limits.answer_bytes_max)
     condition = PRINCIPAL.get().restrict(None)
 
     def work() -> dict[str, object]:
         page = scrolling.page(
-            collection, cursor, limit, condition=condition, vectors=vectors, bytes_max=bytes_max
+            collection, after, limit, condition=condition, vectors=vectors, bytes_max=bytes_max
         )
-        following = None if page.following is None else str(page.following)
+        following = None if page.following is None else encode_cursor(page.following, collection.uid)
         return {"documents": encode_page(page, export), "next_cursor": following}
 
     return await answer_from(work)

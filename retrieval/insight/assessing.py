@@ -23,6 +23,7 @@ from typing import Any, Literal
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Metadata, Scalar
 from indexes.base.paths import value_at, values_at
+from indexes.filters.dates import instant_of, span_of
 from indexes.filters.grammar import Kind, canonical, kind_of
 from indexes.rebuild.shares import wilson
 from retrieval.base.settings import AssessSection
@@ -57,7 +58,8 @@ class Judge:
         return Judge(key, wanted.bad or [], wanted.bad_from)
 
     def is_bad(self, metadata: Metadata) -> bool | None:
-        """Whether the outcome is bad, or None if it is unknown. A list is bad if one of its values is."""
+        """Whether the outcome is bad, or None if it is unknown. A list is bad if one of its values is, and a date if it
+        lies in a day, month or year that is, as in filters."""
         outcomes = values_at(metadata, self.key)
         if not outcomes and metadata.get(self.key) is None:
             return None
@@ -68,7 +70,10 @@ class Judge:
         if number and self.bad_from is not None and float(value) >= self.bad_from:
             return True
         wanted = kind_of(value), canonical(value)
-        return any(wanted == (kind_of(one), canonical(one)) for one in self.bad)
+        if any(wanted == (kind_of(one), canonical(one)) for one in self.bad):
+            return True
+        spans = [span for one in self.bad if isinstance(one, str) and (span := span_of(one))]
+        return isinstance(value, str) and any(first <= instant_of(value) < end for first, end in spans)
 
     def filters(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return a filter for events with an outcome, and those for events with a bad outcome, each about one kind of

@@ -22,7 +22,15 @@ from indexes.base.errors import InvalidInput
 from indexes.base.model import TIERS, Floats, Ranking, Scalar, StoredPassage, Tier
 from indexes.filters.grammar import Compound, Exists, Filter, Unchecked
 from indexes.lexical.analysis import AnalyzedQuery
-from indexes.parts.query import NOT_FOUND, Candidates, Query, Ranks, TermCounts
+from indexes.parts.query import (
+    NOT_FOUND,
+    Candidates,
+    Query,
+    Ranks,
+    TermCounts,
+    exactness_of,
+    places_in,
+)
 from indexes.reading.facets import LISTED_MAX, FacetCounts, FacetQuery
 from indexes.reading.surroundings import Surroundings
 from retrieval.search.known_counts import KnownCounts, terms_of
@@ -376,12 +384,14 @@ def join(found: Sequence[Candidates], depths: Sequence[int]) -> tuple[Candidates
     dense, lexical = column(lambda one: one.dense), column(lambda one: one.lexical)
     dense_ranks = rank(dense, column(lambda one: one.dense_ranks), ids, depths)
     lexical_ranks = rank(lexical, column(lambda one: one.lexical_ranks), ids, depths)
-    names = None
-    if any(one.names is not None for one in found):
-        names = column(lambda one: np.zeros(len(one), np.float32) if one.names is None else one.names)
-    kept = np.flatnonzero(
-        (dense_ranks != NOT_FOUND) | (lexical_ranks != NOT_FOUND) | (False if names is None else names > 0)
-    )
+    names = np.zeros(len(ids), np.float32)
+    if exactness := exactness_of(
+        replace(name, ids=[one + (at << SHARD_BITS) for one in name.ids])
+        for at, some in enumerate(found)
+        for name in some.named
+    ):
+        names[places_in(ids, np.array(list(exactness)))] = list(exactness.values())
+    kept = np.flatnonzero((dense_ranks != NOT_FOUND) | (lexical_ranks != NOT_FOUND) | (names > 0))
     # Dense results first, each kind by rank: NOT_FOUND as an unsigned number is the largest.
     kept = kept[np.lexsort((lexical_ranks[kept].view(np.uint32), dense_ranks[kept].view(np.uint32)))]
     searched, skipped = coverage(found)
@@ -393,7 +403,7 @@ def join(found: Sequence[Candidates], depths: Sequence[int]) -> tuple[Candidates
         lexical_ranks=lexical_ranks[kept],
         tiers=column(lambda one: one.tiers)[kept],
         lexical_bound=max(one.lexical_bound for one in found),
-        names=None if names is None else names[kept],
+        names=names[kept] if exactness else None,
         searched=searched,
         cold_skipped=skipped,
     ), kept

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from indexes.base.errors import InvalidInput
-from indexes.base.languages import SURE_MIN, chance_of, check_language, guess_language, language_of, probabilities
+from indexes.base.languages import (
+    SURE_MIN,
+    chance_of,
+    check_language,
+    guess_language,
+    language_of,
+    probabilities,
+)
 from indexes.base.model import Upsert
 from tests.support.vectors import World, make_collection
 

@@ -101,7 +101,7 @@ def test_languages_are_those_of_the_source(http: Http, service: ServerProcess, l
 
 def test_only_what_changed_is_copied_again(http: Http, service: ServerProcess) -> None:
     """A second copy, here into the alias, writes changed and new documents, deletes what is gone, and leaves the rest
-    alone."""
+    alone. With the name that was moved by the first it is refused, because others may have written by that name."""
     source, target = http.new_collection(model=OLD), "copy-2"
     http.write(source, *(document(number) for number in range(30)))
     copy(service, source, target)
@@ -109,7 +109,9 @@ def test_only_what_changed_is_copied_again(http: Http, service: ServerProcess) -
     http.write(source, document(3, version=1), document(30))
     http.ok("POST", f"/v1/collections/{source}/documents/delete", {"ids": ["n5", "n6"]})
     http.ok("PUT", "/v1/aliases/notes-2", {"collection": target})
-    done = copy(service, source, "notes-2", alias="notes-2")
+    with pytest.raises(ServiceError, match="notes-2 names copy-2 already"):
+        copy(service, source, target, alias="notes-2")
+    done = copy(service, source, "notes-2")
     assert (done.written, done.unchanged, done.deleted) == (2, 27, 2)
     assert contents(http, target) == contents(http, source)
     assert http.ok("GET", f"/v1/collections/{target}/documents/n20")["seq"] == before

@@ -20,7 +20,7 @@ import pytest
 from aiohttp import web
 
 from jobs.ingestion import syncing
-from jobs.ingestion.sync_record import SyncRecord
+from jobs.ingestion.sync_record import Stamp, SyncRecord
 from jobs.ingestion.syncing import record_path, sync
 from jobs.serving.process import ServerProcess, serving
 from jobs.sources.files import FoundFile
@@ -214,6 +214,86 @@ def test_what_was_deleted_or_lost_elsewhere_is_written_again(folder: Folder) -> 
     folder.http.ok("DELETE", f"/v1/collections/{folder.name}")
     assert folder.sync("--create")["documents"] == 6
     assert folder.ids() == EVERYTHING
+
+
+def test_a_collection_that_was_put_back_gets_what_is_newer(folder: Folder) -> None:
+    """After a restore the documents are older than those that were sent; each is sent again."""
+    folder.sync()
+    older = [
+        {"id": one if one.startswith("r") else f"docs/{one}", "text": text}
+        for one, text in folder.texts().items()
+    ]
+    put(folder.path, "a.txt", "Apricots.")
+    assert folder.sync()["documents"] == 1
+    folder.http.ok("DELETE", f"/v1/collections/{folder.name}")
+    folder.http.ok("POST", "/v1/collections", {"name": folder.name})
+    folder.http.write(folder.name, *older)
+    assert folder.sync()["files_changed"] == 4
+    assert folder.texts()["a.txt"] == "Apricots."
+    assert counts(folder.sync()) == (0, 0, 0, 0)
+
+
+def test_what_others_wrote_over_a_document_stays(folder: Folder) -> None:
+    """Such as the groups that may read it."""
+    folder.sync()
+    path = f"/v1/collections/{folder.name}/documents/r2"
+    folder.http.ok("PATCH", path, {"metadata": {"acl": "blue"}})
+    assert counts(folder.sync()) == (0, 0, 0, 0)
+    assert folder.http.ok("GET", path)["metadata"] == {"acl": "blue"}
+
+
+@pytest.mark.parametrize(("before", "other", "now"), [(3, 9, 8), ("0.3-1.2", "0.9-1.2", "0.8-1.2")])
+def test_a_document_older_than_the_one_that_was_sent(
+    tmp_path: Path, before: int | str, other: int | str, now: int | str
+) -> None:
+    """As after a restore, when others have written so much that the collection itself is at a later operation."""
+    stamp = Stamp(1, 1, b"digest")
+    with contextlib.closing(SyncRecord(tmp_path / "record.db", "/docs")) as record:
+        record.follow_settings("{}")
+        for file in ("put back", "patched", "expired"):
+            record.claim(file, file, b"digest")
+            record.acknowledge(file, file, b"digest", 1 if file == "expired" else None)
+            record.finish(file, stamp)
+        record.note_collection(before, {"put back": now, "patched": now})
+        record.follow_collection(other, {"put back": before, "patched": other})
+        assert {file for file in ("put back", "patched", "expired") if record.stamp(file)} == {
+            "patched",
+            "expired",
+        }
+
+
+def test_an_expired_row_is_written_once(folder: Folder) -> None:
+    """It is gone from the collection, and nothing changed in the folder."""
+    put(folder.path, "old.csv", "id,text,until\no1,Gone.,2020-01-01\no2,Stays.,2999-01-01\n")
+    options = "--expires-field", "until"
+    assert folder.sync(*options)["documents"] == 8
+    assert "o1" not in folder.ids()
+    assert counts(folder.sync(*options)) == (0, 0, 0, 0)
+
+
+def test_a_link_to_the_newest_of_several_folders(folder: Folder) -> None:
+    """Ids begin with the name of the link, so its documents are the same ones whatever it leads to."""
+    home = folder.path.parent
+    put(home / "r1", "a.txt", "First release.")
+    put(home / "r2", "a.txt", "Second release.")
+    folder.path = home / "current"
+    for release, text in (("r1", "First release."), ("r2", "Second release.")):
+        folder.path.unlink(missing_ok=True)
+        folder.path.symlink_to(release)
+        assert folder.sync()["read"] == 1
+        assert folder.texts() == {"current/a.txt": text}
+
+
+def test_a_file_that_loses_its_ids_to_none(folder: Folder) -> None:
+    """When the file whose document counted is deleted, another one that has the id is read again: nothing failed."""
+    put(folder.path, "sub/a.csv", "id,text\nr1,First.\n")
+    folder.sync()
+    (folder.path / "sub/rows.csv").write_text("id,text\nr1,One.\n")
+    folder.sync("--yes")
+    (folder.path / "sub/a.csv").unlink()
+    done = folder.sync("--yes")
+    assert (done["files_unchanged"], done["deleted"], done["shared"]) == (4, 0, 1)
+    assert folder.texts()["r1"] == "One."
 
 
 def test_a_name_that_is_not_utf_8_fails_alone(folder: Folder) -> None:
