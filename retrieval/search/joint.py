@@ -107,8 +107,8 @@ class JointShard(Partition):
         empty = sum(not one.passages for one in self.found)  # such a shard knows no keys, and refuses none
         for what, errors in unknown.items():
             # Of values, each shard suggests other names, and what has others in each may be in order.
-            alike = what == "filter" or len({one.message.partition(";")[0] for one in errors}) == 1
-            if alike and len(errors) + empty == len(self.shards):
+            told = {one.message.partition(";")[0] for one in errors if NO_KEY not in one.message}
+            if (what == "filter" or len(told) <= 1) and len(errors) + empty == len(self.shards):
                 raise_if_of_all(errors)
 
     def _came_true(self) -> bool:
@@ -308,10 +308,10 @@ def raise_if_of_all(errors: Sequence[InvalidInput]) -> None:
     true only if all say so; and the one that suggests most."""
     places = sorted((one.param or "" for one in errors), key=len)
     if all(one.startswith(places[0]) for one in places):
-        raise max(errors, key=told)
+        raise max(errors, key=worth_telling)
 
 
-def told(error: InvalidInput) -> tuple[bool, bool, int]:
+def worth_telling(error: InvalidInput) -> tuple[bool, bool, int]:
     return NO_KEY not in error.message, "did you mean" in error.message, len(error.message)
 
 

@@ -116,6 +116,13 @@ def test_unknown_citations_are_taken_out() -> None:
     assert (check.cited, check.unknown) == ([1, 2], [7, 9])
 
 
+def test_long_numbers_cite_nothing_known() -> None:
+    check = Citations(2)
+    text = check.feed("It [1000000] takes [1, 20261128] days [1-9999999].") + check.end()
+    assert text == "It takes [1] days [1]."
+    assert (check.cited, check.unknown) == ([1], [1000000, 20261128, 9999999])
+
+
 def test_code_cites_nothing() -> None:
     """And stays as it is, within a line and in a block. A single backtick ends with its line."""
     check = Citations(2)

@@ -114,6 +114,30 @@ def test_which_outcomes_are_bad() -> None:
         assert judge.is_bad(metadata) is expected, metadata
 
 
+@pytest.mark.parametrize("bad", ["2026-01-05", "2026-01", "2026"])
+def test_dates_are_bad_as_in_filters(http: Http, bad: str) -> None:
+    """A day, month or year covers the dates in it, for the base rate and for the neighbors alike."""
+    name = http.new_collection()
+    dates = ["2026-01-05", "2026-01-05T10:00:00Z", "2026-01-20", "2025-03-01"]
+    http.write(
+        name,
+        *(
+            {"id": f"e{at}", "text": "Deploy the payments service.", "metadata": {"at": date}}
+            for at, date in enumerate(dates)
+        ),
+    )
+    outcome = {"key": "at", "bad": [bad]}
+    found = http.ok(
+        "POST",
+        f"/v1/collections/{name}/assess",
+        {"action": "Deploy the payments service.", "outcome": outcome},
+    )
+    within = {"type": "in", "key": "at", "value": [bad]}
+    count = http.ok("POST", f"/v1/collections/{name}/documents/count", {"filter": within})["documents"]
+    assert found["base_rate"] == count / 4
+    assert sum(event["bad"] for event in found["evidence"]) == count
+
+
 def test_the_request_replaces_what_is_bad() -> None:
     """A key alone keeps the configured values; values or a threshold take the place of both."""
     assert Judge.of(Outcome(key="end"), SETTINGS).bad == SETTINGS.bad

@@ -120,6 +120,19 @@ def test_a_name_that_many_share_is_none(http: Http) -> None:
     )
 
 
+@pytest.mark.parametrize("of", [10, 20])
+def test_a_name_that_many_of_several_collections_share(http: Http, of: int) -> None:
+    """Is none either, as in one collection; of a title in one of them, a part of a name in others counts nothing."""
+    names = [http.new_collection(), http.new_collection()]
+    for name in names:
+        http.write(name, *({"id": f"i{n}", "title": "Introduction", "text": ABOUT} for n in range(of)))
+    http.write(names[1], {"id": "part.introduction", "text": ABOUT})
+    search = {"collections": names, "query": "introduction", "k": 50, "collapse": False}
+    found = http.ok("POST", "/v1/search", search)["hits"]
+    named = [hit["document_id"] for hit in found if "name" in hit["scores"]]
+    assert sorted(set(named)) == ([] if of == 20 else sorted(f"i{n}" for n in range(of)))
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "rrf": {"fusion": {"method": "rrf"}},
     "boosts": {"boosts": [{"key": "n", "weight": -1}]},

@@ -80,6 +80,20 @@ def test_writes_between_pages(http: Http) -> None:
     assert rest["cursor"] is None
 
 
+@pytest.mark.parametrize("way", ["list", "scroll"])
+def test_a_cursor_belongs_to_one_collection(http: Http, name: str, way: str) -> None:
+    """By an alias that has moved, or after the collection was made anew, it would leave documents out."""
+    other = http.new_collection()
+    http.write(other, *({"id": f"o{at}", "text": "Other."} for at in range(20)))
+    if way == "list":
+        cursor = http.ok("GET", f"/v1/collections/{name}/documents?limit=5")["next_cursor"]
+        reply = http.call("GET", f"/v1/collections/{other}/documents?limit=5&cursor={cursor}")
+    else:
+        cursor = http.ok("POST", f"/v1/collections/{name}/documents/scroll", {"limit": 5})["cursor"]
+        reply = http.call("POST", f"/v1/collections/{other}/documents/scroll", {"cursor": cursor})
+    assert (reply.status, reply.body["error"]["param"]) == (422, "cursor")
+
+
 def test_vectors(http: Http, name: str) -> None:
     """Every passage with its place and its unit vector, alike in all three ways of reading; off unless asked for."""
     [scrolled] = [one for one in scroll(http, name, vectors=True) if one["id"] == "n7"]

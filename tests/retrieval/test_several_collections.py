@@ -473,7 +473,7 @@ def test_options_of_a_search(shops: tuple[Http, list[str]]) -> None:
     assert ask(http, names, **asked, filter=nothing, mmr=0.5)["hits"] == []
     by_price = places(ask(http, names, **asked, sort=[{"key": "price", "order": "desc"}]), names)
     assert by_price[:3] == [(0, "tea"), (1, "returns"), (0, "returns")]
-    boosted = ask(http, names, **asked, boosts=[{"key": "lang", "weight": 0.0}, {"key": "price"}])["hits"]
+    boosted = ask(http, names, **asked, boosts=[{"key": "price", "weight": 0.0}, {"key": "price"}])["hits"]
     assert {hit["collection"] for hit in boosted} == set(names)  # one does not know the first key
     by_lang = places(ask(http, names, **asked, collapse={"key": "lang"}), names)
     assert len(by_lang) == 6  # those without a value stand alone
@@ -521,6 +521,15 @@ def test_an_error_names_the_field(
     http, names = shops
     reply = http.call("POST", "/v1/search", {"collections": names, "query": "refunds", **change})
     assert (reply.status, reply.body["error"]["param"]) == (status, param)
+
+
+def test_boosts_that_nothing_has_numbers_for(shops: tuple[Http, list[str]]) -> None:
+    """A key that holds strings where it is known is refused, also if other collections lack it."""
+    http, names = shops
+    for key, status in (("lang", 422), ("price", 200), ("nowhere", 422)):
+        boosts = {"query": "refunds", "boosts": [{"key": key}]}
+        reply = http.call("POST", "/v1/search", {"collections": names, **boosts})
+        assert reply.status == status, key
 
 
 def test_collections_are_checked(shops: tuple[Http, list[str]]) -> None:
