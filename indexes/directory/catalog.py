@@ -53,8 +53,8 @@ from indexes.rebuild.foretelling import require_empty_room
 logger = logging.getLogger(__name__)
 
 NAME_RULE = (
-    "1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit; after it perhaps ~ and a shard, as in ~2of8, "
-    "and perhaps @ and a tenant"
+    "1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit (after it, if it is divided among machines, a "
+    "shard as in ~2of8; if it is a tenant's, @ and the tenant)"
 )
 
 NAME_CHARS_SHOWN = 100  # of one that cannot be a name

@@ -192,7 +192,7 @@ def verify(data: Path | None, folder: Path | None, names: tuple[str, ...], as_js
         elif folder is not None and data is None:
             found = list(verify_backup(folder, names, progress))
         else:
-            raise click.UsageError("give either --data or --backup, not both")
+            raise click.UsageError("give one of --data and --backup")
     sound = all(check.ok for check in found)
     if as_json:
         print_json({"ok": sound, "checks": [asdict(check) for check in found]})

@@ -39,7 +39,7 @@ def format_rate(done: IngestProgress) -> str:
 def describe_wait(done: IngestProgress) -> str:
     if not done.waiting_for or done.waiting_s < WAITING_SHOWN_S:
         return ""
-    why = f" ({done.waits_because})" if done.waits_because else ""
+    why = f", waiting: {done.waits_because}" if done.waits_because else ""
     return f", {done.waiting_s:.0f} s on {done.waiting_for}{why}"
 
 

@@ -28,6 +28,7 @@ from jobs.ingestion.sync_record import SyncRecord
 from jobs.ingestion.syncing import Synced, record_path, state_folder, sync
 from jobs.ingestion.watching import watch
 from jobs.sources import SourceOptions, SourceReport, as_named, total_bytes
+from jobs.sources.model import count_of
 from nearline import AsyncClient, ServiceError, bulk_patience
 from retrieval.clients.bulk import busy_patience, limits_in
 
@@ -175,7 +176,7 @@ class Syncs:
         retried = f", {done.files_retried:,} that failed before tried again" if done.files_retried else ""
         shared = f", {done.shared:,} kept that another file has" if done.shared else ""
         click.echo(
-            f"{done.files_changed:,} files changed, {done.files_unchanged:,} unchanged{retried}; "
+            f"{count_of(done.files_changed, 'file')} changed, {done.files_unchanged:,} unchanged{retried}; "
             f"{format_count(done.deleted, 'document')} deleted{shared}"
         )
         for line in report.summary():

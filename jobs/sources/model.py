@@ -225,7 +225,8 @@ class SourceReport:
             (self.notes_dropped, "more notes"),
         ]
         remarks = "; ".join(f"{count:,} {what}" for count, what in left_out if count)
-        read = f"read {self.documents:,} documents from {self.files:,} files"
+        documents, files = count_of(self.documents, "document"), count_of(self.files, "file")
+        read = f"read {documents} from {files}"
         lines = [f"{read} ({remarks})" if remarks else read]
         if self.types:
             # Columns with misfits first: they are the ones to look at.
@@ -252,6 +253,11 @@ def _explain_absent(name: str, known: Iterable[str]) -> str:
     similar = get_close_matches(name, known := sorted(known))
     there = shorten_names([*similar, *(one for one in known if one not in similar)]) or "none"
     return f"nothing that was read has a column, field or key {name!r} of metadata; there are {there}"
+
+
+def count_of(number: int, noun: str) -> str:
+    """Format a count with its noun: `1 file`, `1,200 files`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def named_twice(columns: Sequence[str]) -> str:

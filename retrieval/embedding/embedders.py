@@ -342,7 +342,8 @@ def embeds(folder: Path) -> bool:
 
 def no_such_model(name: str, folder: Path) -> NotFound:
     return NotFound(
-        f"no model {name!r} in {folder}; make it with: "
+        f"no model {name!r} in {folder.absolute()}; if it is in another folder, name that in NEARLINE_MODELS_FOLDER "
+        "or `models.folder`; else make it with: "
         f"nearline export-model --from SOURCE --name {name} --out {folder / name}",
         param="model",
     )

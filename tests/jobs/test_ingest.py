@@ -269,8 +269,11 @@ def test_the_collection_is_asked_for_its_limits_once(tmp_path: Path, sync: bool)
     """Not again for each of its requests."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/a.csv").write_text("text\n" + "A line.\n" * 1001)
-    body = {"name": "docs", "tenant": "", "limits": {**LIMITS, "documents_per_request": 1000}}
-    shown, written = Reply(body), Reply({"seq": 1, "documents": 200, "passages": 1, "took_ms": 1})
+    body = {"name": "docs", "tenant": "", "seq": 1, "limits": {**LIMITS, "documents_per_request": 1000}}
+    shown, written = (
+        Reply(body),
+        Reply({"seq": 1, "documents": 0, "unchanged": 200, "passages": 0, "took_ms": 1}),
+    )
     none = [Reply({"documents": [], "cursor": None})] if sync else []
     options = ["--sync", "--state", tmp_path / "state"] if sync else []
     with Stub(shown, *none, written) as stub:

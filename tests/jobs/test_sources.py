@@ -22,7 +22,7 @@ from jobs.sources import (
     total_bytes,
 )
 from jobs.sources.files import ENCODING_HINT
-from jobs.sources.model import NOTES_KEPT_MAX
+from jobs.sources.model import EMPTY, NOTES_KEPT_MAX
 
 
 def put(folder: Path, name: str, content: str | bytes) -> Path:
@@ -685,3 +685,12 @@ def test_fields_that_the_api_has_too(tmp_path: Path) -> None:
         assert read(lines, options=chosen)[1].notes == []
     put(tmp_path, "a.jsonl", '{"id": 1, "text": "a", "language": 5}\n')
     assert "a.jsonl:1: field 'language': expected a string" in refusal(lines, options=options)
+
+
+@pytest.mark.parametrize("name", ["a.pdf", "b.docx", "c.xlsx", "d.eml"])
+def test_an_empty_file_of_any_kind_is_skipped(tmp_path: Path, name: str) -> None:
+    """Its library would call it broken."""
+    (tmp_path / name).write_bytes(b"")
+    report = SourceReport()
+    assert list(read_documents([tmp_path], report=report)) == []
+    assert (report.failures, report.skips[EMPTY.reason]) == (0, 1)
