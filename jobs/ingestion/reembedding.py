@@ -72,8 +72,8 @@ async def reembed(
         raise conflict("source and target are the same collection")
     if alias is not None and named is not None and named["name"] == made["name"]:
         raise conflict(
-            f"{alias} names {target} already: to copy again would undo what was written to it since; nothing was "
-            "done. To do that without asking again, leave out the alias"
+            f"{alias} names {target} already, and another copy would undo what was written to it since; nothing was "
+            "done. To copy nevertheless, leave out the alias"
         )
     if made["model"] != model:
         raise conflict(f"{target} exists with the model {made['model']}, not {model}")

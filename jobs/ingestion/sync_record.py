@@ -35,10 +35,8 @@ CREATE TABLE IF NOT EXISTS documents(
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS documents_by_id ON documents(id);
 """
-ADDED = {
-    "folders": ("seq",),
-    "documents": ("seq", "expires_ms"),
-}  # columns that earlier versions did not have
+# Columns that earlier versions did not have.
+ADDED = {"folders": ("seq",), "documents": ("seq", "expires_ms")}
 
 Seq = int | str  # text if the collection is in several shards
 
