@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexes.base.errors import Damaged
+from indexes.base.errors import Conflict, Damaged
 from indexes.base.model import IndexOptions
 from indexes.base.work import OnStep, do_nothing
 from indexes.collection.view import CollectionView, HitCounter, covered_by, end_of
@@ -37,12 +37,13 @@ STEP_PASSAGES = 128  # some 20 ms
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What was loaded, with what was read back after it, up to a position. Without that if `whole` is false: it then
-    covers no more than what was loaded before, and the deltas stay."""
+    """What was loaded, up to the passage `covered`. If it is `whole`, it has what was read back after that, up to a
+    position; if not, the deltas that hold it stay."""
 
     generation: Generation | None
     parts: list[Visible]
     position: LogPosition
+    covered: int
     whole: bool
 
 
@@ -58,6 +59,7 @@ class Replica(CollectionView):
         self._loading: Future[Loaded] | None = None
         self._position, self._content = START, b""
         self._is_told = False  # that there may be something new on disk
+        self._read_back = False  # what is after it, because a delta spans its end
         try:
             self._restart(self._load(whole=True))
             self.catch_up()
@@ -106,7 +108,8 @@ class Replica(CollectionView):
         on_disk = self.segments.between(end_of(loaded)[0])
         current = loaded.number if loaded else 0
         if self.shelf.current() != current or on_disk != self._assembly.on_disk():
-            self._loading = self._loads.submit(self._load)
+            self._loading = self._loads.submit(self._load, whole=self._read_back)
+            self._read_back = False
 
     @property
     def _covered(self) -> int:
@@ -127,15 +130,16 @@ class Replica(CollectionView):
             steps.callback(self._loads.shutdown, cancel_futures=True)
 
     def _load(self, *, whole: bool = False) -> Loaded:
-        """Load the live generation and the segments after it, and read back what is in neither."""
+        """Load the live generation and the segments after it. If `whole`, or if they cover less than what was loaded
+        before, also read back what is after them; else the deltas have that."""
         generation = self._load_generation(self.shelf.current())
         known = {one.covers: one for one in self._assembly.segments()}
         position = self.log.position()
         segments = self._load_segments(generation, position.last_passage, known)
         covered = covered_by(generation, segments)
-        whole = whole or covered != self._covered
+        whole = whole or covered < self._covered
         tail, dead = self._read_after(generation, segments, position.last_passage if whole else covered)
-        return Loaded(generation, hide_dead(generation, tail, dead), position, whole)
+        return Loaded(generation, hide_dead(generation, tail, dead), position, covered, whole)
 
     def _load_generation(self, number: int) -> Generation | None:
         """Load a generation, unless it is the one that is searched."""
@@ -152,10 +156,11 @@ class Replica(CollectionView):
         return generation
 
     def _restart(self, loaded: Loaded) -> None:
-        deltas = [] if loaded.whole else self._assembly.after(self._covered)
+        """Replace what is searched by what was loaded. Raises Conflict if a delta spans its end."""
+        deltas = [] if loaded.whole else self._assembly.after(loaded.covered)
         self._assembly.install(Arrangement(loaded.generation, [*loaded.parts, *deltas]))
+        self._assembly.reopen()
         if loaded.whole:
-            self._assembly.reopen()
             self._position = loaded.position
         else:  # what died since the earlier of both is not hidden everywhere
             seq = min(loaded.position.seq, self._position.seq)
@@ -171,6 +176,9 @@ class Replica(CollectionView):
                 self._restart(loaded)
             else:  # a rebuild ended while it was loaded
                 self.look()
+        except Conflict:  # the writer began a new delta elsewhere, as for a rebuild
+            self._read_back = True
+            self.look()
         except Exception as error:  # noqa: BLE001 - what was loaded before keeps serving
             logger.warning("%s keeps its older indexes: %s", self.name, error)
 

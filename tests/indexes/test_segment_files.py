@@ -7,7 +7,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from indexes.base.model import IndexOptions
 from indexes.collection.collection import Collection
 from indexes.collection.replica import Replica
 from indexes.directory.backup.verifying import check_segment
-from indexes.log.reader import LogPosition, LogReader
+from indexes.log.reader import LogPosition, LogReader, PassageEntry
 from indexes.parts.delta import DeltaView
 from indexes.parts.segment import Segment
 from indexes.parts.segment_shelf import SegmentShelf, segment_folders
@@ -370,10 +370,10 @@ def test_a_merge_keeps_the_deltas(
         monkeypatch.setattr(replica._assembly, "on_disk", lambda: [last.covers])
         load, behind, loaded, go_on = replica._load, threading.Event(), threading.Event(), threading.Event()
 
-        def slowly() -> object:
+        def slowly(*, whole: bool) -> object:
             assert behind.wait(60)
             delete(collection, [2, 75])  # the replica has not followed that
-            found = load()
+            found = load(whole=whole)
             loaded.set()
             assert go_on.wait(60)
             return found
@@ -396,6 +396,35 @@ def test_a_merge_keeps_the_deltas(
         assert [one.delta for one in before] == [one.delta for one in after]
         replica.catch_up()
         assert_alike(replica, collection)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_new_segment_keeps_the_deltas_after_it(
+    collection: Collection, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    """A replica indexes each passage once, unless the writer began a new delta `early`, as for a rebuild: then what is
+    after the segment is read from the log again."""
+    read: list[int] = []
+    with contextlib.closing(Replica(collection.folder, OPTIONS, collection.hits)) as replica:
+        read_back = replica._assembly.read_back
+
+        def seen(entries: Iterable[PassageEntry]) -> list[DeltaView]:
+            found = read_back(entries)
+            read.extend(one.size for one in found)
+            return found
+
+        monkeypatch.setattr(replica._assembly, "read_back", seen)
+        fill(collection, WORLD, range(10))
+        if early:
+            collection.begin_build()
+        for begin in range(10, 120, 10):
+            fill(collection, WORLD, range(begin, begin + 10))
+            replica.catch_up()
+            collection.settle()
+            follow(replica, collection)
+            assert_alike(replica, collection)
+        assert segments_of(replica)
+        assert bool(read) is early
 
 
 def test_what_was_removed_is_not_loaded(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
