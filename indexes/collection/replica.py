@@ -32,7 +32,7 @@ from indexes.rebuild.chosen import read_chosen
 logger = logging.getLogger(__name__)
 
 START = LogPosition(0, 0)
-STEP_PASSAGES = 128  # some 20 ms
+STEP_PASSAGES = 32  # some 5 ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,7 @@ from msgspec.structs import replace
 
 from indexes.base.errors import DeadlineExceeded, InvalidInput, NearlineError, NotFound
 from indexes.base.model import Floats, Spared
-from indexes.base.work import WorkBudget
+from indexes.base.work import OnStep, WorkBudget
 from indexes.collection.replica import Replica
 from indexes.dense.vectors import search_with_one_thread
 from indexes.parts.learned import SYNONYMS, SettingsFile, SynonymSettings
@@ -150,6 +151,10 @@ class NotFollowed(Exception):
     """The collection is not searched here."""
 
 
+class Behind(Exception):
+    """A search found what is gone since, while its collection is brought to the last commit: it is answered after."""
+
+
 class SearchWorker:
     """The state of a search process. Call `run`."""
 
@@ -168,6 +173,7 @@ class SearchWorker:
         self._orders: deque[Order] = deque()  # that wait until no search is under way
         self._ended = False
         self._looked = self._caught_up = self._replied = 0.0
+        self._catching_up = False
         self._being_opened: dict[str, bool] = {}  # by name, whether it was to be forgotten since
         self._opening: queue.SimpleQueue[Opened] = queue.SimpleQueue()
         self._opened: queue.SimpleQueue[tuple[Opened, FollowedCollection | None]] = queue.SimpleQueue()
@@ -339,17 +345,30 @@ class SearchWorker:
 
     def _catch_up(self) -> None:
         """Bring collections to the last commit: while no search waits, and now and then while some always do, or the
-        first search of a collection that is written all the time would wait for all of that."""
-        self._caught_up = time.monotonic()
+        first search of a collection that is written all the time would wait for all of that. Between two steps a search
+        is answered that needs nothing of it."""
+        self._caught_up, self._catching_up = time.monotonic(), True
         for found in list(self._followed.values()):
             if found.behind or found.replica.ready:
-                self._catch_up_with(found)
+                self._catch_up_with(found, self._answer_between)
+        self._catching_up = False
 
-    def _catch_up_with(self, followed: FollowedCollection) -> bool:
+    def _answer_between(self) -> None:
+        self._give_sign()
+        self._receive(0)
+        self._answer_next()
+
+    def _can_be_planned(self, ask: AnyAsk) -> bool:
+        """Whether a search waits for nothing: its collection may just be brought to the last commit, but is far enough
+        for it."""
+        found = self._followed.get(ask.collection)
+        return not self._catching_up or (found is not None and found.replica.snapshot.seq >= ask.seq)
+
+    def _catch_up_with(self, followed: FollowedCollection, on_step: OnStep) -> bool:
         """Bring a collection to the last commit. If that cannot be done, close it and return False: the service has it
         opened again."""
         try:
-            followed.replica.catch_up(self._give_sign)
+            followed.replica.catch_up(on_step)
         except NearlineError as error:
             logger.info("collection %s is opened again: %s", followed.opened.name, error.message)
             self._close(followed.opened.name)
@@ -365,8 +384,9 @@ class SearchWorker:
 
     def _answer_next(self) -> None:
         """Plan what waits, as many as share a run of the model, and answer one."""
-        while self._waiting and len(self._planned) < EMBEDDED_TOGETHER_MAX:
-            ask = self._waiting.popleft()
+        room = EMBEDDED_TOGETHER_MAX - len(self._planned)
+        for ask in list(islice(filter(self._can_be_planned, self._waiting), room)):
+            self._waiting.remove(ask)
             planned = len(self._planned)
             with self._replying(ask.id):
                 self._planned.append(self._plan(ask))
@@ -378,8 +398,13 @@ class SearchWorker:
         search, begun = self._spending.next(self._planned), time.thread_time()
         if search is not self._planned[0]:
             self._send(Begun(search.ask.id))
-        with self._replying(search.ask.id):
-            self._send(self._answer(search))
+        try:
+            with self._replying(search.ask.id):
+                self._send(self._answer(search))
+        except Behind:
+            self._waiting.append(replace(search.ask, seq=search.followed.replica.snapshot.seq + 1))
+            self._planned.remove(search)
+            return
         self._planned.remove(search)
         self._spending.add(search.key, time.thread_time() - begun)
         self._under_way.discard(search.ask.id)
@@ -391,6 +416,8 @@ class SearchWorker:
         caller's fault: another process is asked, or the service searches itself."""
         try:
             yield
+        except Behind:
+            raise
         except Abandoned:
             self._send(SearchFailure(number, "its caller has left"))
         except (InvalidInput, DeadlineExceeded) as error:
@@ -409,7 +436,7 @@ class SearchWorker:
             raise NotFollowed(ask.collection)
         replica, watch = found.replica, Stopwatch(deadline=ask.deadline)
         watch.look = partial(self._look, ask.id)
-        if replica.snapshot.seq < ask.seq and not self._catch_up_with(found):
+        if replica.snapshot.seq < ask.seq and not self._catch_up_with(found, self._give_sign):
             raise NotFollowed(ask.collection)
         if isinstance(ask, AskShard):
             self._spending.arrive(ask.key)
@@ -478,8 +505,12 @@ class SearchWorker:
         for _ in range(SEARCHES_MAX):  # as the pipeline does
             shard = LocalShard(replica, replica.snapshot, watch, budget.work)
             answer = self._search(shard, embedded, watch, share)
+            if answer.vanished and self._catching_up:
+                raise Behind
             if not (
-                answer.vanished and self._catch_up_with(search.followed) and replica.snapshot.seq > shard.seq
+                answer.vanished
+                and self._catch_up_with(search.followed, self._give_sign)
+                and replica.snapshot.seq > shard.seq
             ):
                 break
         return SearchReply(

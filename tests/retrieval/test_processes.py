@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from indexes.base.child import child_environment
 from indexes.base.errors import InvalidInput, NearlineError, Unavailable
+from indexes.base.model import IndexOptions
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
+from indexes.collection.replica import Replica
 from retrieval.admission.ceiling import AnswerBudget
 from retrieval.base.settings import Config
 from retrieval.processes import pool, process
 from retrieval.processes.asking import InProcesses
 from retrieval.processes.frames import (
     REPLIES,
+    Alive,
     Arriving,
     AskSearch,
     FollowCollection,
@@ -37,6 +43,13 @@ from retrieval.processes.frames import (
 from retrieval.processes.pool import SearchProcesses
 from retrieval.processes.process import SearchProcess
 from retrieval.processes.spending import Spending
+from retrieval.processes.worker import (
+    Behind,
+    FollowedCollection,
+    HitList,
+    PlannedSearch,
+    SearchWorker,
+)
 from retrieval.search.calls import CallRefused
 from retrieval.search.plan import make_plan
 from retrieval.search.stages import CachedAnswer
@@ -389,3 +402,45 @@ def test_no_answer_is_ahead_of_the_service(tmp_path: Path) -> None:
         asyncio.run(story())
     finally:
         collection.close()
+
+
+def test_searches_are_answered_while_a_collection_catches_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the steps, from the state before, those that need no more than that; one that finds what is gone since
+    waits for the end, as does one that needs what is being read."""
+    collection = make_collection(tmp_path / "c")
+    fill(collection, World(), range(3))
+    near, far = socket.socketpair()
+    with closing(collection), closing(near), closing(far):
+        worker = SearchWorker(near, lambda _: None)
+        replica = Replica(collection.folder, IndexOptions(), HitList())
+        followed = FollowedCollection(replica, Opened("c", b"", 0, 0), HitList(), None, behind=True)
+        monkeypatch.setattr(worker, "_followed", {"c": followed})
+        fill(collection, World(), range(3, 200))
+        before, after = replica.snapshot.seq, collection.snapshot.seq
+        answered: list[tuple[int, int]] = []
+
+        def answer(search: PlannedSearch) -> Alive:
+            if search.ask.id == 2 and replica.snapshot.seq == before:
+                raise Behind
+            answered.append((search.ask.id, replica.snapshot.seq))
+            return Alive()
+
+        def plan(ask: AskSearch) -> PlannedSearch:
+            if replica.snapshot.seq < ask.seq:
+                replica.catch_up()
+            worker._spending.arrive("")
+            return PlannedSearch(ask, cast("Any", None), followed, Stopwatch(), None)
+
+        monkeypatch.setattr(worker, "_plan", plan)
+        monkeypatch.setattr(worker, "_answer", answer)
+        worker._waiting.extend(
+            replace(ask(b""), id=number, seq=seq) for number, seq in enumerate((before, after, before))
+        )
+        worker._catch_up()
+        assert answered == [(0, before)]
+        while worker._waiting or worker._planned:
+            worker._answer_next()
+        assert answered == [(0, before), (1, after), (2, after)]
+        replica.close()
