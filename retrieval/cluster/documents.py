@@ -16,13 +16,14 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from indexes.base.errors import InvalidInput, NearlineError, NotFound
+from indexes.base.errors import InvalidInput, NearlineError, NotFound, Unavailable
 from indexes.filters.grammar import Unchecked
 from retrieval.access.auth import PRINCIPAL
 from retrieval.access.privacy import require_vectors
 from retrieval.base.cancellation import gather_or_cancel
 from retrieval.cluster.asking import change, read
 from retrieval.cluster.calls import DocumentsPage, ReadPage
+from retrieval.cluster.link import RETRY_AFTER_S
 from retrieval.cluster.names import shard_of_document, token_of
 from retrieval.cluster.nodes import Nodes, Sharded
 from retrieval.cluster.targets import ShardedTarget, nodes_of, sharded_of, target_of
@@ -99,9 +100,11 @@ async def forward(request: web.Request, method: str, content: bytes | None = Non
 
 async def find_one(request: web.Request, document_id: str, *, vectors: bool = False) -> dict[str, Any]:
     """Read a document. Raises NotFound."""
-    sharded = sharded_of(request)
+    nodes, sharded = nodes_of(request), sharded_of(request)
     number, path = place_of(sharded, document_id)
-    return await read(nodes_of(request), sharded.shard(number), path + ("?vectors=true" if vectors else ""))
+    name = sharded.shard(number)
+    query = f"?{whole.LEAST}={nodes.notes.acknowledged(name)}" + ("&vectors=true" if vectors else "")
+    return await read(nodes, name, path + query)
 
 
 def place_of(sharded: Sharded, document_id: str) -> tuple[int, str]:
@@ -130,7 +133,7 @@ async def change_chosen(
     """Send a change of the documents with these ids to their shards, or that of all that match a filter to every
     shard."""
     nodes, sharded = nodes_of(request), sharded_of(request)
-    chosen = await whole.chosen_by(wanted, request.app[CONFIG])
+    chosen = await whole.chosen_by(request, wanted)
     sent: dict[str, Any] = msgspec.json.decode(
         request.get(BODY) or await request.read(), type=dict[str, msgspec.Raw]
     )
@@ -143,10 +146,14 @@ async def change_chosen(
     # Where a shard is written, not a replica, it is known whether some of its documents match.
     bodies = dict.fromkeys(range(sharded.of), sent)
     replies = await send_all(nodes, sharded, request.method, path, bodies, refusable="filter")
-    refused = [one for one in replies.values() if isinstance(one, InvalidInput)]
-    changed = {shard: one for shard, one in replies.items() if not isinstance(one, InvalidInput)}
+    refused = {shard: one for shard, one in replies.items() if isinstance(one, InvalidInput)}
+    changed = {shard: one for shard, one in replies.items() if shard not in refused}
     if refused and not any(sharded.documents_in(shard) for shard in changed):
-        raise_if_of_all(refused)
+        raise_if_of_all(list(refused.values()))
+    if refused:  # by shards that lack a key, which matches nothing there
+        bodies = dict.fromkeys(refused, sent)
+        path = f"{path}?{whole.UNCHECKED}=true"
+        changed |= await send_all(nodes, sharded, request.method, path, bodies)
     return sharded, changed
 
 
@@ -297,5 +304,7 @@ def decode_cursor(cursor: str, sharded: Sharded) -> tuple[int, int]:
 
 
 def cursors_of(sharded: Sharded) -> str:
-    """Tell its cursors from those of other collections, and of others of its name with more or fewer shards."""
-    return sharded.shard(0)
+    """Tell its cursors from those of other collections. Raises Unavailable if no node answers for the first shard."""
+    if (first := sharded.states.get(0)) is None:
+        raise Unavailable(f"no node answers for shard {sharded.shard(0)} now", retry_after_s=RETRY_AFTER_S)
+    return first.origin

@@ -18,7 +18,7 @@ from indexes.base.errors import (
     Unavailable,
 )
 from indexes.base.model import Settings
-from indexes.filters.grammar import Filter
+from indexes.filters.grammar import Filter, Unchecked
 from indexes.parts.learned import RankingSettings, SynonymSettings
 from retrieval.access.auth import PRINCIPAL
 from retrieval.cluster.asking import ask
@@ -132,13 +132,17 @@ class ShardedTarget:
         return found
 
     async def counts(self, condition: Filter | None) -> dict[int, DocumentsCounted]:
-        """Count the documents and passages that match in each shard that can have some. Raises InvalidInput for a
-        filter that no shard can match."""
+        """Count the documents and passages that match in each shard. Raises InvalidInput for a filter that no shard can
+        match; a key that only some have matches nothing in the others."""
         found = await self.ask([Away(part, CountMatching(condition)) for part in self.parts])
-        refused = [one for one in found if isinstance(one, InvalidInput)]
-        counts = {at: answered(one) for at, one in enumerate(found) if one not in refused}
+        refused = {at: one for at, one in enumerate(found) if isinstance(one, InvalidInput)}
+        counts = {at: answered(one) for at, one in enumerate(found) if at not in refused}
         if refused and not any(one.held for one in counts.values()):
-            raise_if_of_all(refused)
+            raise_if_of_all(list(refused.values()))
+        if refused and condition is not None:
+            unchecked = CountMatching(Unchecked(condition))
+            again = await self.ask([Away(self.parts[at], unchecked) for at in refused])
+            counts |= dict(zip(refused, map(answered, again), strict=True))
         return counts
 
     async def read_frequent(self) -> None:

@@ -15,14 +15,14 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
-from indexes.base.errors import InvalidInput, NotFound, TooLarge
+from indexes.base.errors import InvalidInput, NotFound, TooLarge, Unavailable
 from indexes.base.model import Delete, Upsert, WriteResult
 from indexes.base.work import OnStep
 from indexes.collection.collection import Collection
-from indexes.filters.grammar import Filter
+from indexes.filters.grammar import Filter, Unchecked
 from indexes.reading import choosing, scrolling
 from indexes.reading.scrolling import ScrolledDocument, ScrolledPage, VectorPassage
-from retrieval.access.auth import PRINCIPAL
+from retrieval.access.auth import NODE, PRINCIPAL
 from retrieval.access.privacy import VECTOR_EXPORT, VectorExport, require_vectors
 from retrieval.base.cancellation import run_abandonable
 from retrieval.base.settings import Config, Whole
@@ -63,6 +63,10 @@ from retrieval.wire.documents import (
 )
 
 CHANGED_TOGETHER = 64  # passages in one commit of a patch: each is indexed again, in each process
+# Of requests between nodes: the keys of a filter need not exist; the operation that the answer must know of.
+UNCHECKED, LEAST = "unchecked", "least"
+BEHIND_RETRY_S = 1.0
+SEQ_MAX = 2**63 - 1
 POSITION_BYTES, CHECK_BYTES = 8, 7  # the sum is a multiple of three, so base64 needs no padding
 ESCAPED_BYTES = 12  # the most that one character takes in JSON
 
@@ -82,6 +86,10 @@ async def show(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     vectors, document_id = wants_vectors(request), request.match_info["id"]
     held, export = request[HELD], request.app[VECTOR_EXPORT]
+    least, seq = query_int(request, LEAST, 0, least=0, most=SEQ_MAX), collection.snapshot.seq
+    if seq < least:
+        why = f"{collection.name} is at seq {seq}, and a write was acknowledged with {least}"
+        raise Unavailable(why, retry_after_s=BEHIND_RETRY_S)
 
     def work() -> DocumentBody:
         found = document_of(collection, document_id, vectors=vectors)
@@ -125,7 +133,7 @@ async def patch_many(request: web.Request) -> web.Response:
     wanted = await body(request, PatchDocuments)
     name, collection = collection_of(request)
     change = naming_document(await change_of(wanted, request.app[CONFIG]))
-    chosen = await chosen_by(wanted, request.app[CONFIG])
+    chosen = await chosen_by(request, wanted)
     if isinstance(chosen, list):
         documents, condition = await asyncio.to_thread(choosing.named, collection, chosen), None
     else:
@@ -189,7 +197,7 @@ async def remove(app: web.Application, collection: Collection, ids: Iterable[str
 async def delete_many(request: web.Request) -> web.Response:
     wanted = await body(request, DeleteDocuments)
     _, collection = collection_of(request)
-    chosen = await chosen_by(wanted, request.app[CONFIG])
+    chosen = await chosen_by(request, wanted)
     if isinstance(chosen, list):
         result = await remove(request.app, collection, chosen)
     else:
@@ -198,9 +206,13 @@ async def delete_many(request: web.Request) -> web.Response:
     return answer(Deleted(result.seq, result.deleted))
 
 
-async def chosen_by(wanted: DeleteDocuments | PatchDocuments, config: Config) -> list[str] | Filter:
-    """Return the ids, or the filter, that choose documents. Raises InvalidInput unless there is one of both."""
+async def chosen_by(request: web.Request, wanted: DeleteDocuments | PatchDocuments) -> list[str] | Filter:
+    """Return the ids, or the filter, that choose documents; another node may say that its keys need not exist. Raises
+    InvalidInput unless there is one of both."""
+    config = request.app[CONFIG]
     condition = filter_of(wanted.filter, config)
+    if condition is not None and PRINCIPAL.get() is NODE and UNCHECKED in request.query:
+        condition = Unchecked(condition)
     ids = await asyncio.to_thread(ids_of, wanted.ids, config)
     if (chosen := condition if ids is None else ids) is None or (ids is not None and condition is not None):
         raise InvalidInput("expected either ids or filter", param="ids")

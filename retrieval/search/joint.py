@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from indexes.base.errors import InvalidInput
 from indexes.base.model import TIERS, Floats, Ranking, Scalar, StoredPassage, Tier
-from indexes.filters.grammar import Compound, Exists, Filter, Unchecked
+from indexes.filters.grammar import Compound, Exists, Filter, Kind, Unchecked, kind_of
 from indexes.lexical.analysis import AnalyzedQuery
 from indexes.parts.query import (
     NOT_FOUND,
@@ -348,12 +348,13 @@ async def scan_of(
 
 def add_counts(found: Sequence[FacetCounts]) -> FacetCounts:
     """Add the counts of one facet in several shards."""
-    values: Counter[Scalar] = Counter()
+    values: Counter[tuple[Kind, Scalar]] = Counter()  # True is no 1
     for one in found:
         for value, count in one.values:
-            values[value] += count
+            values[kind_of(value), value] += count
+    listed = [(value, count) for (_, value), count in values.items()]
     return FacetCounts(
-        values=sorted(values.items(), key=lambda one: (-one[1], str(one[0])))[:LISTED_MAX],
+        values=sorted(listed, key=lambda one: (-one[1], str(one[0])))[:LISTED_MAX],
         distinct=max(len(values), *(one.distinct for one in found)),
         ranges=[
             (ranges[0][0], sum(count for _, count in ranges))

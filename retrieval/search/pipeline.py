@@ -37,7 +37,7 @@ from indexes.collection.view import CollectionView
 from indexes.dense.vectors import search_with_one_thread
 from indexes.filters.grammar import Filter
 from indexes.parts.learned import RankingSettings, SynonymSettings
-from indexes.parts.snapshot import Snapshot
+from indexes.parts.snapshot import Snapshot, rounded
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import AnswerBudget, BudgetShare
 from retrieval.admission.turns import PATIENT, Flow, Turns
@@ -277,7 +277,7 @@ class Pipeline:
         plan = make_plan(request, first.settings.dimensions, self._config, embeds=embeds)
         require_one_model(collections, plan)
         spoken = reduce(operator.add, (Counter(spoken_in(one)) for one in collections))
-        plan = replace(plan, query=replace(plan.query, spoken=dict(spoken.most_common())))
+        plan = replace(plan, query=replace(plan.query, spoken=rounded(dict(spoken.most_common()))))
         documents = None if plan.query.condition else sum(one.documents for one in collections)
         share, divided = BudgetShare(budget), [one for one in collections if not isinstance(one, Collection)]
         for one in divided:

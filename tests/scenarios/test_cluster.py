@@ -453,6 +453,101 @@ def test_a_filter_chooses_at_every_shard_while_they_move(cluster: Cluster) -> No
     cluster.wait_for(lambda: cluster.http.call("DELETE", "/v1/collections/marked").status == 204)
 
 
+def test_a_key_that_few_shards_know_matches_nothing_in_the_others(cluster: Cluster) -> None:
+    """So what is not equal to it matches there, as in one piece; of values, true is no 1."""
+    http = cluster.http
+    made: list[dict[str, Any]] = [
+        {"id": f"k{at}", "text": f"Key {at}.", "metadata": {"n": at, "mixed": [1, True, 0, False][at % 4]}}
+        for at in range(30)
+    ]
+    made[0]["metadata"]["flag"] = True
+    made[1]["metadata"]["n"] = "text"
+    for name, shards in (("keyed-1", {}), ("keyed-3", {"shards": 3})):
+        http.ok("POST", "/v1/collections", {"name": name, **shards})
+        http.write(name, *made)
+    flagged = {"type": "eq", "key": "flag", "value": True}
+    unflagged = {**flagged, "type": "ne"}
+    for condition in (
+        {"type": "not", "filter": flagged},
+        unflagged,
+        {"type": "or", "filters": [flagged, {"type": "gte", "key": "n", "value": 10}]},
+        {"type": "nin", "key": "n", "value": ["text"]},
+    ):
+        one, three = (
+            asked.ok("POST", f"/v1/collections/{name}/documents/count", {"filter": condition})
+            for asked, name in ((http, "keyed-1"), (cluster.at_b, "keyed-3"))
+        )
+        assert one["documents"] == three["documents"] > 1, condition
+    facets = [
+        http.search(name, query="key", facets=["mixed"], k=1)["facets"] for name in ("keyed-1", "keyed-3")
+    ]
+    assert facets[0] == facets[1]
+    path = "/v1/collections/keyed-3/documents"
+    patched = cluster.at_b.ok("POST", f"{path}/patch", {"filter": unflagged, "metadata": {"seen": 1}})
+    assert patched["changed"] == 29
+    assert cluster.at_b.ok("POST", f"{path}/delete", {"filter": unflagged})["deleted"] == 29
+    assert [one["id"] for one in http.ok("GET", path)["documents"]] == ["k0"]
+
+
+@pytest.mark.parametrize("way", ["list", "scroll"])
+def test_a_cursor_belongs_to_the_documents_it_came_from(cluster: Cluster, way: str) -> None:
+    """Not to others of the same name; a new name of the same ones changes nothing."""
+    http, made = cluster.http, [{"id": f"c{at}", "text": f"Cursor {at}."} for at in range(30)]
+
+    def page(name: str, cursor: str | None = None) -> Any:
+        path = f"/v1/collections/{name}/documents"
+        if way == "scroll":
+            return http.call("POST", f"{path}/scroll", {"limit": 14, "cursor": cursor}).body
+        return http.call("GET", f"{path}?limit=14" + (f"&cursor={cursor}" if cursor else "")).body
+
+    key = "cursor" if way == "scroll" else "next_cursor"
+    name, other = f"cursors-{way}", f"renamed-{way}"
+    http.ok("POST", "/v1/collections", {"name": name, "shards": 3})
+    http.write(name, *made)
+    first = page(name)
+    http.ok("POST", f"/v1/collections/{name}/rename", {"name": other})
+    second = page(other, first[key])
+    third = page(other, second[key])
+    assert len({one["id"] for some in (first, second, third) for one in some["documents"]}) == 30
+    http.ok("DELETE", f"/v1/collections/{other}")
+    http.ok("POST", "/v1/collections", {"name": other, "shards": 3})
+    http.write(other, *made)
+    cluster.wait_for(lambda: page(other, first[key]).get("error", {}).get("param") == "cursor")
+
+
+def test_a_replica_that_is_behind_shows_no_older_version(cluster: Cluster) -> None:
+    """Of a document that is read by its id, while the writer that acknowledged a newer one is away."""
+    at_b, name = cluster.at_b, "versions"
+    at_b.ok("POST", "/v1/collections", {"name": name, "shards": 4})
+    at_a = next(
+        number for number in range(4) for one in at_b.ok("GET", "/v1/cluster")["services"]
+        if one["node"] == "a" and f"{name}~{number}of4" in one["shards"]
+    )  # fmt: skip
+    document = next(
+        one for one in (f"v{number}" for number in range(100)) if shard_of_document(one, 4) == at_a
+    )
+    written = at_b.write(name, {"id": document, "text": "The old version."})
+    cluster.wait_for_copy(name, 4, written["seq"])
+    copy = cluster.services["copy"].pid
+    os.kill(copy, signal.SIGSTOP)
+    try:
+        at_b.write(name, {"id": document, "text": "The new version."})
+        cluster.services["a"].kill()
+    finally:
+        os.kill(copy, signal.SIGCONT)
+    try:
+        seen = set()
+        for _ in range(10):
+            reply = at_b.call("GET", f"/v1/collections/{name}/documents/{document}")
+            seen.add(reply.body.get("text", reply.status))
+        assert seen <= {"The new version.", 503}
+    finally:
+        cluster.start("a")
+    cluster.until(a=True)
+    path = f"/v1/collections/{name}/documents/{document}"
+    cluster.wait_for(lambda: "new" in at_b.call("GET", path).body.get("text", ""))
+
+
 def test_several_collections_are_searched_together(cluster: Cluster) -> None:
     """One in a piece, and one in shards, with the ranking of two in a piece."""
     http, made = cluster.http, sentences(80)
