@@ -70,7 +70,7 @@ SEARCHES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a prefix": ({"query": "fir*", "operators": True}, ["operators"]),
     "frequent words": ({"query": " ".join(FREQUENT), "highlight": {"snippet_chars": 10_000}}, ["highlight"]),
     "a rare word": ({"query": "first", "highlight": True, "mode": "lexical"}, ["highlight"]),
-    "a letter": ({"query": "a \u00e9\u0433", "highlight": True}, ["highlight"]),
+    "a letter": ({"query": "a \u00e9\u0433", "highlight": True, "mode": "lexical"}, ["highlight"]),
     "typing errors": ({"query": "firstt datta tiime", "typos": True}, []),
     "ranks": ({"query": "data time", "explain": True}, []),
 }
