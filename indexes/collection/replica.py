@@ -37,8 +37,8 @@ STEP_PASSAGES = 32  # some 5 ms
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What was loaded, up to the passage `covered`. If it is `whole`, it has what was read back after that, up to a
-    position; if not, the deltas that hold it stay."""
+    """What was loaded, up to the passage `covered`, which the replica itself may not have reached yet. If it is
+    `whole`, it has what was read back after that, up to a position; if not, the replica's own deltas after it stay."""
 
     generation: Generation | None
     parts: list[Visible]
@@ -59,7 +59,9 @@ class Replica(CollectionView):
         self._loading: Future[Loaded] | None = None
         self._position, self._content = START, b""
         self._is_told = False  # that there may be something new on disk
-        self._read_back = False  # what is after it, because a delta spans its end
+        self._read_back = (
+            False  # whether the next load reads back what is after the segments: a delta spans their end
+        )
         try:
             self._restart(self._load(whole=True))
             self.catch_up()
@@ -164,7 +166,7 @@ class Replica(CollectionView):
             self._position = loaded.position
         else:  # what died since the earlier of both is not hidden everywhere
             seq = min(loaded.position.seq, self._position.seq)
-            self._position = LogPosition(seq, self._position.last_passage)
+            self._position = LogPosition(seq, max(self._position.last_passage, loaded.covered))
 
     def _take_loaded(self) -> None:
         if self._loading is None or not self._loading.done():

@@ -128,7 +128,9 @@ class Corrections:
             names = {name: (edits, -count) for edits, count, name in sorted(near, reverse=True)}
             if not self.whole:
                 return
-            rests = frozenset(rest for rest in self._ends(meant, asked) if self._is_rest(rest, asked))
+            rests = self._rests(meant, asked)
+            if rests is None:
+                return
             self.near.append(NearTerms(place, asked.written, asked.folded, meant, names, rests))
             if sum(bool(one.names) for one in self.near) == 2 * CORRECTED_MAX:
                 return
@@ -150,9 +152,14 @@ class Corrections:
             elif len(word) <= LETTERS_MAX:
                 yield place, meant, _Word.of(word, (language, *others))
 
+    def _rests(self, meant: AbstractSet[str], word: _Word) -> frozenset[str] | None:
+        """Return the terms that may be behind a name in the word; None if no comparisons are left."""
+        found = frozenset(rest for rest in self._ends(meant, word) if self._is_rest(rest, word))
+        return found if self.whole else None
+
     def _ends(self, meant: AbstractSet[str], word: _Word) -> Iterator[str]:
-        """Yield what is behind a name in the word, if one of its stems is near that name; as long as comparisons are
-        left, which each of them costs in all languages."""
+        """Yield what is behind a name in the word, if one of its stems is near that name. Each costs comparisons, once
+        for each language; when none are left, `whole` is False."""
         most = len(word.folded) - LETTERS_MIN
         sizes = {len(term) + change for term in meant for change in range(-EDITS_MAX, EDITS_MAX + 1)}
         for size in sorted(size for size in sizes if 0 < size <= most):

@@ -2,9 +2,9 @@
 
     files       completely read and acknowledged: their size, time and digest
     failed      not completely read or not accepted: their digest
-    documents   claimed by a file before they are sent; with a digest once acknowledged, and with the `seq` that the
-                collection gave them; gone once the file lacks them
-    folders     with the collection's `seq` after the last sync
+    documents   claimed by a file before they are sent; with a digest once acknowledged, when they expire, and the
+                `seq` that the collection gave them; gone once the file lacks them
+    folders     with the last `seq` of the collection that was acknowledged
 
 A document is claimed before it is sent, so that every synced document in the collection has a record of its file. Every
 change is one transaction: a process may be killed at any time. Only one process at a time can open the file.
@@ -120,21 +120,25 @@ class SyncRecord:
         for file, document_id, sent, expires_ms in self._db.execute(query, (self.folder,)):
             held = present.get(document_id)
             if held is None:
-                as_sent = expires_ms is not None and expires_ms <= now_ms
+                is_lost = expires_ms is None or expires_ms > now_ms
             else:
-                as_sent = sent is None or not is_earlier(held, sent)
-            if put_back or not as_sent:
+                is_lost = put_back or (sent is not None and is_earlier(held, sent))
+            if is_lost:
                 lost.append((file, document_id))
         with self._db:
             for file, document_id in lost:
                 self._reopen(self.folder, str(file), str(document_id))
 
+    def reach(self, seq: Seq) -> None:
+        """Record the `seq` of the collection: if it is at an earlier one later, it was put back."""
+        self._db.execute("UPDATE folders SET seq = ? WHERE folder = ?", (seq, self.folder))
+
     def note_collection(self, seq: Seq, present: Mapping[str, Seq]) -> None:
-        """Record the `seq` of the collection after a sync, and those of the documents sent since the last one."""
+        """Record the `seq` of the collection, and those of the documents sent since the last sync."""
         query = "SELECT DISTINCT id FROM documents WHERE folder = ? AND digest NOT NULL AND seq IS NULL"
         sent = [str(document_id) for (document_id,) in self._db.execute(query, (self.folder,))]
         with self._db:
-            self._db.execute("UPDATE folders SET seq = ? WHERE folder = ?", (seq, self.folder))
+            self.reach(seq)
             self._db.executemany(
                 "UPDATE documents SET seq = ? WHERE folder = ? AND id = ? AND digest NOT NULL AND seq IS NULL",
                 [(present[one], self.folder, one) for one in sent if one in present],

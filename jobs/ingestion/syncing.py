@@ -341,6 +341,7 @@ class _SyncRun:
             total.seconds = time.monotonic() - begun
         places = {failure.source for failure in refused.failed}
         with self.record.transaction():
+            self.record.reach(later_seq(self.seq, total.seq))
             for one in new:
                 if one.document.source in places:
                     one.reading.accepted = False

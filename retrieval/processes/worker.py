@@ -152,7 +152,8 @@ class NotFollowed(Exception):
 
 
 class Behind(Exception):
-    """A search found what is gone since, while its collection is brought to the last commit: it is answered after."""
+    """A search met passages that were deleted after its snapshot, while its collection is brought to the last commit:
+    it is answered after that."""
 
 
 class SearchWorker:
@@ -173,7 +174,7 @@ class SearchWorker:
         self._orders: deque[Order] = deque()  # that wait until no search is under way
         self._ended = False
         self._looked = self._caught_up = self._replied = 0.0
-        self._catching_up = False
+        self._catching_up = self._must_tell = False  # what is answered next is not what the service thinks
         self._being_opened: dict[str, bool] = {}  # by name, whether it was to be forgotten since
         self._opening: queue.SimpleQueue[Opened] = queue.SimpleQueue()
         self._opened: queue.SimpleQueue[tuple[Opened, FollowedCollection | None]] = queue.SimpleQueue()
@@ -356,7 +357,8 @@ class SearchWorker:
     def _answer_between(self) -> None:
         self._give_sign()
         self._receive(0)
-        self._answer_next()
+        if not self._orders and all(map(self._can_be_planned, self._waiting)):  # nothing waits for the rest
+            self._answer_next()
 
     def _can_be_planned(self, ask: AnyAsk) -> bool:
         """Whether a search waits for nothing: its collection may just be brought to the last commit, but is far enough
@@ -396,14 +398,17 @@ class SearchWorker:
         if not self._planned:
             return
         search, begun = self._spending.next(self._planned), time.thread_time()
-        if search is not self._planned[0]:
+        if self._must_tell or self._catching_up or search is not self._planned[0]:
             self._send(Begun(search.ask.id))
+        self._must_tell = False
         try:
             with self._replying(search.ask.id):
                 self._send(self._answer(search))
         except Behind:
             self._waiting.append(replace(search.ask, seq=search.followed.replica.snapshot.seq + 1))
             self._planned.remove(search)
+            self._spending.add(search.key, time.thread_time() - begun)
+            self._must_tell = True
             return
         self._planned.remove(search)
         self._spending.add(search.key, time.thread_time() - begun)

@@ -427,6 +427,33 @@ def test_a_new_segment_keeps_the_deltas_after_it(
         assert bool(read) is early
 
 
+def test_a_segment_that_ends_after_what_was_followed(
+    collection: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that loads it does not follow the passages in it once more."""
+    with contextlib.closing(Replica(collection.folder, OPTIONS, collection.hits)) as replica:
+        fill(collection, WORLD, range(40))
+        replica.catch_up()
+        load = replica._load
+
+        def late(*, whole: bool) -> object:
+            fill(collection, WORLD, range(40, 140))
+            delete(collection, [50])
+            collection.settle()
+            return load(whole=whole)
+
+        monkeypatch.setattr(replica, "_load", late)
+        monkeypatch.setattr(replica._assembly, "on_disk", lambda: [range(1)])
+        replica.look()
+        replica.catch_up()
+        monkeypatch.undo()
+        while not replica.ready:
+            time.sleep(0.001)
+        replica.catch_up()
+        assert segments_of(replica)
+        assert_alike(replica, collection)
+
+
 def test_what_was_removed_is_not_loaded(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer may remove a segment while a replica loads it; it reads the log instead, and then the next one."""
     fill(collection, WORLD, range(65))

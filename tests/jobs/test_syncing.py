@@ -262,6 +262,21 @@ def test_a_document_older_than_the_one_that_was_sent(
         }
 
 
+def test_a_sync_that_was_cut_off_before_a_restore(tmp_path: Path) -> None:
+    """What it wrote is known, though not with which operation; what had expired is not sent again."""
+    with contextlib.closing(SyncRecord(tmp_path / "record.db", "/docs")) as record:
+        record.follow_settings("{}")
+        record.note_collection(10, {})
+        for file, expires_ms in (("newer", None), ("expired", 1)):
+            record.claim(file, file, b"digest")
+            record.acknowledge(file, file, b"digest", expires_ms)
+            record.finish(file, Stamp(1, 1, b"digest"))
+        record.reach(20)
+        record.follow_collection(15, {"newer": 9})
+        assert record.stamp("newer") is None
+        assert record.stamp("expired") is not None
+
+
 def test_an_expired_row_is_written_once(folder: Folder) -> None:
     """It is gone from the collection, and nothing changed in the folder."""
     put(folder.path, "old.csv", "id,text,until\no1,Gone.,2020-01-01\no2,Stays.,2999-01-01\n")

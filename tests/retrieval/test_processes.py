@@ -407,8 +407,8 @@ def test_no_answer_is_ahead_of_the_service(tmp_path: Path) -> None:
 def test_searches_are_answered_while_a_collection_catches_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the steps, from the state before, those that need no more than that; one that finds what is gone since
-    waits for the end, as does one that needs what is being read."""
+    """Between the steps, from the state before, those that need no more than that. One that meets what is gone since
+    waits for the end, and once one waits, all do."""
     collection = make_collection(tmp_path / "c")
     fill(collection, World(), range(3))
     near, far = socket.socketpair()
@@ -436,11 +436,12 @@ def test_searches_are_answered_while_a_collection_catches_up(
         monkeypatch.setattr(worker, "_plan", plan)
         monkeypatch.setattr(worker, "_answer", answer)
         worker._waiting.extend(
-            replace(ask(b""), id=number, seq=seq) for number, seq in enumerate((before, after, before))
+            replace(ask(b""), id=number, seq=seq) for number, seq in ((0, before), (2, before), (3, before))
         )
         worker._catch_up()
         assert answered == [(0, before)]
+        worker._waiting.append(replace(ask(b""), id=1, seq=after))
         while worker._waiting or worker._planned:
             worker._answer_next()
-        assert answered == [(0, before), (1, after), (2, after)]
+        assert answered == [(0, before), (3, after), (2, after), (1, after)]
         replica.close()
