@@ -59,9 +59,8 @@ class Replica(CollectionView):
         self._loading: Future[Loaded] | None = None
         self._position, self._content = START, b""
         self._is_told = False  # that there may be something new on disk
-        self._read_back = (
-            False  # whether the next load reads back what is after the segments: a delta spans their end
-        )
+        # Whether the next load reads back what is after the segments, because a delta spans their end.
+        self._read_back = False
         try:
             self._restart(self._load(whole=True))
             self.catch_up()

@@ -174,7 +174,8 @@ class SearchWorker:
         self._orders: deque[Order] = deque()  # that wait until no search is under way
         self._ended = False
         self._looked = self._caught_up = self._replied = 0.0
-        self._catching_up = self._must_tell = False  # what is answered next is not what the service thinks
+        self._catching_up = False
+        self._must_tell = False  # which search is answered next: the service would take another one for it
         self._being_opened: dict[str, bool] = {}  # by name, whether it was to be forgotten since
         self._opening: queue.SimpleQueue[Opened] = queue.SimpleQueue()
         self._opened: queue.SimpleQueue[tuple[Opened, FollowedCollection | None]] = queue.SimpleQueue()
