@@ -129,6 +129,10 @@ class SourceFile:
         """Bytes read from disk so far, including read-ahead."""
         return self._raw.tell()
 
+    def advance(self, to: int) -> None:
+        """Count the bytes up to this one as read, of a file that a library reads by itself."""
+        self._raw.seek(to)
+
     def error(self, reason: str, line: int | None = None, column: int | None = None) -> SourceError:
         """Return an error located in this file, at the line and column if given."""
         return SourceError(self.place(line, column), reason)

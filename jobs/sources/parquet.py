@@ -31,8 +31,16 @@ def read_parquet(file: SourceFile, options: SourceOptions, report: SourceReport)
     if file.found.path.suffix.lower() == ".gz":
         raise file.error("a Parquet file within gzip; it is compressed by itself, so unpack it")
     with ParquetFile(file.found.path) as table:
-        batches = table.iter_batches(batch_size=ROWS_AT_ONCE)
-        yield from _documents(file, table.schema_arrow, batches, options, report)
+        rows, done = max(table.metadata.num_rows, 1), 0
+
+        def batches() -> Iterator[Any]:
+            nonlocal done
+            for batch in table.iter_batches(batch_size=ROWS_AT_ONCE):
+                done += batch.num_rows
+                file.advance(file.found.size_bytes * done // rows)
+                yield batch
+
+        yield from _documents(file, table.schema_arrow, batches(), options, report)
 
 
 def read_arrow(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
@@ -49,12 +57,15 @@ def read_arrow(file: SourceFile, options: SourceOptions, report: SourceReport) -
         source.seek(0)
         reader: Any = opened.enter_context((pa.ipc.open_file if is_file else pa.ipc.open_stream)(source))
         batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
-        some = (
-            batch.slice(start, ROWS_AT_ONCE)
-            for batch in batches
-            for start in range(0, batch.num_rows, ROWS_AT_ONCE)
-        )
-        yield from _documents(file, reader.schema, some, options, report)
+
+        def some() -> Iterator[Any]:
+            of = reader.num_record_batches if is_file else 0
+            for number, batch in enumerate(batches, 1):
+                file.advance(file.found.size_bytes * number // of if of else source.tell())
+                for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+                    yield batch.slice(start, ROWS_AT_ONCE)
+
+        yield from _documents(file, reader.schema, some(), options, report)
 
 
 def _documents(

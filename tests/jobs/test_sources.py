@@ -9,6 +9,8 @@ import shutil
 import tracemalloc
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from indexes.base.errors import InvalidInput
@@ -694,3 +696,18 @@ def test_an_empty_file_of_any_kind_is_skipped(tmp_path: Path, name: str) -> None
     report = SourceReport()
     assert list(read_documents([tmp_path], report=report)) == []
     assert (report.failures, report.skips[EMPTY.reason]) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])
+def test_progress_of_a_table_that_a_library_reads(tmp_path: Path, name: str) -> None:
+    """It grows with the rows, up to the size of the file."""
+    table = pa.table({"id": [str(at) for at in range(1000)], "text": [f"Row {at}." for at in range(1000)]})
+    path = tmp_path / name
+    if name.endswith(".parquet"):
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as sink:
+            sink.write_table(table, max_chunksize=250)
+    read = [one.bytes_read for one in read_documents([path], report=SourceReport())]
+    assert read == sorted(read)
+    assert 0 < read[0] < read[-1] <= path.stat().st_size
