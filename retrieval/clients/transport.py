@@ -166,7 +166,8 @@ class ServiceConnection:
         failures_max: int,
         open_s: float,
     ) -> None:
-        """Raises ServiceError for a url without http or with more than a path, and for times that are none."""
+        """Raises ServiceError for a url without http or with more than a path, for times that are none, and for a key
+        that cannot be sent."""
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or parts.fragment:
             raise ServiceError(f"{url!r} is not the address of a service; expected http://HOST:PORT")
@@ -188,6 +189,11 @@ class ServiceConnection:
         # The default for requests without their own.
         self.patience: Callable[[], Patience] = partial(Patience, busy_s=retry_s, away_s=retry_s)
         self.chars_per_s: float | None = None  # the recent pace of writing
+        key = (key or "").strip()  # a file with a key ends in a newline
+        if not (key.isascii() and key.isprintable()):
+            raise ServiceError(
+                "the access key, which NEARLINE_KEY may set, holds a character that no key has"
+            )
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._breaker = CircuitBreaker(failures_max, open_s)
         self._session: aiohttp.ClientSession | None = None

@@ -39,6 +39,7 @@ from retrieval.clients.blocking import endpoint, steps, stream
 from retrieval.clients.endpoints import LATE_STATUS, Endpoints
 from retrieval.wire.errors import STATUS, type_name
 from tests.support import wire_types
+from tests.support.commands import nearline as run_command
 from tests.support.doorway import Doorway
 from tests.support.http import Http
 from tests.support.stub import Reply, Stub
@@ -99,6 +100,19 @@ def test_the_url_and_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.model
+def test_a_key_is_sent_without_the_blanks_around_it() -> None:
+    """As of a file that ends in a newline; one with other characters is refused in a line, by commands too."""
+    with Stub(Reply({"collections": [], "quarantined": [], "unavailable": []})) as stub:
+        with Client(stub.url, key=" nl_key\r\n") as client:
+            client.collections()
+        assert stub.seen[0][2]["Authorization"] == "Bearer nl_key"
+        with pytest.raises(ServiceError, match="no key has"):
+            Client(stub.url, key="nl_\nkey")
+        refused = run_command("collections", "list", "--url", stub.url, NEARLINE_KEY="nl_\nkey")
+    assert refused.returncode == 1
+    assert len(refused.stderr.splitlines()) == 1
+
+
 def test_every_method(http: Http, service: ServerProcess) -> None:
     """Each one does what the endpoint does, without an event loop; what later ones need is made by earlier ones."""
     name = http.new_collection()
