@@ -22,7 +22,7 @@ import msgspec
 
 from indexes.base.languages import AUTO, language_of
 from jobs.ingestion.rate_limiter import RateLimiter
-from nearline import JSON, AsyncClient, ServiceError, bulk_patience
+from nearline import JSON, AsyncClient, ServiceError, bulk_patience, path_of
 from retrieval.clients.bulk import CHARS_PER_REQUEST, DOCUMENTS_PER_REQUEST
 
 if TYPE_CHECKING:  # it imports numpy, which would slow down command startup
@@ -85,6 +85,9 @@ async def reembed(
             raise conflict(f"{source} changes faster than it is copied: {fresh} documents in the last pass")
         before = fresh
     await copy.delete_unseen()
+    synonyms = (await client.request("GET", path_of(source, "synonyms")))["synonyms"]
+    if synonyms:
+        await client.request("PUT", path_of(copy.target, "synonyms"), {"synonyms": synonyms})
     if alias is not None:
         await client.set_alias(alias, copy.target)
     await copy.catch_up()

@@ -85,7 +85,7 @@ def test_a_copy_holds_everything_with_the_new_model(http: Http, service: ServerP
 @pytest.mark.parametrize("language", ["auto", "de"])
 def test_languages_are_those_of_the_source(http: Http, service: ServerProcess, language: str) -> None:
     """The target gives documents the language that the source gave them, keeps one that a client named, and finds a
-    document that is written again as it came to the source unchanged."""
+    document that is written again as it came to the source unchanged. It has the source's synonyms."""
     source, target = http.new_collection(model=OLD, language=language), f"copy-{language}"
     documents = [
         {"id": "en", "text": "The opening hours of the library in the morning."},
@@ -93,8 +93,11 @@ def test_languages_are_those_of_the_source(http: Http, service: ServerProcess, l
         {"id": "named", "text": "Où est la bibliothèque du quartier ?", "language": "pt-BR"},
     ]
     http.write(source, *documents)
+    synonyms = [["library", "athenaeum"]]
+    http.ok("PUT", f"/v1/collections/{source}/synonyms", {"synonyms": synonyms})
     copy(service, source, target)
     assert http.ok("GET", f"/v1/collections/{target}")["language"] == language
+    assert http.ok("GET", f"/v1/collections/{target}/synonyms")["synonyms"] == synonyms
     assert contents(http, target) == contents(http, source)
     assert http.write(target, *documents)["unchanged"] == 3
 
