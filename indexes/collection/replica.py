@@ -59,8 +59,6 @@ class Replica(CollectionView):
         self._loading: Future[Loaded] | None = None
         self._position, self._content = START, b""
         self._is_told = False  # that there may be something new on disk
-        # Whether the next load reads back what is after the segments, because a delta spans their end.
-        self._read_back = False
         try:
             self._restart(self._load(whole=True))
             self.catch_up()
@@ -109,8 +107,7 @@ class Replica(CollectionView):
         on_disk = self.segments.between(end_of(loaded)[0])
         current = loaded.number if loaded else 0
         if self.shelf.current() != current or on_disk != self._assembly.on_disk():
-            self._loading = self._loads.submit(self._load, whole=self._read_back)
-            self._read_back = False
+            self._loading = self._loads.submit(self._load)
 
     @property
     def _covered(self) -> int:
@@ -177,9 +174,8 @@ class Replica(CollectionView):
                 self._restart(loaded)
             else:  # a rebuild ended while it was loaded
                 self.look()
-        except Conflict:  # the writer began a new delta elsewhere, as for a rebuild
-            self._read_back = True
-            self.look()
+        except Conflict:  # a delta spans its end: the writer began a new one elsewhere, as for a rebuild
+            self._loading = self._loads.submit(self._load, whole=True)
         except Exception as error:  # noqa: BLE001 - what was loaded before keeps serving
             logger.warning("%s keeps its older indexes: %s", self.name, error)
 

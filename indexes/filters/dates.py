@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
+from indexes.base.errors import InvalidInput
+
 NO_DATE = -(2**63)  # earlier than any date
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DECEMBER = 12
 YEAR_MAX = 9999
+EXPIRES_MS_MAX = 253_402_300_799_999  # the end of that year
 DAY = 86_400_000_000  # microseconds
 MICROSECOND = timedelta(microseconds=1)
 _DATE_ALIKE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}", re.ASCII)
@@ -75,3 +78,24 @@ def _month_or_year(text: str) -> Span | None:
 def looks_like_a_date(value: object) -> bool:
     """Whether a value was probably meant as a date, like 2026-1-5, 05/01/2026 or 2026-13-45."""
     return isinstance(value, str) and _DATE_ALIKE.match(value) is not None
+
+
+def expires_ms_of(value: str | int | None, where: str) -> int | None:
+    """Return milliseconds since 1970 for an ISO 8601 date (UTC by default) or for milliseconds."""
+    if value is None:
+        return None
+    micros = instant_of_date(value) if isinstance(value, str) else 1000 * value
+    if isinstance(value, str) and micros is not None:
+        micros = max(micros, 0)  # any time in the past hides a document at once
+    if micros is None or not 0 <= micros // 1000 <= EXPIRES_MS_MAX:
+        raise InvalidInput(
+            f"{where} must be a date such as 2027-01-31T12:00:00Z, or milliseconds since 1970, found {value!r:.40}",
+            param=where,
+        )
+    return micros // 1000
+
+
+def date_of(instant_ms: int) -> str:
+    """Format an instant in the way `expires_ms_of` reads it."""
+    date = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=instant_ms)
+    return date.isoformat(timespec="milliseconds" if instant_ms % 1000 else "seconds").replace("+00:00", "Z")

@@ -11,9 +11,10 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
+from indexes.base.wording import format_count
 from jobs.commands.connection import ask
 from jobs.commands.options import JSON, URL
-from jobs.commands.output import console, errors, format_bytes, format_count, print_json, print_result
+from jobs.commands.output import console, errors, format_bytes, print_json, print_result
 from jobs.commands.rebuilds import describe_interval
 from nearline import AsyncClient
 

@@ -12,7 +12,8 @@ import click
 import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from jobs.commands.output import errors, format_count, say
+from indexes.base.wording import format_count
+from jobs.commands.output import errors, say
 from jobs.ingestion.ingesting import IngestProgress
 from jobs.ingestion.ingesting import Progress as OnProgress
 from jobs.sources.files import FORMATS, printable

@@ -43,11 +43,6 @@ console = SafeConsole(width=None if sys.stdout.isatty() or os.environ.get("COLUM
 errors = SafeConsole(stderr=True)
 
 
-def format_count(number: int, thing: str) -> str:
-    """Format a count with its noun: `1 document`, `2 documents`."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
 def format_bytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB" if abs(size) >= 100_000 or not size else f"{size / 1e3:.1f} kB"
 

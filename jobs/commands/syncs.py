@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from indexes.base.errors import InvalidInput
+from indexes.base.wording import format_count
 from jobs.commands.connection import ask
 from jobs.commands.ingest_output import (
     describe_end,
@@ -23,12 +24,11 @@ from jobs.commands.ingest_output import (
     warn_if_nothing,
 )
 from jobs.commands.options import exit_on_sigterm
-from jobs.commands.output import format_count, print_json, say
+from jobs.commands.output import print_json, say
 from jobs.ingestion.sync_record import SyncRecord
 from jobs.ingestion.syncing import Synced, record_path, state_folder, sync
 from jobs.ingestion.watching import watch
 from jobs.sources import SourceOptions, SourceReport, as_named, total_bytes
-from jobs.sources.model import count_of
 from nearline import AsyncClient, ServiceError, bulk_patience
 from retrieval.clients.bulk import busy_patience, limits_in
 
@@ -176,7 +176,7 @@ class Syncs:
         retried = f", {done.files_retried:,} that failed before tried again" if done.files_retried else ""
         shared = f", {done.shared:,} kept that another file has" if done.shared else ""
         click.echo(
-            f"{count_of(done.files_changed, 'file')} changed, {done.files_unchanged:,} unchanged{retried}; "
+            f"{format_count(done.files_changed, 'file')} changed, {done.files_unchanged:,} unchanged{retried}; "
             f"{format_count(done.deleted, 'document')} deleted{shared}"
         )
         for line in report.summary():

@@ -28,6 +28,7 @@ from urllib.parse import quote
 import msgspec
 
 from indexes.base.errors import InvalidInput
+from indexes.filters.dates import expires_ms_of
 from jobs.ingestion.ingesting import IngestProgress, Progress, ingest
 from jobs.ingestion.sync_record import Claim, Seq, Stamp, SyncRecord
 from jobs.sources import (
@@ -44,7 +45,6 @@ from jobs.sources import (
 from nearline import AsyncClient, CollectionBody, path_of
 from retrieval.clients.bulk import later_seq
 from retrieval.clients.wire.records import RequestLimits
-from retrieval.documents.metadata import expires_ms_of
 
 EXTRACTION = 3  # increment it when extraction changes, so that files are read again
 DOCUMENTS_AT_ONCE, CHARS_AT_ONCE = 1000, 1_000_000  # several requests

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from indexes.base.errors import InvalidInput
+from indexes.base.wording import format_count
 from jobs.sources.columns import ColumnType
 
 Value = TypeVar("Value")
@@ -225,7 +226,7 @@ class SourceReport:
             (self.notes_dropped, "more notes"),
         ]
         remarks = "; ".join(f"{count:,} {what}" for count, what in left_out if count)
-        documents, files = count_of(self.documents, "document"), count_of(self.files, "file")
+        documents, files = format_count(self.documents, "document"), format_count(self.files, "file")
         read = f"read {documents} from {files}"
         lines = [f"{read} ({remarks})" if remarks else read]
         if self.types:
@@ -253,11 +254,6 @@ def _explain_absent(name: str, known: Iterable[str]) -> str:
     similar = get_close_matches(name, known := sorted(known))
     there = shorten_names([*similar, *(one for one in known if one not in similar)]) or "none"
     return f"nothing that was read has a column, field or key {name!r} of metadata; there are {there}"
-
-
-def count_of(number: int, noun: str) -> str:
-    """Format a count with its noun: `1 file`, `1,200 files`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def named_twice(columns: Sequence[str]) -> str:

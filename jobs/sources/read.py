@@ -63,10 +63,10 @@ def read_files(
             before = _count_outcomes(report)
             try:
                 with contextlib.closing(SourceFile(found, options.encoding)) as file:
-                    sandboxed = found.format in SANDBOXED
-                    read = sandbox.documents if sandboxed else TEXT_READERS[found.format]
-                    empty = sandboxed and not found.size_bytes  # which its library calls broken
-                    for document in () if empty else read(file, options, report):
+                    read = sandbox.documents if found.format in SANDBOXED else TEXT_READERS[found.format]
+                    # The libraries of some formats call an empty file broken.
+                    documents = read(file, options, report) if found.size_bytes else ()
+                    for document in documents:
                         report.documents += 1
                         bytes_read = bytes_before + document.bytes_read
                         yield dataclasses.replace(document, bytes_read=bytes_read)

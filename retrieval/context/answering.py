@@ -150,6 +150,9 @@ class Citations:
 
     def feed(self, text: str) -> str:
         """Return the text that can be shown so far: everything except a possible beginning of a citation."""
+        if not text.strip("`"):  # perhaps a part of a run of them, whose length counts
+            self._held += text
+            return ""
         text = self._held + text
         start = found.start() if (found := OPEN.search(text)) else len(text.rstrip("`"))
         self._held = text[start:]

@@ -7,7 +7,6 @@ Errors name the path; `where` is the location of the metadata in the request.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -24,7 +23,6 @@ from retrieval.wire.decoding import decode_part
 
 RAW_FACTOR = 16  # times the bytes that may be stored: white space, escapes and nulls are not stored
 SECOND_US = 1_000_000
-EXPIRES_MS_MAX = 253_402_300_799_999  # the end of the year 9999
 SECONDS_MAX = 2**63 / SECOND_US  # 290,000 years
 PATH_CHARS_MAX = 512  # each path names a column of the filter index
 PATH_CHARS_SHOWN = 100
@@ -114,27 +112,6 @@ def instant_at(value: Scalar) -> int | None:
     if isinstance(value, str):
         return instant_of_date(value)
     return None if isinstance(value, bool) or not abs(value) < SECONDS_MAX else int(value * SECOND_US)
-
-
-def expires_ms_of(value: str | int | None, where: str) -> int | None:
-    """Return milliseconds since 1970 for an ISO 8601 date (UTC by default) or for milliseconds."""
-    if value is None:
-        return None
-    micros = instant_of_date(value) if isinstance(value, str) else 1000 * value
-    if isinstance(value, str) and micros is not None:
-        micros = max(micros, 0)  # any time in the past hides a document at once
-    if micros is None or not 0 <= micros // 1000 <= EXPIRES_MS_MAX:
-        raise InvalidInput(
-            f"{where} must be a date such as 2027-01-31T12:00:00Z, or milliseconds since 1970, found {value!r:.40}",
-            param=where,
-        )
-    return micros // 1000
-
-
-def date_of(instant_ms: int) -> str:
-    """Format an instant in the way `expires_ms_of` reads it."""
-    date = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=instant_ms)
-    return date.isoformat(timespec="milliseconds" if instant_ms % 1000 else "seconds").replace("+00:00", "Z")
 
 
 def same(one: Metadata, other: Metadata) -> bool:

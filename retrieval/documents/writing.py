@@ -26,6 +26,7 @@ from indexes.base.languages import check_language
 from indexes.base.model import Floats, Metadata, NewPassage, Upsert, WriteResult
 from indexes.base.work import OnStep, do_nothing
 from indexes.collection.collection import Collection
+from indexes.filters.dates import expires_ms_of
 from indexes.filters.grammar import Filter
 from indexes.log.content import DIGEST_BYTES
 from indexes.log.reader import searchable_text
@@ -38,7 +39,6 @@ from retrieval.documents.chunking import CHUNKING_VERSION, Span, split
 from retrieval.documents.metadata import (
     check_limits,
     check_metadata,
-    expires_ms_of,
     metadata_of,
     patch_metadata,
 )

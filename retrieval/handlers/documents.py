@@ -19,6 +19,7 @@ from indexes.base.errors import InvalidInput, NotFound, TooLarge, Unavailable
 from indexes.base.model import Delete, Upsert, WriteResult
 from indexes.base.work import OnStep
 from indexes.collection.collection import Collection
+from indexes.filters.dates import date_of, expires_ms_of
 from indexes.filters.grammar import Filter, Unchecked
 from indexes.reading import choosing, scrolling
 from indexes.reading.scrolling import ScrolledDocument, ScrolledPage, VectorPassage
@@ -26,7 +27,7 @@ from retrieval.access.auth import NODE, PRINCIPAL
 from retrieval.access.privacy import VECTOR_EXPORT, VectorExport, require_vectors
 from retrieval.base.cancellation import run_abandonable
 from retrieval.base.settings import Config, Whole
-from retrieval.documents.metadata import date_of, expires_ms_of, metadata_of
+from retrieval.documents.metadata import metadata_of
 from retrieval.documents.writing import (
     delete_matching,
     naming_document,

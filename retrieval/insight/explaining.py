@@ -25,10 +25,10 @@ from indexes.base.model import Floats, Settings
 from indexes.base.suggestions import similar
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
+from indexes.filters.dates import date_of
 from retrieval.access.auth import PRINCIPAL
 from retrieval.base.merge_patch import apply_patch, merge_patch
 from retrieval.base.settings import Config
-from retrieval.documents.metadata import date_of
 from retrieval.embedding.embedders import Embedders
 from retrieval.insight.causes import (
     below_floor,

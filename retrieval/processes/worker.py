@@ -151,7 +151,7 @@ class NotFollowed(Exception):
     """The collection is not searched here."""
 
 
-class Behind(Exception):
+class Overtaken(Exception):
     """A search met passages that were deleted after its snapshot, while its collection is brought to the last commit:
     it is answered after that."""
 
@@ -175,7 +175,7 @@ class SearchWorker:
         self._ended = False
         self._looked = self._caught_up = self._replied = 0.0
         self._catching_up = False
-        self._must_tell = False  # which search is answered next: the service would take another one for it
+        self._begun: int | None = None  # the search that the service was told of since the last reply
         self._being_opened: dict[str, bool] = {}  # by name, whether it was to be forgotten since
         self._opening: queue.SimpleQueue[Opened] = queue.SimpleQueue()
         self._opened: queue.SimpleQueue[tuple[Opened, FollowedCollection | None]] = queue.SimpleQueue()
@@ -243,9 +243,13 @@ class SearchWorker:
                 self._on_configured(order.config)
 
     def _send(self, reply: Reply) -> None:
-        self._replied = time.monotonic()
+        frame, self._replied = encode_frame(reply), time.monotonic()
+        if isinstance(reply, SearchReply | ShardReply | SearchFailure):
+            self._begun = None
+            self._under_way.discard(reply.id)
+            self._left.discard(reply.id)
         try:
-            self._socket.sendall(encode_frame(reply))
+            self._socket.sendall(frame)
         except OSError:
             self._ended = True
 
@@ -390,31 +394,23 @@ class SearchWorker:
         room = EMBEDDED_TOGETHER_MAX - len(self._planned)
         for ask in list(islice(filter(self._can_be_planned, self._waiting), room)):
             self._waiting.remove(ask)
-            planned = len(self._planned)
             with self._replying(ask.id):
                 self._planned.append(self._plan(ask))
-            if len(self._planned) == planned:
-                self._under_way.discard(ask.id)
-                self._left.discard(ask.id)
         if not self._planned:
             return
         search, begun = self._spending.next(self._planned), time.thread_time()
-        if self._must_tell or self._catching_up or search is not self._planned[0]:
+        if search.ask.id != (
+            self._begun or min(self._under_way)
+        ):  # which the service takes to be answered now
+            self._begun = search.ask.id
             self._send(Begun(search.ask.id))
-        self._must_tell = False
         try:
             with self._replying(search.ask.id):
                 self._send(self._answer(search))
-        except Behind:
+        except Overtaken:
             self._waiting.append(replace(search.ask, seq=search.followed.replica.snapshot.seq + 1))
-            self._planned.remove(search)
-            self._spending.add(search.key, time.thread_time() - begun)
-            self._must_tell = True
-            return
         self._planned.remove(search)
         self._spending.add(search.key, time.thread_time() - begun)
-        self._under_way.discard(search.ask.id)
-        self._left.discard(search.ask.id)
 
     @contextlib.contextmanager
     def _replying(self, number: int) -> Iterator[None]:
@@ -422,7 +418,7 @@ class SearchWorker:
         caller's fault: another process is asked, or the service searches itself."""
         try:
             yield
-        except Behind:
+        except Overtaken:
             raise
         except Abandoned:
             self._send(SearchFailure(number, "its caller has left"))
@@ -511,13 +507,11 @@ class SearchWorker:
         for _ in range(SEARCHES_MAX):  # as the pipeline does
             shard = LocalShard(replica, replica.snapshot, watch, budget.work)
             answer = self._search(shard, embedded, watch, share)
-            if answer.vanished and self._catching_up:
-                raise Behind
-            if not (
-                answer.vanished
-                and self._catch_up_with(search.followed, self._give_sign)
-                and replica.snapshot.seq > shard.seq
-            ):
+            if not answer.vanished:
+                break
+            if self._catching_up:
+                raise Overtaken
+            if not self._catch_up_with(search.followed, self._give_sign) or replica.snapshot.seq == shard.seq:
                 break
         return SearchReply(
             id=ask.id,

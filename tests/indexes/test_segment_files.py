@@ -370,7 +370,7 @@ def test_a_merge_keeps_the_deltas(
         monkeypatch.setattr(replica._assembly, "on_disk", lambda: [last.covers])
         load, behind, loaded, go_on = replica._load, threading.Event(), threading.Event(), threading.Event()
 
-        def slowly(*, whole: bool) -> object:
+        def slowly(*, whole: bool = False) -> object:
             assert behind.wait(60)
             delete(collection, [2, 75])  # the replica has not followed that
             found = load(whole=whole)
@@ -436,7 +436,7 @@ def test_a_segment_that_ends_after_what_was_followed(
         replica.catch_up()
         load = replica._load
 
-        def late(*, whole: bool) -> object:
+        def late(*, whole: bool = False) -> object:
             fill(collection, WORLD, range(40, 140))
             delete(collection, [50])
             collection.settle()

@@ -234,7 +234,7 @@ def test_a_collection_that_was_put_back_gets_what_is_newer(folder: Folder) -> No
 
 
 def test_what_others_wrote_over_a_document_stays(folder: Folder) -> None:
-    """Such as the groups that may read it."""
+    """A patch, such as of the groups that may read a document, is not undone while the document's file is unchanged."""
     folder.sync()
     path = f"/v1/collections/{folder.name}/documents/r2"
     folder.http.ok("PATCH", path, {"metadata": {"acl": "blue"}})
@@ -246,7 +246,8 @@ def test_what_others_wrote_over_a_document_stays(folder: Folder) -> None:
 def test_a_document_older_than_the_one_that_was_sent(
     tmp_path: Path, before: int | str, other: int | str, now: int | str
 ) -> None:
-    """As after a restore, when others have written so much that the collection itself is at a later operation."""
+    """It is sent again: after a restore others may have written so much that the collection itself is at a later
+    operation."""
     stamp = Stamp(1, 1, b"digest")
     with contextlib.closing(SyncRecord(tmp_path / "record.db", "/docs")) as record:
         record.follow_settings("{}")

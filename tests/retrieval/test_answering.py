@@ -116,7 +116,16 @@ def test_unknown_citations_are_taken_out() -> None:
     assert (check.cited, check.unknown) == ([1, 2], [7, 9])
 
 
+def test_backticks_that_come_singly_take_little() -> None:
+    """They are held until something else comes, and are looked at once."""
+    check, begun = Citations(2), time.process_time()
+    text = "".join(check.feed("`") for _ in range(100_000)) + check.feed(" [1] [9]") + check.end()
+    assert text == "`" * 100_000 + " [1] [9]"
+    assert time.process_time() - begun < 2
+
+
 def test_long_numbers_cite_nothing_known() -> None:
+    """They are removed and reported, whatever their length."""
     check = Citations(2)
     text = check.feed("It [1000000] takes [1, 20261128] days [1-9999999].") + check.end()
     assert text == "It takes [1] days [1]."

@@ -99,9 +99,8 @@ def test_the_url_and_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- every endpoint, against a real service
 
 
-@pytest.mark.model
 def test_a_key_is_sent_without_the_blanks_around_it() -> None:
-    """As of a file that ends in a newline; one with other characters is refused in a line, by commands too."""
+    """A file with a key often ends in a newline. A key with other characters is refused, by commands in one line."""
     with Stub(Reply({"collections": [], "quarantined": [], "unavailable": []})) as stub:
         with Client(stub.url, key=" nl_key\r\n") as client:
             client.collections()
@@ -113,6 +112,7 @@ def test_a_key_is_sent_without_the_blanks_around_it() -> None:
     assert len(refused.stderr.splitlines()) == 1
 
 
+@pytest.mark.model
 def test_every_method(http: Http, service: ServerProcess) -> None:
     """Each one does what the endpoint does, without an event loop; what later ones need is made by earlier ones."""
     name = http.new_collection()

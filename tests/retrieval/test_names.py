@@ -122,7 +122,8 @@ def test_a_name_that_many_share_is_none(http: Http) -> None:
 
 @pytest.mark.parametrize("of", [10, 20])
 def test_a_name_that_many_of_several_collections_share(http: Http, of: int) -> None:
-    """Is none either, as in one collection; of a title in one of them, a part of a name in others counts nothing."""
+    """It names none of them, as in one collection. Where one collection has it as a title, parts of names in others
+    do not count."""
     names = [http.new_collection(), http.new_collection()]
     for name in names:
         http.write(name, *({"id": f"i{n}", "title": "Introduction", "text": ABOUT} for n in range(of)))

@@ -36,6 +36,7 @@ from retrieval.processes.frames import (
     Following,
     Forget,
     Opened,
+    Reached,
     SearchFailure,
     SearchReply,
     encode_frame,
@@ -44,9 +45,9 @@ from retrieval.processes.pool import SearchProcesses
 from retrieval.processes.process import SearchProcess
 from retrieval.processes.spending import Spending
 from retrieval.processes.worker import (
-    Behind,
     FollowedCollection,
     HitList,
+    Overtaken,
     PlannedSearch,
     SearchWorker,
 )
@@ -407,8 +408,8 @@ def test_no_answer_is_ahead_of_the_service(tmp_path: Path) -> None:
 def test_searches_are_answered_while_a_collection_catches_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the steps, from the state before, those that need no more than that. One that meets what is gone since
-    waits for the end, and once one waits, all do."""
+    """Between two steps a search is answered from the state before, if it needs no more than that. A search that meets
+    what is gone since waits for the end, and once one waits, all do. The service can tell which one is at work."""
     collection = make_collection(tmp_path / "c")
     fill(collection, World(), range(3))
     near, far = socket.socketpair()
@@ -421,11 +422,15 @@ def test_searches_are_answered_while_a_collection_catches_up(
         before, after = replica.snapshot.seq, collection.snapshot.seq
         answered: list[tuple[int, int]] = []
 
-        def answer(search: PlannedSearch) -> Alive:
+        def receive(*asks: AskSearch) -> None:
+            worker._waiting.extend(asks)
+            worker._under_way.update(one.id for one in asks)
+
+        def answer(search: PlannedSearch) -> SearchFailure:
             if search.ask.id == 2 and replica.snapshot.seq == before:
-                raise Behind
+                raise Overtaken
             answered.append((search.ask.id, replica.snapshot.seq))
-            return Alive()
+            return SearchFailure(search.ask.id, "not here")
 
         def plan(ask: AskSearch) -> PlannedSearch:
             if replica.snapshot.seq < ask.seq:
@@ -435,13 +440,18 @@ def test_searches_are_answered_while_a_collection_catches_up(
 
         monkeypatch.setattr(worker, "_plan", plan)
         monkeypatch.setattr(worker, "_answer", answer)
-        worker._waiting.extend(
-            replace(ask(b""), id=number, seq=seq) for number, seq in ((0, before), (2, before), (3, before))
-        )
+        receive(*(replace(ask(b""), id=number, seq=before) for number in (1, 2, 3)))
         worker._catch_up()
-        assert answered == [(0, before)]
-        worker._waiting.append(replace(ask(b""), id=1, seq=after))
+        assert answered == [(1, before)]
+        receive(replace(ask(b""), id=4, seq=after))
         while worker._waiting or worker._planned:
             worker._answer_next()
-        assert answered == [(0, before), (3, after), (2, after), (1, after)]
+        assert answered == [(1, before), (3, after), (2, after), (4, after)]
+        # Without a word of the worker, the service takes the oldest for the one at work.
+        sent = [one for one in Arriving(REPLIES).feed(far.recv(65536)) if not isinstance(one, Reached)]
+        assert [(type(one).__name__, one.id) for one in sent if not isinstance(one, Alive)] == [
+            ("SearchFailure", 1),
+            ("Begun", 3),
+            *(("SearchFailure", number) for number in (3, 2, 4)),
+        ]
         replica.close()

@@ -82,7 +82,8 @@ def test_writes_between_pages(http: Http) -> None:
 
 @pytest.mark.parametrize("way", ["list", "scroll"])
 def test_a_cursor_belongs_to_one_collection(http: Http, name: str, way: str) -> None:
-    """By an alias that has moved, or after the collection was made anew, it would leave documents out."""
+    """A cursor of another collection would leave documents out, so it is refused: an alias may have moved, or the
+    collection may have been deleted and created again."""
     other = http.new_collection()
     http.write(other, *({"id": f"o{at}", "text": "Other."} for at in range(20)))
     if way == "list":

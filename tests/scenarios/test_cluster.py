@@ -454,7 +454,8 @@ def test_a_filter_chooses_at_every_shard_while_they_move(cluster: Cluster) -> No
 
 
 def test_a_key_that_few_shards_know_matches_nothing_in_the_others(cluster: Cluster) -> None:
-    """So what is not equal to it matches there, as in one piece; of values, true is no 1."""
+    """Documents of those shards are not equal to any value of it, so they match `ne` and `not`, as in one piece. Facets
+    count true and 1 apart."""
     http = cluster.http
     made: list[dict[str, Any]] = [
         {"id": f"k{at}", "text": f"Key {at}.", "metadata": {"n": at, "mixed": [1, True, 0, False][at % 4]}}
@@ -491,7 +492,7 @@ def test_a_key_that_few_shards_know_matches_nothing_in_the_others(cluster: Clust
 
 @pytest.mark.parametrize("way", ["list", "scroll"])
 def test_a_cursor_belongs_to_the_documents_it_came_from(cluster: Cluster, way: str) -> None:
-    """Not to others of the same name; a new name of the same ones changes nothing."""
+    """It is refused by a collection that was created again under the same name. Renaming changes nothing."""
     http, made = cluster.http, [{"id": f"c{at}", "text": f"Cursor {at}."} for at in range(30)]
 
     def page(name: str, cursor: str | None = None) -> Any:
@@ -516,7 +517,7 @@ def test_a_cursor_belongs_to_the_documents_it_came_from(cluster: Cluster, way: s
 
 
 def test_a_replica_that_is_behind_shows_no_older_version(cluster: Cluster) -> None:
-    """Of a document that is read by its id, while the writer that acknowledged a newer one is away."""
+    """While the node that acknowledged a newer version of a document is away, reading the document by its id fails."""
     at_b, name = cluster.at_b, "versions"
     at_b.ok("POST", "/v1/collections", {"name": name, "shards": 4})
     at_a = next(
