@@ -109,9 +109,10 @@ search_process.main(theirs.detach(), os.getppid())
         ("import jobs.cli", {"aiohttp", "numpy", "rich"}),
         ("import jobs.commands.serve", {"rich"}),
         ("import jobs.commands.keys", {"aiohttp", "onnxruntime"}),
+        ("import jobs.ingestion.syncing", {"faiss", "onnxruntime"}),
         (SEARCH_PROCESS, {"aiohttp", "click", "prometheus_client", "rich", "yaml"}),
     ],
-    ids=["nearline", "serve", "keys", "search process"],
+    ids=["nearline", "serve", "keys", "sync", "search process"],
 )
 def test_a_program_loads_only_what_it_uses(program: str, unused: set[str]) -> None:
     """What it imports is most of the time that its start takes."""
