@@ -18,7 +18,7 @@ from retrieval.handlers.search import Find, await_writes, budget_of, headers_of
 from retrieval.handlers.state import CONFIG, PIPELINE
 from retrieval.handlers.wire import answer, body, collection_of, note_search
 from retrieval.insight import assessing
-from retrieval.insight.assessing import Judge, search_request, text_of
+from retrieval.insight.assessing import Judge, PastOutcomes, search_request, text_of
 from retrieval.observe.request_log import note_queries
 from retrieval.search.plan import filter_of
 from retrieval.wire.assess import AssessRequest
@@ -62,11 +62,22 @@ async def assess_with(request: web.Request, wanted: AssessRequest, find: Find, c
     if neighbors > most:
         raise InvalidInput(f"neighbors must be from 1 to {most}, found {neighbors}", param="neighbors")
     note_queries(request, [read])
-    found = await find(search_request(wanted, read, neighbors))
-    base_rate = await base_rate_of(count, wanted, judge, config)
-    assessment = await asyncio.to_thread(assessing.assess, found, wanted, judge, base_rate, config.assess)
+    found = await events_of(find, search_request(wanted, read, neighbors))
+    past = await past_outcomes(count, wanted, judge, config)
+    assessment = await asyncio.to_thread(assessing.assess, found, wanted, judge, past, config.assess)
     assessment.read_chars, assessment.cut = len(read), len(text) > len(read)
     return answer(assessment, headers=headers_of(found.timings_ms))
+
+
+async def events_of(find: Find, search: SearchRequest) -> SearchAnswer:
+    """Find similar events. Raises InvalidInput naming `action` if the collection has no model to compare it with."""
+    try:
+        return await find(search)
+    except InvalidInput as error:
+        if error.param != "vector":
+            raise
+        message = "action cannot be compared: events are compared by meaning, and the collection has no model"
+        raise InvalidInput(message, param="action") from None
 
 
 def action_of(wanted: AssessRequest) -> str:
@@ -82,38 +93,45 @@ def action_of(wanted: AssessRequest) -> str:
     return text
 
 
-async def base_rate_of(
+async def past_outcomes(
     count_matching: Count, wanted: AssessRequest, judge: Judge, config: Config
-) -> float | None:
-    """Return the share of bad outcomes among matching events that have an outcome, or None if none has one. Raises
-    InvalidInput naming `outcome` if no outcome has the kind of any bad one."""
+) -> PastOutcomes:
+    """Return how the events that match the request's filter ended. Raises InvalidInput naming `outcome` if no outcome
+    has the kind of any bad one."""
     own = await asyncio.to_thread(decode_part, wanted.filter, object, "filter")
 
-    async def count(outcome: dict[str, Any]) -> int:
-        filters = [outcome] if own is None else [own, outcome]
+    async def count(outcome: dict[str, Any], *others: Any) -> int:
+        filters = [outcome, *(one for one in others if one is not None)]
         raw = msgspec.Raw(msgspec.json.encode({"type": "and", "filters": filters}))
         return await count_matching(await asyncio.to_thread(filter_of, raw, config))
 
     known, bad = judge.filters()
     try:
-        total = await count(known)
+        total = await count(known, own)
     except InvalidInput as error:  # not about the request's filter: the search accepted it
         if wanted.outcome is None:
-            return None  # the key comes from the settings, and this collection does not have it
+            return PastOutcomes(None)  # the key comes from the settings, and this collection does not have it
         raise about_outcome(error) from None
     if not total:
-        return None
-    possible, fault = [], InvalidInput("outcome: nothing counts as bad", param="outcome")
+        return PastOutcomes(None)
+    possible, faults = [], []
     for one in bad:
         try:
-            await count(one)
+            await count(one, own)
             possible.append(one)
         except InvalidInput as error:
-            fault = about_outcome(error)
+            faults.append(error)
     if not possible:
-        raise fault
-    return await count({"type": "or", "filters": possible}) / total
+        own_values = wanted.outcome is not None and (wanted.outcome.bad, wanted.outcome.bad_from) != (
+            None,
+            None,
+        )
+        raise about_outcome(faults[-1], "" if own_values else f"; {judge.meaning()}: give bad or bad_from")
+    ended_badly = {"type": "or", "filters": possible}
+    matching = await count(ended_badly, own)
+    ever_bad = bool(matching or (own is not None and await count(ended_badly)))
+    return PastOutcomes(matching / total, ever_bad)
 
 
-def about_outcome(error: InvalidInput) -> InvalidInput:
-    return InvalidInput(f"outcome: {OWN_PLACE.sub('', error.message)}", param="outcome")
+def about_outcome(error: InvalidInput, more: str = "") -> InvalidInput:
+    return InvalidInput(f"outcome: {OWN_PLACE.sub('', error.message)}{more}", param="outcome")

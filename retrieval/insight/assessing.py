@@ -35,10 +35,11 @@ REMEDIES_MAX = 3
 Z = 1.645  # for a 90 percent interval
 DECIMALS = 4
 TITLE_CHARS = 80
+SHOWN_MAX = 10  # values in a sentence
 DEPTH_MAX = 32  # of nested values in an alert
 OWN = re.compile(r"\d|://")
 
-Abstained = Literal["nothing_near", "no_outcomes"]
+Abstained = Literal["nothing_near", "no_outcomes", "none_bad"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,24 @@ class Judge:
     key: str
     bad: Sequence[Scalar]
     bad_from: float | None
+    spans: Sequence[tuple[float, float]] = ()  # of the dates in `bad`
 
     @staticmethod
     def of(wanted: Outcome | None, settings: AssessSection) -> Judge:
         wanted = wanted or Outcome()
         key = wanted.key or settings.outcome_key
         if wanted.bad is None and wanted.bad_from is None:
-            return Judge(key, settings.bad, None if settings.bad_from == "none" else settings.bad_from)
-        return Judge(key, wanted.bad or [], wanted.bad_from)
+            bad, bad_from = settings.bad, None if settings.bad_from == "none" else settings.bad_from
+        else:
+            bad, bad_from = wanted.bad or [], wanted.bad_from
+        spans = tuple(span for one in bad if isinstance(one, str) and (span := span_of(one)))
+        return Judge(key, bad, bad_from, spans)
+
+    def meaning(self) -> str:
+        """Say which values count as bad."""
+        values = ", ".join(map(repr, self.bad[:SHOWN_MAX])) + (", ..." if len(self.bad) > SHOWN_MAX else "")
+        numbers = [] if self.bad_from is None else [f"numbers from {self.bad_from:g} on"]
+        return f"what counts as bad is {' and '.join([*([values] if values else []), *numbers])}"
 
     def is_bad(self, metadata: Metadata) -> bool | None:
         """Whether the outcome is bad, or None if it is unknown. A list is bad if one of its values is, and a date if it
@@ -72,8 +83,7 @@ class Judge:
         wanted = kind_of(value), canonical(value)
         if any(wanted == (kind_of(one), canonical(one)) for one in self.bad):
             return True
-        spans = [span for one in self.bad if isinstance(one, str) and (span := span_of(one))]
-        return isinstance(value, str) and any(first <= instant_of(value) < end for first, end in spans)
+        return isinstance(value, str) and any(first <= instant_of(value) < end for first, end in self.spans)
 
     def filters(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return a filter for events with an outcome, and those for events with a bad outcome, each about one kind of
@@ -137,6 +147,15 @@ def search_request(wanted: AssessRequest, text: str, neighbors: int) -> SearchRe
 
 
 @dataclass(frozen=True, slots=True)
+class PastOutcomes:
+    """How events end in general: `base_rate` is the share of bad outcomes among those that match the request's filter,
+    None if none of them has an outcome. `ever_bad`: some event of the collection ended badly."""
+
+    base_rate: float | None
+    ever_bad: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Neighbor:
     hit: Hit
     similarity: float
@@ -152,11 +171,11 @@ def assess(
     found: SearchAnswer,
     wanted: AssessRequest,
     judge: Judge,
-    base_rate: float | None,
+    past: PastOutcomes,
     settings: AssessSection,
 ) -> Assessment:
-    """Assess an action by the events found. `base_rate` is None if no event has an outcome. The caller sets
-    `read_chars` and `cut`."""
+    """Assess an action by the events found. The caller sets `read_chars` and `cut`."""
+    base_rate = past.base_rate
     near_from = settings.near_from if wanted.near_from is None else wanted.near_from
     neighbors = [
         Neighbor(hit, min(1.0, max(0.0, hit.score)), judge.is_bad(hit.metadata), hit.score >= near_from)
@@ -168,6 +187,8 @@ def assess(
         abstained = "nothing_near"
     elif not counted:
         abstained = "no_outcomes"
+    elif not past.ever_bad:
+        abstained = "none_bad"
     worth = sum(one.similarity for one in counted)
     risk = interval = None
     if abstained is None and base_rate is not None:
@@ -213,6 +234,11 @@ def summary(
         near = sum(one.near for one in neighbors)
         events = "One past event is" if near == 1 else f"{near} past events are"
         return f"{events} similar to this one, but none has {judge.key!r} in its metadata."
+    if abstained == "none_bad":
+        return (
+            f"No event of the collection ended badly, judging by {judge.key!r}, so nothing can be said; "
+            f"{judge.meaning()}."
+        )
     bad = [one for one in counted if one.bad]
     ended = Counter(str(value_at(one.hit.metadata, judge.key)) for one in bad)
     how = f" ({', '.join(f'{number} {name}' for name, number in ended.most_common(EVIDENCE))})" if bad else ""
@@ -246,6 +272,7 @@ def remedies_of(neighbors: list[Neighbor], key: str) -> list[RemedyOf]:
     """Return the remedies of similar events, whether their outcome is known or not."""
     events: dict[str, list[str]] = {}
     for one in neighbors:
-        for remedy in values_at(one.hit.metadata, key) if one.near else []:
-            events.setdefault(str(remedy), []).append(one.hit.document_id)
+        for value in values_at(one.hit.metadata, key) if one.near else []:
+            if remedy := str(value).strip():
+                events.setdefault(remedy, []).append(one.hit.document_id)
     return [RemedyOf(remedy, ids) for remedy, ids in list(events.items())[:REMEDIES_MAX]]

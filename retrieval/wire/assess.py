@@ -93,8 +93,11 @@ class Assessment(msgspec.Struct):
     ]
     summary: Annotated[str, Doc("The reason in one sentence")]
     abstained: Annotated[
-        Literal["nothing_near", "no_outcomes"] | None,
-        Doc("Why the risk is unknown: no event is similar, or none of the similar ones has an outcome"),
+        Literal["nothing_near", "no_outcomes", "none_bad"] | None,
+        Doc(
+            "Why the risk is unknown: no event is similar, none of the similar ones has an outcome, or no event of the "
+            "collection ended badly"
+        ),
     ]
     base_rate: Annotated[
         float | None, Doc("Share of bad outcomes among all events that have one; null if none has")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Metadata
 from retrieval.base.settings import AssessSection, Config
-from retrieval.insight.assessing import Judge, assess, text_of
+from retrieval.insight.assessing import Judge, PastOutcomes, assess, text_of
 from retrieval.wire.assess import Assessment, AssessRequest, Outcome
 from retrieval.wire.decoding import decode
 from retrieval.wire.search import Hit, Receipt, Scores, SearchAnswer, Timings
@@ -46,10 +46,16 @@ def event(score: float, metadata: Metadata, number: int = 0) -> Hit:
     return Hit(f"d{number}", 0, 0, 4, "text", f"Title {number}", metadata, score, Scores(score, 1.0), "hot")
 
 
-def assessed(*hits: Hit, base_rate: float | None = 0.1, **options: Any) -> Assessment:
+def assessed(*hits: Hit, base_rate: float | None = 0.1, ever_bad: bool = True, **options: Any) -> Assessment:
     wanted = AssessRequest(**{"action": b'"x"', **options})
     judge = Judge.of(wanted.outcome, SETTINGS)
-    return assess(SearchAnswer(list(hits), RECEIPT, Timings()), wanted, judge, base_rate, SETTINGS)
+    return assess(
+        SearchAnswer(list(hits), RECEIPT, Timings()),
+        wanted,
+        judge,
+        PastOutcomes(base_rate, ever_bad),
+        SETTINGS,
+    )
 
 
 BAD: Metadata = {"outcome": "failed"}
@@ -93,6 +99,20 @@ def test_nothing_near_and_no_outcomes() -> None:
     assert (unknown.abstained, unknown.risk_score, unknown.recommendation) == ("no_outcomes", None, "review")
     assert "'outcome'" in unknown.summary
     assert assessed().abstained == "nothing_near"
+
+
+def test_where_nothing_ever_ended_badly_there_is_no_risk() -> None:
+    """A misspelt outcome would call everything safe; the sentence says what counts as bad."""
+    outcome = Outcome(bad=[*map(str, range(12))], bad_from=2.5)
+    found = assessed(event(0.9, GOOD), base_rate=0.0, ever_bad=False, outcome=outcome)
+    assert (found.abstained, found.risk_score, found.recommendation) == ("none_bad", None, "review")
+    assert "'8', '9', ... and numbers from 2.5 on" in found.summary
+
+
+def test_blank_remedies_are_none() -> None:
+    """They help nobody."""
+    hits = [event(0.9, {"remedy": [" ", "", " restart "]}, 1), event(0.8, {"remedy": "restart"}, 2)]
+    assert [(one.remedy, one.document_ids) for one in assessed(*hits).remedies] == [("restart", ["d1", "d2"])]
 
 
 @pytest.mark.parametrize(("bad", "says"), [(0, "proceed"), (5, "review"), (20, "stop")])
@@ -219,6 +239,26 @@ def test_outcomes_of_the_request(http: Http, deploys: str) -> None:
     assert found["base_rate"] == pytest.approx(1 / 3, abs=1e-4)
     mixed = {"action": MIGRATION, "outcome": {"bad": [True, 7, *SETTINGS.bad]}}
     assert http.ok("POST", deploys, mixed)["base_rate"] == 0.5
+    misspelt = http.ok("POST", deploys, {"action": MIGRATION, "outcome": {"bad": ["rolback"]}})
+    assert (misspelt["abstained"], misspelt["recommendation"]) == ("none_bad", "review")
+    good = {
+        "type": "eq",
+        "key": "team",
+        "value": "catalog",
+    }  # others ended badly: what is good here is known to be
+    found = http.ok("POST", deploys, {"action": RESTYLING, "filter": good})
+    assert (found["abstained"], found["recommendation"]) == (None, "proceed")
+
+
+def test_the_message_says_what_is_missing(http: Http, deploys: str) -> None:
+    """Of a key whose values have another kind than the usual ones, and of a collection that compares no meaning."""
+    reply = http.call("POST", deploys, {"action": MIGRATION, "outcome": {"key": "severity"}})
+    assert "give bad or bad_from" in reply.body["error"]["message"]
+    bare = http.new_collection(model=None, dimensions=2)
+    http.write(bare, {"id": "a", "text": "deploy", "vector": [1, 0]})
+    reply = http.call("POST", f"/v1/collections/{bare}/assess", {"action": MIGRATION})
+    assert (reply.status, reply.body["error"]["param"]) == (422, "action")
+    assert "no model" in reply.body["error"]["message"]
 
 
 def test_an_unrelated_action_gets_no_risk(http: Http, deploys: str) -> None:

@@ -283,7 +283,7 @@ class Assessment(TypedDict):
     interval: list[float] | None
     recommendation: Literal["proceed", "review", "stop"]
     summary: str
-    abstained: Literal["no_outcomes", "nothing_near"] | None
+    abstained: Literal["no_outcomes", "none_bad", "nothing_near"] | None
     base_rate: float | None
     events: int
     events_worth: float
