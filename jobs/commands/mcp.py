@@ -48,9 +48,9 @@ def command(
     if not http:
         server.run("stdio")
         return
-    if host not in ("127.0.0.1", "::1", "localhost"):
-        from jobs.serving.service import require_private
-        from retrieval.base.settings import ServerSection
-
-        require_private(ServerSection(host=host, insecure=insecure), keys=False)
+    if host not in ("127.0.0.1", "::1", "localhost") and not insecure:
+        raise click.ClickException(
+            f"--host: other machines reach {host!r}, and anyone there may do whatever NEARLINE_KEY allows; listen on "
+            "127.0.0.1 behind a proxy that asks who calls, or allow it with --insecure"
+        )
     serve_http(server, host, port, names)

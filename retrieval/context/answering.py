@@ -90,13 +90,15 @@ class Asking:
     async def answer(self) -> Answer:
         context = self._context
         said = "".join(self._said).strip() if self._asks else None
-        reason: Literal["no_model", "not_in_documents", "declined"] | None = None
+        reason: Literal["no_model", "not_in_documents", "declined", "empty"] | None = None
         if not context.citations:
             reason = "not_in_documents"
         elif not self._model.configured:
             reason = "no_model"
         if said is not None and declines(said) and not self._citations.cited:
             reason = "declined"
+        elif said == "":
+            reason = "empty"
         checked = []
         if said and reason is None:
             passages = await self._passages(context.citations)

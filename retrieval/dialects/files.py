@@ -8,6 +8,7 @@ restricted to collections cannot use them.
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -25,7 +26,7 @@ from retrieval.dialects.vector_store_schemas import (
     OpenAIFileList,
     OpenAIUploadFile,
 )
-from retrieval.documents.uploads import ID, Upload
+from retrieval.documents.uploads import ID, Upload, order_of_upload
 from retrieval.handlers.documents import remove
 from retrieval.handlers.state import CATALOG, CONFIG, HELD, UPLOADS
 from retrieval.handlers.wire import answer, form, query_int
@@ -80,12 +81,13 @@ async def list_files(request: web.Request) -> web.Response:
         found = [one for one in found if one.purpose == purpose]
     if newest_first:
         found.reverse()
-    ids = [one.id for one in found]
     if after := request.query.get("after"):
-        if after in ids:
-            found = found[ids.index(after) + 1 :]
-        elif not ID.fullmatch(after):  # else it was deleted, as by a loop that deletes what it lists
+        if not ID.fullmatch(after):
             raise InvalidInput(f"after names no file: {after[:64]!r}", param="after")
+        # A loop that deletes what it lists goes on after a deleted file; from the start if its place is not known.
+        if (place := await asyncio.to_thread(request.app[UPLOADS].place, after)) is not None:
+            follows = operator.lt if newest_first else operator.gt
+            found = [one for one in found if follows(order_of_upload(one), place)]
     page = [body_of(one) for one in found[:limit]]
     return answer(OpenAIFileList(page, *ends([one.id for one in page]), has_more=len(found) > limit))
 

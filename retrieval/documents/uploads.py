@@ -18,6 +18,7 @@ import os
 import re
 import secrets
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeGuard
@@ -47,6 +48,7 @@ ID = re.compile(r"file-[0-9a-f]{24}")
 BLOCK_BYTES = 4096  # the disk space of the smallest file
 DAY_S = 86_400
 FORGET_EVERY_S = 3600.0
+GONE_MAX = 10_000  # removed files whose place in a listing is remembered
 
 
 class Upload(msgspec.Struct, frozen=True):
@@ -72,6 +74,7 @@ class Uploads:
         self._now = now
         self._changing = threading.Lock()
         self._kept: dict[str, tuple[Upload | None, int]] | None = None  # by id, with the size on disk
+        self._gone: OrderedDict[str, Upload] = OrderedDict()  # the last ones removed, oldest first
 
     def keep(self, filename: str, content: bytes, purpose: str, expires_s: int | None = None) -> Upload:
         """Store a file. Raises TooLarge if there is no room. Without `expires_s` it is kept for the `days` of the
@@ -152,7 +155,15 @@ class Uploads:
         with self._changing:
             found = [upload for upload, _ in self._index().values()]
         visible = self._visibility()
-        return sorted(filter(visible, found), key=lambda one: (one.created_at, one.id))
+        return sorted(filter(visible, found), key=order_of_upload)
+
+    def place(self, file_id: str) -> tuple[int, str] | None:
+        """Return where a file stands, or stood, in the order of all: None if it is not known, as after a restart."""
+        with self._changing:
+            upload, _ = self._index().get(file_id, (None, 0))
+            found = upload or self._gone.get(file_id)
+        tenant = PRINCIPAL.get().tenant
+        return order_of_upload(found) if found and tenant in ("", found.tenant) else None
 
     def remove(self, file_id: str) -> bool:
         """Delete a file durably. Returns whether it existed."""
@@ -160,7 +171,7 @@ class Uploads:
             return False
         with self._changing:
             remove(self._folder / file_id)
-            self._index().pop(file_id, None)
+            self._drop(file_id)
         return True
 
     def forget_old(self) -> None:
@@ -173,7 +184,7 @@ class Uploads:
             kept, visible = self._index(), self._visibility()
             for name in [name for name, (upload, _) in kept.items() if not visible(upload)]:
                 remove(self._folder / name)
-                del kept[name]
+                self._drop(name)
 
     async def keep_forgetting(self) -> None:
         """Remove expired files now and then periodically, forever."""
@@ -183,6 +194,14 @@ class Uploads:
             except NearlineError as error:
                 logger.warning("cannot remove expired files: %s", error)
             await asyncio.sleep(FORGET_EVERY_S)
+
+    def _drop(self, name: str) -> None:
+        """Take a file out of the index. Hold the lock."""
+        upload, _ = self._index().pop(name, (None, 0))
+        if upload is not None:
+            self._gone[name] = upload
+            if len(self._gone) > GONE_MAX:
+                self._gone.popitem(last=False)
 
     def _upload(self, name: str) -> Upload | None:
         upload = self._read(name)
@@ -220,6 +239,10 @@ class Uploads:
                     return {one.name: one.stat().st_size for one in entries if ID.fullmatch(one.name)}
             except FileNotFoundError:
                 return {}
+
+
+def order_of_upload(upload: Upload) -> tuple[int, str]:
+    return upload.created_at, upload.id
 
 
 def gone(file_id: str) -> NotFound:

@@ -41,10 +41,10 @@ class Answer(msgspec.Struct):
 
     answer: Annotated[str | None, Doc("The model's answer; null if it was not asked")]
     reason: Annotated[
-        Literal["no_model", "not_in_documents", "declined"] | None,
+        Literal["no_model", "not_in_documents", "declined", "empty"] | None,
         Doc(
             "Why there is no answer: no model is configured; no passage was found; the model says that the passages do "
-            "not answer this"
+            "not answer this; nothing is left of its text without citations of passages that it was not shown"
         ),
     ]
     evidence: Annotated[Evidence | None, Doc("As in the receipt: what speaks for an answer being here")]

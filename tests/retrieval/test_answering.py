@@ -292,6 +292,13 @@ def test_the_model_judges_whether_the_passages_answer(asked: Http, said: FakeMod
     assert found["citations"]
 
 
+def test_nothing_but_unknown_citations_is_no_answer(asked: Http, said: FakeModel) -> None:
+    """The reason says so, instead of an empty text that looks like an answer."""
+    said.reply = says("[99]")
+    found = asked.ok("POST", ANSWER, QUESTION)
+    assert (found["answer"], found["reason"], found["unknown_citations"]) == ("", "empty", [99])
+
+
 @pytest.mark.parametrize("text", ["a. ", "a [1]. ", "[1-99] ", "[", "word "])
 def test_an_answer_without_end_is_cut(asked: Http, said: FakeModel, text: str) -> None:
     """Some servers do not mind how many tokens are allowed. What was cut off costs nothing."""

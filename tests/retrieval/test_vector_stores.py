@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
@@ -259,6 +259,16 @@ def test_uploads_are_listed(client: OpenAI) -> None:
     assert {one.id for one in client.files.list(purpose="user_data", limit=2)} >= set(made)
     (first,) = client.files.list(limit=1, order="asc").data
     assert first.created_at <= client.files.list(limit=1).data[0].created_at
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_a_page_after_a_deleted_upload(client: OpenAI, order: Literal["asc", "desc"]) -> None:
+    """It goes on where the file was, so that a loop that deletes what it lists sees each file once."""
+    for at in range(4):
+        client.files.create(file=(f"{at}.txt", b"text"), purpose="user_data")
+    ids = [one.id for one in client.files.list(order=order)]
+    client.files.delete(ids[1])
+    assert [one.id for one in client.files.list(order=order, after=ids[1])] == ids[2:]
 
 
 def test_batches(client: OpenAI, store: str) -> None:

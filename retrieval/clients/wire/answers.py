@@ -303,7 +303,7 @@ class AnswerSentence(TypedDict):
 
 class Answer(TypedDict):
     answer: str | None
-    reason: Literal["declined", "no_model", "not_in_documents"] | None
+    reason: Literal["declined", "empty", "no_model", "not_in_documents"] | None
     evidence: Literal["none", "some", "strong"] | None
     citations: list[Citation]
     cited: list[int]
