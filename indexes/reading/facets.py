@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from weakref import WeakKeyDictionary
 
@@ -22,7 +22,7 @@ from indexes.base.work import OnStep, do_nothing
 from indexes.collection.view import CollectionView
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import FilterPart
-from indexes.filters.grammar import Filter, Kind, Unchecked, kind_of
+from indexes.filters.grammar import Filter, Kind, kind_of
 from indexes.filters.satisfiable import require_key, require_values
 from indexes.filters.values import Numbers, Positions, TextBlock, Values, rank_values
 from indexes.parts.part import Part
@@ -54,7 +54,8 @@ class FacetQuery:
 class FacetCounts:
     """How many of the matching `documents` have each value, most first, or lie in each range; `missing` have no value.
 
-    `values` are the first LISTED_MAX of all `distinct` ones.
+    `values` are the first LISTED_MAX of all `distinct` ones. `fault`: what is wrong with the key or the ranges, empty
+    if nothing is, None if there are no passages that could tell.
     """
 
     values: list[tuple[Scalar, int]]
@@ -62,6 +63,7 @@ class FacetCounts:
     ranges: list[tuple[Range, int]]
     documents: int
     missing: int
+    fault: str | None = ""
 
 
 def count_facets(
@@ -73,22 +75,29 @@ def count_facets(
 ) -> list[FacetCounts]:
     """Count facets, equal ones only once. Calls `on_step` between its steps.
 
-    Raises InvalidInput for a key that no document has, for ranges of numbers or dates where it has none, or for too
-    many different values.
+    A key that no document has, and ranges of numbers or dates where it has none, are a `fault` of the facet. Raises
+    InvalidInput for too many different values.
     """
     matching = list(_matching(collection, snapshot, condition, on_step))
-    if not isinstance(condition, Unchecked):
-        parts = [filters for filters, _ in matching]
-        for one in asked:
-            require_key(one.key, one.where, parts)
-            if one.bounds:
-                dates = isinstance(one.bounds[0], str)
-                require_values(one.key, one.where, parts, () if dates else ("number",), dates=dates)
+    parts = [filters for filters, _ in matching]
     known: dict[tuple[str, tuple[Scalar, ...]], FacetCounts] = {}
     for one in asked:
         if (one.key, one.bounds) not in known:
             known[one.key, one.bounds] = _count_facet(one, matching, on_step)
-    return [known[one.key, one.bounds] for one in asked]
+    return [replace(known[one.key, one.bounds], fault=_fault(one, parts)) for one in asked]
+
+
+def _fault(asked: FacetQuery, parts: Sequence[FilterPart]) -> str | None:
+    if not any(part.size for part in parts):
+        return None
+    try:
+        require_key(asked.key, asked.where, parts)
+        if asked.bounds:
+            dates = isinstance(asked.bounds[0], str)
+            require_values(asked.key, asked.where, parts, () if dates else ("number",), dates=dates)
+    except InvalidInput as error:
+        return error.message
+    return ""
 
 
 def _matching(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from indexes.base.errors import InvalidInput
 from indexes.base.model import TIERS, Floats, Ranking, Scalar, StoredPassage, Tier
-from indexes.filters.grammar import Compound, Exists, Filter, Kind, Unchecked, kind_of
+from indexes.filters.grammar import Filter, Kind, Unchecked, kind_of
 from indexes.lexical.analysis import AnalyzedQuery
 from indexes.parts.query import (
     NOT_FOUND,
@@ -226,13 +226,9 @@ class JointShard(Partition):
 
     async def facets(self, condition: Filter | None, asked: Sequence[FacetQuery]) -> list[FacetCounts]:
         """Count facets over all shards. Of a key with more values than a shard lists, rare ones are counted too low."""
-        faults: list[InvalidInput] = []
-        counts = await all_of([facets_of(shard, condition, asked, faults) for shard in self.shards])
-        silent = sum(
-            not any(one.documents for one in of) for of in counts
-        )  # a shard without documents refuses nothing
-        if faults and len(faults) + silent >= len(self.shards):
-            raise_if_of_all(faults)
+        if condition is not None:  # the search found out whether any shard knows its keys
+            condition = Unchecked(condition)
+        counts = await all_of([shard.facets(condition, asked) for shard in self.shards])
         return [add_counts(one) for one in zip(*counts, strict=True)]
 
     async def examples(self, documents: Sequence[str]) -> list[Example | None]:
@@ -308,29 +304,11 @@ def raise_if_of_all(errors: Sequence[InvalidInput]) -> None:
     true only if all say so; and the one that suggests most."""
     places = sorted((one.param or "" for one in errors), key=len)
     if all(one.startswith(places[0]) for one in places):
-        raise max(errors, key=worth_telling)
+        raise max(errors, key=lambda one: worth_telling(one.message))
 
 
-def worth_telling(error: InvalidInput) -> tuple[bool, bool, int]:
-    return NO_KEY not in error.message, "did you mean" in error.message, len(error.message)
-
-
-async def facets_of(
-    shard: Partition, condition: Filter | None, asked: Sequence[FacetQuery], faults: list[InvalidInput]
-) -> list[FacetCounts]:
-    """Count facets in one shard; the values of a key that this shard does not have are none, noted in `faults`. A
-    search has found out whether any shard knows the keys of the condition."""
-    if condition is not None:
-        condition = Unchecked(condition)
-    try:
-        return await shard.facets(condition, asked)
-    except InvalidInput as error:
-        key = next((one.key for one in asked if one.where == error.param), None)
-        if key is None:
-            raise
-        faults.append(error)
-    everything = Compound("or", [Exists(key), Exists(key, value=False)])
-    return await shard.facets(Unchecked(everything if condition is None else condition), asked)
+def worth_telling(message: str) -> tuple[bool, bool, int]:
+    return NO_KEY not in message, "did you mean" in message, len(message)
 
 
 async def scan_of(
@@ -347,12 +325,13 @@ async def scan_of(
 
 
 def add_counts(found: Sequence[FacetCounts]) -> FacetCounts:
-    """Add the counts of one facet in several shards."""
+    """Add the counts of one facet in several shards. What is wrong with it is only what all find wrong."""
     values: Counter[tuple[Kind, Scalar]] = Counter()  # True is no 1
     for one in found:
         for value, count in one.values:
             values[kind_of(value), value] += count
     listed = [(value, count) for (_, value), count in values.items()]
+    faults = [one.fault for one in found if one.fault is not None]
     return FacetCounts(
         values=sorted(listed, key=lambda one: (-one[1], str(one[0])))[:LISTED_MAX],
         distinct=max(len(values), *(one.distinct for one in found)),
@@ -362,6 +341,7 @@ def add_counts(found: Sequence[FacetCounts]) -> FacetCounts:
         ],
         documents=sum(one.documents for one in found),
         missing=sum(one.missing for one in found),
+        fault="" if "" in faults else max(faults, key=worth_telling, default=None),
     )
 
 

@@ -257,7 +257,7 @@ class Partition(Searchable, Protocol):
         ...
 
     async def facets(self, condition: Filter | None, asked: Sequence[FacetQuery]) -> list[FacetCounts]:
-        """Count facets. Raises InvalidInput for a key that no document has."""
+        """Count facets. Raises InvalidInput for a key with too many different values."""
         ...
 
     async def examples(self, documents: Sequence[str]) -> list[Example | None]:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
+from indexes.base.errors import InvalidInput
 from indexes.base.model import Ranking, Spared, Tier
 from indexes.base.work import WorkBudget
 from retrieval.search.boosting import arrange, values_queries
@@ -162,11 +163,15 @@ def leaving_out(embedded: EmbeddedQuery) -> list[OverBudget]:
 async def count_facets_of(
     embedded: EmbeddedQuery, shard: Partition, work: WorkBudget, answer: CachedAnswer
 ) -> None:
-    """Add its facets to an answer, or report that other searches of the request used up its work budget."""
+    """Add its facets to an answer, or report that other searches of the request used up its work budget. Raises
+    InvalidInput for a key that no document has, and for ranges of a key that has no such values."""
     if work.facet_counts < 0:
         answer.over_budget = [*(answer.over_budget or ()), "facets"]
         return
     counts = await shard.facets(embedded.query.condition, [query for _, query in embedded.plan.facets])
+    for (_, query), found in zip(embedded.plan.facets, counts, strict=True):
+        if found.fault:
+            raise InvalidInput(found.fault, param=query.where)
     answer.facets = [
         facet_body(facet, found) for (facet, _), found in zip(embedded.plan.facets, counts, strict=True)
     ]

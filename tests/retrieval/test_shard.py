@@ -168,12 +168,12 @@ def test_reading_passages(shard: LocalShard, collection: Collection) -> None:
 
 
 def test_counting_facets(shard: LocalShard) -> None:
-    """Values and ranges, with a filter; a key that no document has is refused."""
+    """Values and ranges, with a filter; a key that no document has is a fault."""
     values, ranges = run(shard.facets, EVEN, [FacetQuery("topic"), FacetQuery("number", (100, 200))])
     assert sum(count for _, count in values.values) == values.documents == ranges.documents
     assert [count for _, count in ranges.ranges] == [40, 40, values.documents - 80]
-    with pytest.raises(InvalidInput, match="tpic"):
-        run(shard.facets, None, [FacetQuery("tpic")])
+    (unknown,) = run(shard.facets, None, [FacetQuery("tpic")])
+    assert "tpic" in (unknown.fault or "")
 
 
 def test_examples(shard: LocalShard) -> None:

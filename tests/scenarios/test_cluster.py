@@ -679,6 +679,9 @@ def test_documents_are_written_read_changed_and_deleted(cluster: Cluster) -> Non
     assert other.call("GET", "/v1/collections/books").status == 404
 
 
+KIND = {"type": "exists", "key": "kind"}
+
+
 def test_errors_are_those_of_the_whole_request(cluster: Cluster, sizes: dict[int, str]) -> None:
     http, name = cluster.http, sizes[4]
     documents = [{"id": f"e{number}", "text": "fine"} for number in range(8)] + [{"id": "e8", "text": ""}]
@@ -690,6 +693,7 @@ def test_errors_are_those_of_the_whole_request(cluster: Cluster, sizes: dict[int
         ("search", {"query": "x", "filter": {"type": "eq", "key": "nowhere", "value": 1}}, "filter"),
         ("search", {"query": "x", "min_seq": 5}, "min_seq"),
         ("search", {"query": "x", "facets": ["nowhere"]}, "facets[0]"),
+        ("search", {"query": "x", "facets": ["kind", "nowhere"], "filter": KIND}, "facets[1]"),
         ("documents/scroll", {"cursor": "bm9uc2Vuc2U"}, "cursor"),
         ("documents", {"documents": []}, "documents"),
     ]
