@@ -56,13 +56,20 @@ async def rename(request: web.Request) -> web.Response:
         error.message += (
             f"; {old!r} keeps its name, and where a shard has the new one, it gets the old one back"
         )
-        request.app[GOING_BACK][old] = keep_running(request.app, go_back(nodes, sharded, new))
+        going_back = keep_running(request.app, go_back(nodes, sharded, new))
+        request.app[GOING_BACK][old] = going_back
+        going_back.add_done_callback(partial(forget, request.app[GOING_BACK], old))
         raise
     request.app[METRICS].forget(old)
     renamed = nodes.collections().get(new)
     if renamed is None:
         raise NotFound(f"{new!r} was renamed again, or deleted", param="collection")
     return answer(await describe(nodes, renamed))
+
+
+def forget(going_back: dict[str, asyncio.Task[None]], old: str, ended: asyncio.Task[None]) -> None:
+    if going_back.get(old) is ended:
+        del going_back[old]
 
 
 async def all_or_none(nodes: Nodes, sharded: Sharded, new: str, numbers: set[int]) -> None:
