@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -37,16 +37,27 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """The terms of a long passage, the tag of its language among them, with their frequencies, and how many words it
+    has."""
+
+    names: Sequence[str]
+    frequencies: Sequence[int]
+    length: int
+
+
 @dataclass(frozen=True, slots=True)
 class NewPassage:
     """An embedded piece of a document: `text[start:end]`, token count, unit vector, and the headings above it, which
-    are for display and not searched."""
+    are for display and not searched. `terms` are those of a long one that was analyzed ahead."""
 
     start: int
     end: int
     tokens: int
     vector: Floats
     heading: str = ""
+    terms: Terms | None = None
 
 
 @dataclass(frozen=True, slots=True)

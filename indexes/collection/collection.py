@@ -18,6 +18,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -46,10 +47,12 @@ from indexes.base.model import (
     WriteResult,
 )
 from indexes.base.moving import Moving, read_moving, write_moving
+from indexes.base.work import OnStep, do_nothing
 from indexes.collection.info import CollectionInfo, describe
 from indexes.collection.view import CollectionView, end_of, gaps_of
 from indexes.filters.checks import check_upserts, with_language
 from indexes.filters.grammar import Filter
+from indexes.lexical.postings import LONG_CHARS, analyze
 from indexes.log.applying import Applied
 from indexes.log.log import Log
 from indexes.log.writer import Operations, Writer
@@ -182,7 +185,19 @@ class Collection(CollectionView):
         Raises InvalidInput immediately if a vector has the wrong shape, contains NaN, or is not a unit vector.
         """
         check_upserts([one for one in operations if isinstance(one, Upsert)], self.settings.dimensions)
-        return self._write([with_language(one, self.settings.language) for one in operations])
+        language = self.settings.language
+        return self._write(
+            [with_language(one, language) if isinstance(one, Upsert) else one for one in operations]
+        )
+
+    def has_long(self, upserts: Sequence[Upsert]) -> bool:
+        """Whether there are passages for `analyzed`."""
+        return any(one.end - one.start >= LONG_CHARS for upsert in upserts for one in upsert.passages)
+
+    def analyzed(self, upserts: Sequence[Upsert], on_step: OnStep = do_nothing) -> list[Upsert]:
+        """Analyze the long passages of what `write` is to write, because others wait for its thread. Detects
+        languages."""
+        return [analyze_long(one, self.settings, on_step) for one in upserts]
 
     def _write(self, operations: Operations) -> Future[WriteResult]:
         self.options.replication.require_up()
@@ -275,6 +290,11 @@ class Collection(CollectionView):
     def on_writer(self, step: Callable[[], T]) -> T:
         """Run a function on the writer thread, between commits, and return its result."""
         return self._writer.call(step).result()
+
+    def hold(self, seconds: float) -> int:
+        """Refuse writes for so many seconds, or end that with 0 (`Writer.hold`); returns the last operation."""
+        self._writer.hold(seconds)
+        return self.log.position().seq
 
     def settle(self) -> None:
         """Wait until every full delta is sealed and all due merges are done. Assumes no concurrent writes."""
@@ -551,3 +571,15 @@ class Collection(CollectionView):
                 if number == current:
                     self._lost_generation = f"generation {number} could not be used: {error}"
         return None
+
+
+def analyze_long(upsert: Upsert, settings: Settings, on_step: OnStep) -> Upsert:
+    """Return a document with its language, and with the terms of its long passages."""
+    upsert = with_language(upsert, settings.language)
+    passages = []
+    for one in upsert.passages:
+        own = upsert.text[one.start : one.end]
+        text = settings.field_weights.text_of(upsert.title, one.heading, own)
+        is_long = len(text) >= LONG_CHARS
+        passages.append(replace(one, terms=analyze(text, upsert.language, on_step)) if is_long else one)
+    return replace(upsert, passages=tuple(passages))

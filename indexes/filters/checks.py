@@ -9,7 +9,7 @@ import numpy as np
 
 from indexes.base.errors import InvalidInput
 from indexes.base.languages import AUTO, check_language, language_of
-from indexes.base.model import Floats, Operation, Upsert
+from indexes.base.model import Floats, Upsert
 from indexes.base.paths import leaves
 from indexes.filters.grammar import fits
 
@@ -38,10 +38,8 @@ def check_upsert(upsert: Upsert) -> None:
         check_language(upsert.language, "language")
 
 
-def with_language(operation: Operation, default: str) -> Operation:
+def with_language(operation: Upsert, default: str) -> Upsert:
     """An upsert with its language: its own, or the collection's `default`; detected if that is "auto"."""
-    if not isinstance(operation, Upsert):
-        return operation
     language = operation.language or default
     if language == AUTO:
         language = language_of(operation.title, operation.text)

@@ -21,6 +21,7 @@ import Stemmer
 
 from indexes.base.languages import primary
 from indexes.base.normalizing import normalize
+from indexes.base.work import OnStep
 from indexes.lexical.stopwords import STOPWORDS
 from indexes.lexical.words import CLITIC, fold, words
 
@@ -42,19 +43,30 @@ TONAL = ("vi", "yo")  # accents distinguish words
 # A few words make up most of a text, and a lookup takes a hundredth of analyzing one. About 10 MB with English words.
 TOKENS_CACHED_MAX = 32_768  # over all languages
 TOKEN_CACHED_CHARS_MAX = 32
+STEP_TERMS = 512  # analyzed in a few milliseconds
 STEMMED_CHARS_MAX = 100  # German has words of 80
 
 
-def terms(text: str, language: str = "en") -> list[str]:
-    """The terms of a passage, with repetitions. `language` is any BCP 47 code, stemmer or not. Thread-safe."""
+def terms(text: str, language: str = "en", on_step: OnStep | None = None) -> list[str]:
+    """The terms of a passage, with repetitions. `language` is any BCP 47 code, stemmer or not. Calls `on_step` every
+    few milliseconds. Thread-safe."""
     code = primary(language)
     known = _known[code] if code in _known else _known.setdefault(code, _Known(code))
-    return list(chain.from_iterable(map(known.__getitem__, text.split())))
+    if on_step is None:
+        return list(chain.from_iterable(map(known.__getitem__, text.split())))
+    found: list[str] = []
+    told = 0
+    for some in known.in_parts(text.split()):
+        found += some
+        if len(found) - told >= STEP_TERMS:
+            on_step()
+            told = len(found)
+    return found
 
 
-def index_terms(text: str, language: str) -> list[str]:
+def index_terms(text: str, language: str, on_step: OnStep | None = None) -> list[str]:
     """The terms under which a passage is indexed, followed, unless there are none, by the tag of its language."""
-    found = terms(text, language)
+    found = terms(text, language, on_step)
     if found:
         found.append(TAG + primary(language))
     return found
@@ -221,6 +233,11 @@ def _stem(word: str, language: str) -> str:
 _stemmers = _Stemmers()
 
 
+@lru_cache(16_384)
+def _forms_of(word: str, language: str) -> tuple[str, ...]:
+    return tuple(forms(word, language))
+
+
 class _Known(dict[str, tuple[str, ...]]):
     """Caches the terms of a language's tokens, the text between white space.
 
@@ -232,13 +249,23 @@ class _Known(dict[str, tuple[str, ...]]):
         self.language = language
 
     def __missing__(self, token: str) -> tuple[str, ...]:
-        found = tuple(form for word in words(token) for form in forms(word, self.language))
+        found = tuple(chain.from_iterable(self.in_parts([token])))
         if len(token) <= TOKEN_CACHED_CHARS_MAX:
             if sum(map(len, _known.copy().values())) >= TOKENS_CACHED_MAX:
                 for known in _known.copy().values():
                     known.clear()  # frequent words return within a few texts
             self[token] = found
         return found
+
+    def in_parts(self, tokens: Iterable[str]) -> Iterator[tuple[str, ...]]:
+        """Yield the terms of tokens, of long ones those of each word: without spaces, a text is one token."""
+        for token in tokens:
+            if (known := self.get(token)) is not None:
+                yield known
+            else:
+                cached = len(token) > TOKEN_CACHED_CHARS_MAX
+                found = _forms_of if cached else _forms_of.__wrapped__
+                yield from (found(word, self.language) for word in words(token))
 
 
 _known: dict[str, _Known] = {}

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from indexes.base.arrays import top
 from indexes.base.masks import Bits, bits_at
-from indexes.base.model import Bm25, Floats, Ids, Rows
+from indexes.base.model import Bm25, Floats, Ids, Rows, Terms
 from indexes.lexical.analysis import AnalyzedQuery
 from indexes.lexical.prefixed import NO_GROUPS, Groups, Lists, Postings, postings_of
 from indexes.lexical.synonyms import NOTHING, Expansion, Synonyms, expand
@@ -49,16 +49,6 @@ STEPS = 255
 DRIFT_MAX = 1.05  # ratio of mean lengths beyond which bounds are too loose and are recomputed
 ROUNDING = 1e-4  # relative; far above the float32 error of summing a thousand terms
 SMALLEST = 1e-30  # positive in float32, below any score
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Terms:
-    """The terms of a long passage, the tag of its language among them, with their frequencies, and how many words it
-    has."""
-
-    names: Sequence[str]
-    frequencies: Sequence[int]
-    length: int
 
 
 NO_TERMS = Terms((), (), 0)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.base.arrays import ends_of
-from indexes.base.model import Bm25, Rows
+from indexes.base.model import Bm25, Rows, Terms
 from indexes.base.residency import Files
 from indexes.base.work import OnStep, do_nothing
 from indexes.lexical.analysis import TAG, index_terms
@@ -33,7 +33,6 @@ from indexes.lexical.bm25 import (
     NO_TERMS,
     Formula,
     Impacts,
-    Terms,
     saturate,
 )
 from indexes.lexical.names import NO_KEYS, Keys, NameRows, sort_names
@@ -47,6 +46,16 @@ SLICE_POSTINGS = 1 << 18  # a numpy call over this many takes about a millisecon
 TERMS_CACHED_MAX = 4096  # per sealed index, about 3 MiB: a few words make up most queries
 LONG_CHARS = 20_000  # of a text that takes milliseconds to analyze: once analyzed, its terms are used again
 POSTINGS_PER_CHAR = 100  # that are read in less time than a character is analyzed
+
+
+def analyze(text: str, language: str, on_step: OnStep | None = None) -> Terms:
+    """Return the terms of a long passage. Calls `on_step` every few milliseconds."""
+    counts = Counter(index_terms(text, language, on_step))
+    return Terms(list(counts), array("I", counts.values()), length_of(counts))
+
+
+def length_of(counts: Counter[str]) -> int:
+    return max(counts.total() - 1, 0)  # the tag is no word
 
 
 class GrowingLexical:
@@ -65,13 +74,14 @@ class GrowingLexical:
 
     def add(self, text: str, language: str = "en", names: Iterable[int] = ()) -> int:
         """Index a passage as the next row, under the keys of its names too; returns its number of terms."""
+        if len(text) >= LONG_CHARS:
+            terms = analyze(text, language)
+            self.add_terms(terms, names)
+            return terms.length
         counts = Counter(index_terms(text, language))
-        length = max(counts.total() - 1, 0)  # the tag is no word
-        if len(text) < LONG_CHARS:
-            self._add_names(names)
-            self._append(counts.items(), length)
-        else:
-            self.add_terms(Terms(list(counts), array("I", counts.values()), length), names)
+        length = length_of(counts)
+        self._add_names(names)
+        self._append(counts.items(), length)
         return length
 
     def add_terms(self, terms: Terms, names: Iterable[int] = ()) -> None:

@@ -28,6 +28,7 @@ from indexes.base.model import (
     Settings,
     StoredDocument,
     StoredPassage,
+    Terms,
     Upsert,
     now_ms,
 )
@@ -88,7 +89,7 @@ class PassagePlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PassageEntry:
-    """One live passage, with the fields that indexes need."""
+    """One live passage, with the fields that indexes need. `terms` are those of a long text that was analyzed."""
 
     passage: int
     text: str
@@ -96,6 +97,7 @@ class PassageEntry:
     vector: Floats
     language: str
     place: PassagePlace
+    terms: Terms | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -29,7 +30,11 @@ WAITING_WRITES_MAX = 10_000
 # Idle time after which the thread ends. Short: the sooner logs can rest, the more collections a burst of writes can
 # cover, and starting a thread takes less time than a commit.
 IDLE_S = 0.2
+HELD_RETRY_S = 1.0
 T = TypeVar("T")
+
+# When the request began that this context writes for, in monotonic seconds; 0: it is no request.
+BEGAN: ContextVar[float] = ContextVar("BEGAN", default=0.0)
 
 Operations = Sequence[Operation] | Callable[[], Sequence[Operation]]
 Commit = Callable[[list[Sequence[Operation]]], list[WriteResult]]
@@ -68,6 +73,7 @@ class Writer:
         self._operations_max = operations_max
         self._queue: queue.Queue[_Write | _Step | None] = queue.Queue()
         self._closing = False
+        self._held_until = 0.0
         self._entering = threading.Lock()  # no item may follow the closing sentinel
         self._thread: threading.Thread | None = None  # None: nothing is queued
 
@@ -87,6 +93,13 @@ class Writer:
         self._put(_Step(function, future))
         return future
 
+    def hold(self, seconds: float) -> None:
+        """Refuse writes for so many seconds from now on, also later those of requests that began before the end; 0 ends
+        it. Returns once earlier writes are done."""
+        with self._entering:
+            self._held_until = time.monotonic() + seconds
+        self.call(lambda: None).result()
+
     def close(self) -> None:
         """Finish queued items, then stop. Idempotent."""
         with self._entering:
@@ -101,6 +114,12 @@ class Writer:
         with self._entering:
             if self._closing:
                 raise NotReady("the collection is closing")
+            if isinstance(item, _Write) and (BEGAN.get() or time.monotonic()) < self._held_until:
+                raise NotReady(
+                    "the collection is being copied and takes no writes for a moment, also of requests that began "
+                    "before; nothing was written: send it again",
+                    retry_after_s=HELD_RETRY_S,
+                )
             # Steps are few and never refused: they install results that took seconds to build.
             if isinstance(item, _Write) and self._queue.qsize() >= WAITING_WRITES_MAX:
                 raise Overloaded(f"{WAITING_WRITES_MAX} writes are waiting already")

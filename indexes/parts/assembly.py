@@ -15,10 +15,9 @@ import numpy as np
 from indexes.base.errors import Conflict
 from indexes.base.expiry import with_expiry
 from indexes.base.masks import bits_at, rows_in
-from indexes.base.model import IndexOptions, Rows, Settings
+from indexes.base.model import IndexOptions, Rows, Settings, Terms
 from indexes.base.residency import Files
 from indexes.lexical.analysis import index_terms
-from indexes.lexical.bm25 import Terms
 from indexes.lexical.names import name_keys
 from indexes.log.applying import Applied
 from indexes.log.reader import PassageEntry
@@ -110,7 +109,7 @@ class Assembly:
             own = upsert.text[passage.start : passage.end]
             text = self._settings.field_weights.text_of(upsert.title, passage.heading, own)
             same = applied.dead_texts[at : at + 1] == (text,) and applied.dead_language == upsert.language
-            terms = self._terms_of(applied.dead[at], len(text)) if same else None
+            terms = self._terms_of(applied.dead[at], len(text)) if same else passage.terms
             names = name_keys(upsert.id, upsert.title, passage.heading, at)
             self._delta.append(number, passage.vector, text, metadata, upsert.language, terms, names)
 
@@ -292,7 +291,7 @@ class Assembly:
 
 def append_entry(delta: Delta, entry: PassageEntry) -> None:
     names = name_keys(*entry.place)
-    delta.append(entry.passage, entry.vector, entry.text, entry.metadata, entry.language, names=names)
+    delta.append(entry.passage, entry.vector, entry.text, entry.metadata, entry.language, entry.terms, names)
 
 
 def died_since(before: Visible, now: Visible) -> Rows:

@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from indexes.base.arrays import find_sorted
 from indexes.base.masks import Bits
-from indexes.base.model import TIERS, Floats, Ids, Metadata, Rows, Tier
+from indexes.base.model import TIERS, Floats, Ids, Metadata, Rows, Terms, Tier
 from indexes.dense.cold import RANKS
 from indexes.dense.vectors import Found, StoredVectors
 from indexes.filters.index import GrowingFilters
-from indexes.lexical.bm25 import Terms
 from indexes.lexical.postings import GrowingLexical
 from indexes.parts.part import scan
 

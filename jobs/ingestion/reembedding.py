@@ -1,7 +1,7 @@
 """Copies a live collection into another one with a different model and moves an alias to it.
 
     digest the target's documents  ->  write what is missing or differs, in passes until one finds little
-    ->  delete what the source no longer has  ->  move the alias  ->  catch up with writes and deletions since
+    ->  have the source refuse writes for a moment: copy and delete what is left, and move the alias
 
 Documents with equal text, title, metadata and language in both are skipped, so a killed copy resumes where it stopped
 and a later run copies only changes. A language is sent only if the target would detect another, so that writing the
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # it imports numpy, which would slow down command startup
     from indexes.base.model import Progress
 
 PAGE = 200
+HELD_S = 30.0  # before it is renewed, at each batch
 
 
 @dataclass(slots=True)
@@ -84,13 +85,14 @@ async def reembed(
         if fresh >= before:
             raise conflict(f"{source} changes faster than it is copied: {fresh} documents in the last pass")
         before = fresh
-    await copy.delete_unseen()
     synonyms = (await client.request("GET", path_of(source, "synonyms")))["synonyms"]
     if synonyms:
         await client.request("PUT", path_of(copy.target, "synonyms"), {"synonyms": synonyms})
-    if alias is not None:
-        await client.set_alias(alias, copy.target)
-    await copy.catch_up()
+    if alias is None:
+        await copy.copy_changed()
+        await copy.delete_gone()
+    else:
+        await copy.finish(alias)
     copy.copied.seconds = time.monotonic() - begun
     return copy.copied
 
@@ -110,7 +112,7 @@ class CollectionCopy:
         self._pace = pace
         self._language = language
         self._patience = bulk_patience()
-        self._seen: set[str] = set()
+        self._cursor: str | None = None  # of the source's last page: what is written later follows there
 
     async def look(self) -> None:
         """Digest the target's documents. Raises ServiceError if it has some but none of the source's."""
@@ -141,11 +143,12 @@ class CollectionCopy:
             self.copied.unchanged = unchanged
         return written
 
-    async def _changed(self) -> AsyncIterator[tuple[list[JSON], int]]:
-        """Yield batches of documents to write, each with the number skipped since the last."""
+    async def _changed(self, cursor: str | None = None) -> AsyncIterator[tuple[list[JSON], int]]:
+        """Yield batches of documents to write, each with the number skipped since the last. With `cursor`, only of what
+        was written since that page."""
         batch: list[JSON] = []
         chars = skipped = 0
-        async for document in self._documents():
+        async for document in self._documents(cursor):
             if self.known.get(document["id"]) == digest(document):
                 skipped += 1
             else:
@@ -156,34 +159,54 @@ class CollectionCopy:
                 batch, chars, skipped = [], 0, 0
         yield batch, skipped
 
-    async def delete_unseen(self) -> None:
-        """Delete from the target what the last pass did not find in the source."""
-        for document_id in sorted(self.known.keys() - self._seen):
+    async def copy_changed(
+        self, cursor: str | None = None, after_batch: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """Write what differs, of all or of what was written since a page."""
+        async for batch, _ in self._changed(cursor):
+            if batch:
+                await self._write(batch)
+            if after_batch is not None:
+                await after_batch()
+
+    async def delete_gone(self) -> None:
+        """Delete from the target what the source no longer has."""
+        present = {one["id"] async for one in self._documents()}
+        for document_id in sorted(self.known.keys() - present):
             await self._delete(document_id)
             del self.known[document_id]
 
-    async def catch_up(self) -> None:
-        """Apply the source's writes and deletions since the last pass, except to documents that clients have changed in
-        the target."""
-        async for document in self._documents():
-            if self.known.get(document["id"]) != digest(document) and await self._is_untouched(
-                document["id"]
-            ):
-                await self._write([document])
-        for document_id in sorted(self.known.keys() - self._seen):
-            if await self._is_untouched(document_id):
-                await self._delete(document_id)
+    async def finish(self, alias: str) -> None:
+        """Copy what is left while the source refuses writes, and move the alias: nothing is left to be copied then, and
+        no write that began before goes to the source."""
+        held = await self._hold()
+        while True:
+            # Shards are listed one after the other, so what is new is not at the end.
+            await self.copy_changed(self._cursor if isinstance(held, int) else None, after_batch=self._hold)
+            if (await self._client.count(self._source))["documents"] != len(self.known):
+                await self.delete_gone()
+            before, held = held, await self._hold()
+            if held == before:  # no hold ended before the next one began
+                break
+        await self._client.set_alias(alias, self.target)
+        await self._client.hold(self._source, 0)
 
-    async def _is_untouched(self, document_id: str) -> bool:
-        present = await none_if_missing(self._client.document(self.target, document_id))
-        return (digest(present) if present else None) == self.known.get(document_id)
+    async def _hold(self) -> int | str:
+        return (await self._client.hold(self._source, HELD_S))["seq"]
 
-    async def _documents(self) -> AsyncIterator[JSON]:
-        """Yield every document of the source; `_seen` collects the ids."""
-        self._seen = set()
-        async for document in self._client.scroll(self._source, limit=PAGE):
-            self._seen.add(document["id"])
-            yield document
+    async def _documents(self, cursor: str | None = None) -> AsyncIterator[JSON]:
+        """Yield every document of the source, or those from a page on, in the order of writing."""
+        path, asked = path_of(self._source, "documents", "scroll"), {"limit": PAGE}
+        self._cursor = cursor
+        while True:
+            page = await self._client.request(
+                "POST", path, asked if cursor is None else asked | {"cursor": cursor}
+            )
+            for document in page["documents"]:
+                yield document
+            if (cursor := page["cursor"]) is None:
+                return
+            self._cursor = cursor
 
     async def _write(self, batch: list[JSON]) -> None:
         await self._pace(len(batch))

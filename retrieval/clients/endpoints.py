@@ -366,6 +366,13 @@ class Endpoints(Core):
         await self.request("DELETE", path_of(collection, "ranking"))
 
     @endpoint
+    async def hold(self, collection: str, seconds: float) -> records.HeldBody:
+        """Have a collection refuse writes for so many seconds, at most 60, or end that with 0. Once it answers, what
+        is read is all that was written before, and `seq` its last operation."""
+        held: records.HeldBody = await self.request("PUT", path_of(collection, "hold"), {"seconds": seconds})
+        return held
+
+    @endpoint
     async def synonyms(self, collection: str) -> records.SynonymsBody:
         found: records.SynonymsBody = await self.request("GET", path_of(collection, "synonyms"))
         return found

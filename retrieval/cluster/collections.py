@@ -28,6 +28,8 @@ from retrieval.handlers.wire import answer, answer_from, body
 from retrieval.wire.collections import (
     CollectionBody,
     CreateCollection,
+    HeldBody,
+    HoldWrites,
     SetRanking,
     SetSynonyms,
     ShardBody,
@@ -162,6 +164,12 @@ async def set_ranking(request: web.Request) -> web.Response:
 async def remove_ranking(request: web.Request) -> web.Response:
     await tell_all(request, "DELETE", "ranking")
     return web.Response(status=204)
+
+
+async def hold(request: web.Request) -> web.Response:
+    await body(request, HoldWrites)
+    held = await tell_all(request, "PUT", "hold")
+    return answer(HeldBody(token_of({at: one["seq"] for at, one in enumerate(held)})))
 
 
 async def set_synonyms(request: web.Request) -> web.Response:

@@ -76,6 +76,7 @@ OF_SHARDS: dict[object, Handler] = {
     whole_collections.rename: renaming.rename,
     whole_collections.set_ranking: collections.set_ranking,
     whole_collections.remove_ranking: collections.remove_ranking,
+    whole_collections.hold: collections.hold,
     whole_collections.set_synonyms: collections.set_synonyms,
     whole_collections.show_synonyms: collections.show_synonyms,
     whole_collections.remove_synonyms: collections.remove_synonyms,

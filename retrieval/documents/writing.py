@@ -104,6 +104,11 @@ async def write_documents(
     else:
         upserts = await off_loop(chars, lambda: [with_vector(document) for document in fresh])
 
+    if collection.has_long(upserts):
+        upserts = await run_abandonable(
+            partial(collection.analyzed, upserts), threads=embedders.cutting(chars)
+        )
+
     def write() -> Future[WriteResult]:
         digests = (digest for _, digest, _ in changed)
         return collection.write(

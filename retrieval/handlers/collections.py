@@ -26,6 +26,8 @@ from retrieval.wire.collections import (
     AliasBody,
     CollectionList,
     CreateCollection,
+    HeldBody,
+    HoldWrites,
     QuarantinedBody,
     RenameCollection,
     SetAlias,
@@ -189,6 +191,14 @@ async def remove_ranking(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     await asyncio.to_thread(collection.ranking.clear)
     return web.Response(status=204)
+
+
+async def hold(request: web.Request) -> web.Response:
+    """Refuse writes for a while, so that what is read then is all there is; what was under way is written, or refused
+    later."""
+    wanted = await body(request, HoldWrites)
+    _, collection = collection_of(request)
+    return answer(HeldBody(await asyncio.to_thread(collection.hold, wanted.seconds)))
 
 
 async def set_synonyms(request: web.Request) -> web.Response:

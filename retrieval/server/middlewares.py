@@ -19,6 +19,7 @@ from indexes.base.errors import (
     TooLarge,
 )
 from indexes.base.suggestions import suggestion
+from indexes.log.writer import BEGAN
 from retrieval.access.auth import NODE, PRINCIPAL
 from retrieval.admission.gates import Load
 from retrieval.admission.turns import PATIENT
@@ -167,6 +168,7 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
         require_known_caller(request)
         caller = app[KEYS].admit(request.headers, app[SCOPES].get(request.match_info.handler, "key"))
         PRINCIPAL.set(caller)
+        BEGAN.set(time.monotonic())
         require_known_parameters(request)
         writer = writer_for(request) if app[CONFIG].store.replica else None
         with app[LIMITER].under_way(caller.key, caller.limits):

@@ -141,6 +141,8 @@ ROUTES = (
           gives={"collection": "$response.body#/name"}, scope="admin"),
     Route("PUT", f"{C}/ranking", collections.set_ranking, "Set a collection's default ranking",
           COLLECTIONS, collection_schemas.SetRanking, collection_schemas.CollectionBody, scope="admin"),
+    Route("PUT", f"{C}/hold", collections.hold, "Take no writes for up to a minute, as while a copy ends", COLLECTIONS,
+          collection_schemas.HoldWrites, collection_schemas.HeldBody, scope="admin"),
     Route("PUT", f"{C}/synonyms", collections.set_synonyms, "Set a collection's synonyms", COLLECTIONS,
           collection_schemas.SetSynonyms, collection_schemas.SynonymsBody, scope="admin"),
     Route("GET", f"{C}/synonyms", collections.show_synonyms, "A collection's synonyms", COLLECTIONS,

@@ -136,6 +136,16 @@ class SynonymsBody(msgspec.Struct):
     set_ms: Annotated[int | None, Doc("Unix time of the change in milliseconds; null: there are none")]
 
 
+class HoldWrites(Request, frozen=True, kw_only=True):
+    """For how long a collection takes no writes."""
+
+    seconds: Annotated[float, Meta(ge=0, le=60), Doc("From now on; 0 ends it")]
+
+
+class HeldBody(msgspec.Struct):
+    seq: Seq
+
+
 class RankingBody(msgspec.Struct, kw_only=True):
     """A collection's own ranking settings. `gain` is in nDCG@10 on held-out queries."""
 

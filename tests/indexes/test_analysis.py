@@ -61,6 +61,13 @@ def test_no_mark_is_dropped() -> None:
 
 
 @pytest.mark.slow
+@given(TEXTS, st.sampled_from(LANGUAGES))
+def test_terms_in_steps_are_the_same(text: str, language: str) -> None:
+    """With tokens that are long enough not to be cached, too."""
+    for one in (text, text * 40):
+        assert index_terms(one, language, lambda: None) == index_terms(one, language)
+
+
 def test_folding_is_idempotent() -> None:
     """Of every character, alone and after another."""
     for one in CHARACTERS:

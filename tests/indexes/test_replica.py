@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from indexes.base.errors import Damaged
-from indexes.base.model import IndexOptions
+from indexes.base.model import IndexOptions, NewPassage, Upsert
 from indexes.collection.collection import Collection
 from indexes.collection.replica import Replica
 from indexes.filters.grammar import parse_filter
+from indexes.lexical.analysis import STEP_TERMS
+from indexes.lexical.postings import LONG_CHARS
 from indexes.parts.query import Query
 from indexes.upkeep.erasing import Erasure
 from tests.support.histories import take_step
@@ -115,6 +117,20 @@ def test_more_than_a_block_at_once(collection: Collection) -> None:
         fill(collection, WORLD, range(2500))
         delete(collection, range(0, 2500, 3))
         replica.catch_up()
+        assert_alike(replica, collection)
+
+
+def test_one_long_text_is_followed_in_steps(collection: Collection) -> None:
+    """A search process answers between them: half a megabyte without spaces takes seconds."""
+    text = "".join(chr(0xAC00 + number * 37 % 11_000) for number in range(LONG_CHARS))
+    fill(collection, WORLD, range(2))
+    with follow(collection) as replica:
+        passage = NewPassage(0, len(text), 1, WORLD.vector(1))
+        collection.write([Upsert("long", text, "", {}, (passage,), language="ko")]).result()
+        steps: list[int] = []
+        replica.catch_up(lambda: steps.append(replica.snapshot.live))
+        assert len(steps) >= LONG_CHARS // STEP_TERMS
+        assert set(steps) == {2}
         assert_alike(replica, collection)
 
 

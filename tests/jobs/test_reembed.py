@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from jobs.ingestion.rate_limiter import RateLimiter
-from jobs.ingestion.reembedding import CollectionCopy, Copied, digest, reembed
+from jobs.ingestion.reembedding import Copied, digest, reembed
 from jobs.serving.process import ServerProcess, serving
 from nearline import AsyncClient, ServiceError
 from retrieval.clients.bulk import DOCUMENTS_PER_REQUEST
@@ -191,30 +194,61 @@ def test_a_source_that_changes_too_fast_is_given_up(http: Http, service: ServerP
     assert (caught.value.status, caught.value.kind) == (409, "conflict")
 
 
-def test_the_last_changes_follow_but_not_over_newer_ones(http: Http, service: ServerProcess) -> None:
-    """What the source changed or lost since is taken over where the target is as it was copied, and nowhere else."""
-    source, target = http.new_collection(model=OLD), http.new_collection(model=NEW)
-    for name in (source, target):
-        http.write(name, *(document(number) for number in range(8)))
-    known = contents(http, source)
-    http.write(source, *(document(number, version=1) for number in (1, 3, 6, 10, 11)))
-    http.write(target, *(document(number, version=9) for number in (3, 4, 11)))
-    for name, gone in ((source, ["n2", "n4", "n7"]), (target, ["n5", "n6", "n7"])):
-        http.ok("POST", f"/v1/collections/{name}/documents/delete", {"ids": gone})
+def test_no_write_is_lost_while_the_alias_moves(http: Http, service: ServerProcess) -> None:
+    """Writes and deletions through the alias, of which one began long before, are in the new collection if they were
+    acknowledged; what was deleted does not come back."""
+    source, target, alias = http.new_collection(model=OLD), "copy-8", "moved"
+    http.write(source, *(document(number) for number in range(300)))
+    http.ok("PUT", f"/v1/aliases/{alias}", {"collection": source})
+    ended, there, path = threading.Event(), set[str](), f"/v1/collections/{alias}/documents"
 
-    async def run() -> Copied:
-        async with AsyncClient(service.url) as client:
-            under_way = CollectionCopy(client, source, target, RateLimiter(0), "auto")
-            under_way.known = known
-            await under_way.catch_up()
-            return under_way.copied
+    def change(first: int) -> None:
+        """Write, and delete every third document again a moment later."""
+        for number in itertools.count(first, 2):
+            if http.call("POST", path, {"documents": [document(number)]}).status == 200:
+                there.add(f"n{number}")
+            gone = f"n{number - 6}"
+            if number % 3 == 0 and gone in there and http.call("DELETE", f"{path}/{gone}").status == 200:
+                there.discard(gone)
+            if ended.is_set():
+                return
 
-    copied = asyncio.run(run())
-    versions = {0: 0, 1: 1, 3: 9, 4: 9, 10: 1, 11: 9}
-    assert contents(http, target) == {
-        f"n{number}": digest(document(number, version)) for number, version in versions.items()
-    }
-    assert (copied.written, copied.deleted) == (2, 1)
+    def write_long() -> int:
+        book = {"id": "book", "text": "a long manual about pumps and valves. " * 3000}
+        return http.call("POST", path, {"documents": [book]}).status
+
+    with ThreadPoolExecutor() as pool:
+        changing = [pool.submit(change, first) for first in (1000, 1001)]
+        long = pool.submit(write_long)
+        copy(service, source, target, alias)
+        assert http.ok("GET", f"/v1/collections/{alias}")["name"] == target
+        time.sleep(0.5)
+        ended.set()
+        for one in changing:
+            one.result()
+        there |= {"book"} if long.result() == 200 else set()
+    found = contents(http, alias).keys()
+    assert {one for one in found if one == "book" or int(one[1:]) >= 1000} == there
+
+
+def test_a_collection_takes_no_writes_for_a_while(http: Http, service: ServerProcess) -> None:
+    """Searches go on; of the writes none is done."""
+    name = http.new_collection()
+    seq = http.write(name, {"id": "a", "text": "one"})["seq"]
+    path = f"/v1/collections/{name}"
+    assert http.ok("PUT", f"{path}/hold", {"seconds": 60}) == {"seq": seq}
+    for method, where, body in (
+        ("POST", "documents", {"documents": [{"id": "b", "text": "two"}]}),
+        ("PATCH", "documents/a", {"metadata": {"x": 1}}),
+        ("DELETE", "documents/a", None),
+        ("POST", "documents/delete", {"filter": {"type": "exists", "key": "x", "value": False}}),
+    ):
+        reply = http.call(method, f"{path}/{where}", body)
+        assert (reply.status, "takes no writes" in reply.body["error"]["message"]) == (503, True), reply
+    assert len(http.search(name, query="one", cache=False)["hits"]) == 1
+    assert http.ok("PUT", f"{path}/hold", {"seconds": 0}) == {"seq": seq}
+    http.write(name, {"id": "b", "text": "two"})
+    assert http.call("PUT", f"{path}/hold", {"seconds": 61}).body["error"]["param"] == "seconds"
 
 
 @pytest.mark.parametrize(

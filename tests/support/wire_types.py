@@ -86,6 +86,7 @@ RECORDS: tuple[type[msgspec.Struct], ...] = (
     collection_schemas.FeedbackKept,
     collection_schemas.FeedbackList,
     collection_schemas.JobList,
+    collection_schemas.HeldBody,
     collection_schemas.SynonymsBody,
 )
 # Arguments or methods of their own in the client.

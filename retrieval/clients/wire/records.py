@@ -234,6 +234,10 @@ class JobList(TypedDict):
     jobs: list[JobBody]
 
 
+class HeldBody(TypedDict):
+    seq: int | str
+
+
 class SynonymsBody(TypedDict):
     synonyms: list[list[str]]
     set_ms: int | None
