@@ -1,7 +1,8 @@
 """The mark of a collection that moves between machines: a file beside its log, which outlives a restart.
 
-While one is there, the collection takes no writes. At its old place it was *given* away up to an operation; at its new
-place it is a *copy* until its writes begin there. So at every moment at most one place writes.
+While one is there, the collection takes no writes. At its old place it was *given* away up to an operation, and is
+*gone* once the new place is known to write, until it is deleted; at its new place it is a *copy* until its writes begin
+there. So at every moment at most one place writes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MOVING = "moving.json"
 class Moving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`node` is the other place. `seq` is the last operation that was written at the old one; 0 in a copy."""
 
-    role: Literal["given", "copy"]
+    role: Literal["given", "gone", "copy"]
     node: str
     seq: int = 0
 

@@ -307,7 +307,7 @@ class Collection(CollectionView):
     def require_here(self) -> None:
         """Raise NotReady while the collection is being moved, because it takes no writes then."""
         if (moving := self.moving) is not None:
-            way = "to" if moving.role == "given" else "from"
+            way = "from" if moving.role == "copy" else "to"
             raise NotReady(f"{self.name} is being moved {way} {moving.node}; nothing was written")
 
     def give(self, node: str) -> int:
@@ -322,6 +322,12 @@ class Collection(CollectionView):
             return seq
 
         return self.on_writer(mark)
+
+    def part_with(self, moving: Moving) -> Moving:
+        """Note that the place it was given to writes: what is here is no longer the newest, whatever happens there."""
+        gone = Moving("gone", moving.node, moving.seq)
+        self.on_writer(lambda: self._mark(gone))
+        return gone
 
     def change_aliases(self, change: Callable[[AliasSettings | None], AliasSettings]) -> None:
         """Change what else the collection is called, unless it is being moved."""
@@ -345,7 +351,8 @@ class Collection(CollectionView):
     def _last_seq(self) -> float:
         """The last operation that can be searched; infinity once it was given away, for there will be none to wait
         for."""
-        return math.inf if self.moving is not None and self.moving.role == "given" else self._snapshot.seq
+        away = self.moving is not None and self.moving.role != "copy"
+        return math.inf if away else self._snapshot.seq
 
     def _mark(self, moving: Moving | None) -> None:
         write_moving(self.folder, moving)

@@ -164,6 +164,8 @@ class _SyncRun:
     files: set[str] = field(default_factory=set)
     finished: list[Reading] = field(default_factory=list)
     """Files that were read, but may have unsent documents."""
+    sent: set[str] = field(default_factory=set)
+    """Ids of documents that this run has sent: the collection has them, too."""
 
     async def once(self, consent: Consent) -> None:
         self.options = replace(self.options, metadata_keys_max=self.limits["metadata_keys"])
@@ -348,6 +350,7 @@ class _SyncRun:
                 else:
                     expires_ms = expires_ms_of(one.document.expires_at, "expires_at")
                     self.record.acknowledge(one.file, one.document.id, one.digest, expires_ms)
+                    self.sent.add(one.document.id)
             for reading in self.finished:
                 file = path_in_folder(reading.changed.found)
                 if reading.whole:
@@ -376,7 +379,10 @@ class _SyncRun:
                 if others := self.record.hand_over(one):
                     self.done.shared += 1
                     again = again or self.record.folder in others
-                if others or one.id not in present:  # absent if the claiming run ended before sending it
+                is_absent = (
+                    one.id not in present and one.id not in self.sent
+                )  # the run that claimed it ended before
+                if others or is_absent:
                     self.record.release([one])
                 else:
                     gone[one.id].append(one)

@@ -125,8 +125,9 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     job: str = ""
 
     @property
-    def is_copy(self) -> bool:
-        return self.moving is not None and self.moving.role == "copy"
+    def is_elsewhere(self) -> bool:
+        """Whether another node has it: it is still copied from there, or was taken over by it."""
+        return self.moving is not None and self.moving.role != "given"
 
 
 class NodeShards(msgspec.Struct, frozen=True, kw_only=True):

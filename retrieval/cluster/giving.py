@@ -20,6 +20,7 @@ import msgspec
 from aiohttp import web
 
 from indexes.base.errors import NearlineError
+from indexes.base.moving import Moving
 from indexes.collection.collection import Collection
 from indexes.store.copying import changes_to_copy, generation_to_copy
 from indexes.store.slots import LogExtent
@@ -131,24 +132,28 @@ async def keep_settling(app: web.Application, nodes: Nodes) -> None:
                 given.clear()
                 soon_until = time.monotonic() + SOON_S
         for collection in app[CATALOG].collections.values():
-            if (moving := collection.moving) is not None and moving.role == "given":
+            if (moving := collection.moving) is not None and moving.role != "copy":
                 try:
-                    await settle(app, nodes, collection, moving.node, moving.seq)
+                    await settle(app, nodes, collection, moving)
                 except NearlineError as error:
                     logger.warning("%s is not settled yet: %s", collection.name, error.message)
 
 
-async def settle(app: web.Application, nodes: Nodes, shard: Collection, node: str, seq: int) -> None:
+async def settle(app: web.Application, nodes: Nodes, shard: Collection, moving: Moving) -> None:
     """Ask the node that a shard was given to what became of it; as long as it does not answer, nothing is certain."""
-    taker = next((one for one in nodes.members if one.name == node and one.writes), None)
+    if moving.role == "gone":
+        await collections.remove(app, shard.name)
+        logger.info("%s is deleted here: node %s has it", shard.name, moving.node)
+        return
+    taker = next((one for one in nodes.members if one.name == moving.node and one.writes), None)
     if taker is None:
         return
     await nodes.look_at(taker)
     if (held := taker.shards) is None or shard.name in held.taking:
         return
     if (state := held.shards.get(shard.name)) is None:
-        logger.warning("node %s has not taken %s, which stays here", node, shard.name)
+        logger.warning("node %s has not taken %s, which stays here", moving.node, shard.name)
         await asyncio.to_thread(shard.take)
-    elif state.moving is None and state.seq >= seq:
-        await collections.remove(app, shard.name)
-        logger.info("%s is deleted here: node %s has it", shard.name, node)
+    elif state.moving is None and state.seq >= moving.seq:
+        gone = await asyncio.to_thread(shard.part_with, moving)
+        await settle(app, nodes, shard, gone)

@@ -296,7 +296,7 @@ class Nodes:
         return {
             name: one
             for name, one in node.shards.shards.items()
-            if not one.is_copy and (writer is None or name in writer.shards)
+            if not one.is_elsewhere and (writer is None or name in writer.shards)
         }
 
     def missing(self) -> list[str]:

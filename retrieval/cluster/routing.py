@@ -199,10 +199,16 @@ async def nodes_ctx(app: web.Application) -> AsyncIterator[None]:
     app[METRICS].watch(partial(state.metrics, nodes))
     await taking.remove_copies(app)
     keep_running(app, nodes.keep_looking())
-    keep_running(app, giving.keep_settling(app, nodes))
     yield
     await end_all(app)
     await nodes.close()
+
+
+async def settling_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Settle what was given to other nodes. It needs all that deletes collections."""
+    if (nodes := app[NODES]) is not None:
+        keep_running(app, giving.keep_settling(app, nodes))
+    yield
 
 
 def reload(app: web.Application) -> None:

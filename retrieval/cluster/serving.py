@@ -269,11 +269,13 @@ def writes(app: web.Application, shard: Collection) -> bool:
 
 def require_newest(app: web.Application, moving: Moving | None) -> None:
     """Raise NotReady if another node may have more of a shard that moves than there is here: the one that it was given
-    to, unless that does not answer, or the one that it is still copied from. Who asks here has last looked before."""
+    to, unless that does not answer and may not have taken it, or the one that it is still copied from. Who asks here
+    has last looked before."""
     nodes = app[NODES]
     if moving is not None and moving.role == "copy":
         raise NotReady(f"the shard is being copied from node {moving.node}")
-    if moving is not None and moving.role == "given" and nodes is not None and nodes.is_up(moving.node):
+    up = moving is not None and nodes is not None and nodes.is_up(moving.node)
+    if moving is not None and (moving.role == "gone" or up):
         raise NotReady(f"the shard is given to node {moving.node}")
 
 

@@ -145,10 +145,11 @@ async def remove_copy(app: web.Application, shard: str) -> None:
 
 
 async def remove_copies(app: web.Application) -> None:
-    """Remove what was being taken when the service ended, before anything uses it: the other node keeps it."""
+    """Remove what another node has, before anything uses it: what was being taken when the service ended, and what was
+    given and taken."""
     if not isinstance(app[STORE], Follower):
         for shard, held in app[CATALOG].collections.items():
-            if held.moving is not None and held.moving.role == "copy":
+            if held.moving is not None and held.moving.role != "given":
                 await asyncio.to_thread(app[CATALOG].delete, shard)
 
 

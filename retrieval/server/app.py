@@ -14,7 +14,7 @@ from retrieval.admission.ceiling import Ceiling
 from retrieval.admission.gates import Gates
 from retrieval.base.cancellation import Stopping
 from retrieval.base.config import Config
-from retrieval.cluster.routing import add_shard_routes, nodes_ctx
+from retrieval.cluster.routing import add_shard_routes, nodes_ctx, settling_ctx
 from retrieval.dialects.page_ends import PAGE_ENDS, PageEnds
 from retrieval.documents.extracting import Extract, TextExtractor
 from retrieval.handlers.browsers import protective_headers
@@ -107,6 +107,7 @@ def contexts(data: Path) -> list[Callable[[web.Application], AsyncIterator[None]
         lifecycle.uploads_ctx,
         lifecycle.pipeline_ctx,
         lifecycle.tasks_ctx,
+        settling_ctx,
         lifecycle.expiry_ctx,
         lifecycle.loop_lag_ctx,
         lifecycle.memory_ctx,

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ import pytest
 from aiohttp import web
 
 from jobs.ingestion import syncing
+from jobs.ingestion.ingesting import IngestProgress
 from jobs.ingestion.sync_record import Stamp, SyncRecord
 from jobs.ingestion.syncing import record_path, sync
 from jobs.serving.process import ServerProcess, serving
@@ -423,6 +424,39 @@ def test_an_id_that_moves_to_another_file(folder: Folder) -> None:
     done = folder.sync("--yes")
     assert done["deleted"] == 0
     assert folder.ids() == EVERYTHING
+
+
+def test_a_document_that_goes_while_it_is_synced(http: Http, tmp_path: Path) -> None:
+    """It was written by the first reading of its file, and the second one, for an id that moved, no longer has it."""
+    path, name = tmp_path / "moving", http.new_collection()
+    put(path, "a.jsonl", '{"id": "y", "text": "why"}\n{"id": "a", "text": "aa"}\n')
+
+    async def run(between: Callable[[IngestProgress], None]) -> None:
+        with contextlib.closing(SyncRecord(tmp_path / "record.db", str(path))) as record:
+            async with AsyncClient(http.url) as client:
+                found = await client.collection(name)
+                await sync(
+                    client,
+                    name,
+                    path,
+                    record,
+                    options=SourceOptions(),
+                    report=SourceReport(),
+                    consent=lambda *_: True,
+                    limits=found["limits"],
+                    seq=found["seq"],
+                    progress=between,
+                )
+
+    def lose(progress: IngestProgress) -> None:
+        put(path, "b.jsonl", '{"id": "y", "text": "why"}\n')
+
+    asyncio.run(run(lambda _: None))
+    put(path, "a.jsonl", '{"id": "a", "text": "aa"}\n')
+    put(path, "b.jsonl", '{"id": "y", "text": "why"}\n{"id": "x", "text": "secret"}\n')
+    asyncio.run(run(lose))
+    documents = http.ok("POST", f"/v1/collections/{name}/documents/scroll", {})["documents"]
+    assert sorted(one["id"] for one in documents) == ["a", "y"]
 
 
 def test_other_options_read_files_again(folder: Folder) -> None:

@@ -208,7 +208,7 @@ def test_shards_get_their_old_name_back_once_their_node_answers(monkeypatch: pyt
     assert given == [("new", "old")] * 3
 
 
-@pytest.mark.parametrize("moving", [Moving("copy", "a"), Moving("given", "b", 5)])
+@pytest.mark.parametrize("moving", [Moving("copy", "a"), Moving("given", "b", 5), Moving("gone", "b", 5)])
 def test_what_was_acknowledged_is_not_forgotten_while_a_shard_moves(
     moving: Moving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +224,7 @@ def test_what_was_acknowledged_is_not_forgotten_while_a_shard_moves(
     asyncio.run(nodes.look())
     assert nodes.notes.acknowledged(shard) == 9
     assert nodes.writer_of(shard).name == "b"
-    assert [one.name for one in nodes.having(shard)] == (["b"] if moving.role == "copy" else ["a", "b"])
+    assert [one.name for one in nodes.having(shard)] == (["a", "b"] if moving.role == "given" else ["b"])
     held["http://b"] = state_at(7)  # restored from an earlier state
     asyncio.run(nodes.look())
     assert nodes.notes.acknowledged(shard) == 7

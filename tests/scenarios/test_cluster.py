@@ -1457,7 +1457,8 @@ def test_what_was_lost_is_not_waited_for(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_what_was_being_moved_when_a_service_was_killed(tmp_path: Path, model_folder: Path) -> None:
-    """A copy is removed at the start, and nothing is forgotten of what was given away: it takes no writes."""
+    """A copy is removed at the start, and so is what another node has taken; nothing is forgotten of what was given
+    away: it takes no writes."""
     port = free_port()
     environ = {
         "NEARLINE_CLUSTER_NODES": json.dumps(
@@ -1466,7 +1467,7 @@ def test_what_was_being_moved_when_a_service_was_killed(tmp_path: Path, model_fo
         "NEARLINE_SERVER_SEARCH_PROCESSES": "2",
         "NEARLINE_MODELS_FOLDER": str(model_folder.parent.resolve()),
     }
-    names = ["docs~0of3", "docs~1of3", "docs~2of3"]
+    names = [f"docs~{number}of4" for number in range(4)]
     data = tmp_path / "data"
     catalog = Catalog(data, IndexOptions())
     for name in names:
@@ -1474,13 +1475,14 @@ def test_what_was_being_moved_when_a_service_was_killed(tmp_path: Path, model_fo
     catalog.close()
     write_moving(data / names[0], Moving("copy", "b"))
     write_moving(data / names[1], Moving("given", "b", 0))
+    write_moving(data / names[3], Moving("gone", "b", 0))
     with serving(data, environ, port=port) as server:
         http = Http(server.url)
         seen = http.ok("GET", "/v1/cluster")["services"][0]
         while not seen["up"]:
             seen = http.ok("GET", "/v1/cluster")["services"][0]
-        assert (list(seen["shards"]), seen["moving"]) == (names[1:], names[1:2])
-        assert not (data / names[0]).exists()
+        assert (list(seen["shards"]), seen["moving"]) == (names[1:3], names[1:2])
+        assert not any((data / names[at]).exists() for at in (0, 3))
 
 
 def test_a_node_is_lost_for_good(tmp_path: Path, model_folder: Path) -> None:
