@@ -28,3 +28,8 @@ def normalize(form: Literal["NFC", "NFD", "NFKC", "NFKD"], text: str) -> str:
         if len(normal) >= most:
             break  # the rest would be left out
     return normal[:most]
+
+
+def utf8_bytes(text: str) -> int:
+    """Return the size of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())

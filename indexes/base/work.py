@@ -1,9 +1,14 @@
-"""The callback between the steps of long work, and the budget of work for the searches of one request."""
+"""The callback between the steps of long work, the budget of work for the searches of one request, and when that
+began."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
+
+# When the request began that this context works for, in monotonic seconds; 0: it is no request.
+BEGAN: ContextVar[float] = ContextVar("BEGAN", default=0.0)
 
 OnStep = Callable[[], None]  # long work calls it between steps; it may raise to cancel the work
 

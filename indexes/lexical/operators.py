@@ -26,6 +26,9 @@ from indexes.lexical.words import IGNORED, WORD, fold
 
 PREFIX_TERMS_MAX = 4096  # terms that one prefix may expand to
 STEM_LETTERS_MIN = 3  # the stem of a word may be shorter than a prefix of it
+# What stemmers put in the place of an ending: writing is write, visibility visibl, existencia existent, kitabı kitap.
+ENDINGS = "aefiklpstxy"
+ENDING_LETTERS_MAX = 6  # that one of them stands for, within a prefix
 # Does to ASCII what `WORD` and `fold` do, thirty times as fast: letters and digits in lower case, and spaces.
 ASCII_WORDS = str.maketrans(
     {code: " " for code in range(128) if chr(code) not in string.ascii_letters + string.digits}
@@ -98,12 +101,19 @@ def prefix_groups(
         work.prefix_terms -= len(found)
         if work.prefix_terms < 0:
             raise _too_many()
-        stems = {plain[:letters] for letters in range(STEM_LETTERS_MIN, len(plain))}
-        rest = frozenset(
-            one for one in stems.union(query_terms(prefix, language, others)) if not one.startswith(plain)
-        )
+        stems = stems_within(plain).union(query_terms(prefix, language, others))
+        rest = frozenset(one for one in stems if not one.startswith(plain))
         groups[f"{prefix}*"] = Prefixed(plain, rest | found, rest)
     return groups
+
+
+def stems_within(prefix: str) -> set[str]:
+    """Return the terms of words that begin with a prefix and have a stem that does not."""
+    shorter = {prefix[:letters] for letters in range(STEM_LETTERS_MIN, len(prefix))}
+    first = max(len(prefix) - ENDING_LETTERS_MAX, STEM_LETTERS_MIN - 1)
+    return shorter | {
+        prefix[:letters] + ending for letters in range(first, len(prefix)) for ending in ENDINGS
+    }
 
 
 def _too_many() -> InvalidInput:

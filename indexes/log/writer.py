@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextvars import Context, ContextVar, copy_context
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from indexes.base import failpoints, failures
 from indexes.base.errors import NearlineError, NotReady, Overloaded, StorageError
 from indexes.base.model import Operation, WriteResult
+from indexes.base.work import BEGAN
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +33,6 @@ WAITING_WRITES_MAX = 10_000
 IDLE_S = 0.2
 HELD_RETRY_S = 1.0
 T = TypeVar("T")
-
-# When the request began that this context writes for, in monotonic seconds; 0: it is no request.
-BEGAN: ContextVar[float] = ContextVar("BEGAN", default=0.0)
 
 Operations = Sequence[Operation] | Callable[[], Sequence[Operation]]
 Commit = Callable[[list[Sequence[Operation]]], list[WriteResult]]

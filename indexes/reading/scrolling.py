@@ -18,6 +18,7 @@ import numpy as np
 
 from indexes.base.errors import NotFound, Unavailable
 from indexes.base.model import Floats, Ids, StoredDocument
+from indexes.base.normalizing import utf8_bytes
 from indexes.base.work import OnStep, do_nothing
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter
@@ -170,7 +171,7 @@ def take(rows: Iterable[Any], limit: int, passage_bytes: int, bytes_max: int) ->
     size = 0
     for row in rows:
         _, _, document_id, _, text, title, metadata, passages, _ = row
-        size += sum(map(len, (document_id, text, title, metadata))) + passages * passage_bytes
+        size += sum(map(utf8_bytes, (document_id, text, title, metadata))) + passages * passage_bytes
         if len(taken) == limit or (taken and size > bytes_max):
             return taken, True
         taken.append(row)

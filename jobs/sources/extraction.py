@@ -34,6 +34,7 @@ class FileExtraction:
     def __init__(self, content: bytes, filename: str, kind: str, bytes_max: int) -> None:
         self._content, self._filename, self._kind = content, filename, kind
         self._options = SourceOptions(
+            text_fields=(),  # an upload is one document: rows of sheets become lines with all their columns
             document_bytes_max=bytes_max,
             extracted_bytes_max=len(content) or 1,
             extracting_s_max=SECONDS_MAX,

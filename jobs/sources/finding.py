@@ -122,7 +122,9 @@ class _Search:
 
     def _skip(self, entry: os.DirEntry[str], path: Path, folder: _Folder) -> Skip | None:
         """Return why the entry is skipped, or None."""
-        if entry.name.startswith("."):
+        if entry.name.startswith(
+            (".", "~$")
+        ):  # the second is the lock of a document that an office program has open
             return HIDDEN
         below = path.relative_to(self.root).as_posix()
         patterns = [pattern.rstrip("/") for pattern in self.options.exclude]

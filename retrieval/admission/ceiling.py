@@ -25,6 +25,7 @@ import numpy as np
 
 from indexes.base.errors import Overloaded, TooLarge
 from indexes.base.model import StoredPassage
+from indexes.base.normalizing import utf8_bytes
 from indexes.base.work import WorkBudget
 from indexes.parts.memory import give_back, memory_bytes
 from retrieval.admission.gates import Load
@@ -233,7 +234,8 @@ class BudgetShare:
 def size_of(passage: StoredPassage) -> int:
     """Estimate the size of a hit of this passage as JSON, in bytes."""
     metadata = len(msgspec.json.encode(passage.metadata)) if passage.metadata else 0
-    return HIT_BYTES + len(passage.text) + len(passage.title) + len(passage.heading) + metadata
+    texts = sum(map(utf8_bytes, (passage.text, passage.title, passage.heading)))
+    return HIT_BYTES + texts + metadata
 
 
 def decoded_bytes(body: bytes) -> int:

@@ -43,6 +43,7 @@ from retrieval.dialects.vector_store_schemas import (
     OpenAIStoreFileList,
     OpenAIText,
 )
+from retrieval.documents.extracting import names_acl
 from retrieval.documents.metadata import check_limits, check_metadata
 from retrieval.documents.writing import SPECIAL_TOKENS, write_documents
 from retrieval.handlers.documents import remove
@@ -84,6 +85,12 @@ async def attach_upload(
     )
     stored = await asyncio.to_thread(collection.log.document, upload.id)
     metadata = check_attributes(wanted.attributes, upload.filename, app, stored.metadata if stored else {})
+    if ACL not in metadata and names_acl(text, upload.filename):
+        raise InvalidInput(
+            f"the file {upload.filename!r} names an acl, which only `nearline ingest` reads: here everybody could see "
+            "it; give the attribute acl, or take it out of the file",
+            param="file_id",
+        )
     document = SentDocument(
         id=upload.id, text=text, title=upload.filename, metadata=msgspec.Raw(msgspec.json.encode(metadata))
     )

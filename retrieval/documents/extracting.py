@@ -7,13 +7,18 @@ the service, runs in its own process with time and memory limits, and is cancell
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Protocol
 
 from indexes.base.errors import TooLarge
+from indexes.base.model import ACL
 from retrieval.documents.uploads import text_of
 
 AT_ONCE = 2  # each takes up to a core and some memory; others wait
+HEAD_CHARS = 2000  # in which front matter that does not end may name its acl
+NAMES_ACL = re.compile(rf"""^[ \t]*["']?{ACL}["']?[ \t]*[:=]""", re.MULTILINE)
 CHARS_FREE = 65_536  # that any file may have, however small
 
 
@@ -26,6 +31,18 @@ class Extraction(Protocol):
 
     def end(self) -> None:
         """Cancel, from any thread: `run` raises soon."""
+
+
+def names_acl(text: str, filename: str) -> bool:
+    """Whether front matter, or a column of a workbook, says which groups may see the text. Only `nearline ingest` reads
+    that, so as a document of one text everybody could see it."""
+    if PurePath(filename).suffix.lower() == ".xlsx":
+        return NAMES_ACL.search(text) is not None
+    mark = text[:3]
+    if mark not in ("---", "+++"):
+        return False
+    end = text.find(f"\n{mark}", len(mark))
+    return NAMES_ACL.search(text, 0, end if end >= 0 else HEAD_CHARS) is not None
 
 
 # Takes a file's bytes, its name and the maximum bytes of its text; returns None for an unsupported type.

@@ -126,6 +126,7 @@ async def patch(request: web.Request) -> web.Response:
     name, collection = collection_of(request)
     change = await change_of(wanted, request.app[CONFIG])
     result = await asyncio.wrap_future(collection.change(request.match_info["id"], change))
+    result = replace(result, unchanged=1 - result.documents)
     return answer(written_body(note_patched(request.app, name, collection, result, started), started))
 
 

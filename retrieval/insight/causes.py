@@ -338,7 +338,8 @@ def missing_terms(trail: Trail) -> Cause | None:
     language = trail.passage.language
     rows = trail.word_rows(trail.first)
     near = {row.word: row.near for row in rows if row.near}
-    reason = f"words decide here, and it holds none of {', '.join(repr(row.word) for row in rows)}"
+    none = f"it holds none of {', '.join(repr(row.word) for row in rows)}" if rows else "the query has none"
+    reason = f"words decide here, and {none}"
     if near:
         reason += "; but it holds " + ", ".join(f"{own!r} for {word!r}" for word, own in near.items())
     # Not the language whose words were looked up, which is always one that passages have.
@@ -380,7 +381,9 @@ def score_cause(trail: Trail) -> tuple[Cause, int]:
         )
         reason = "it is an example itself" if example else "it does not hold a phrase or prefix of the query"
         return Cause("left_out", "page", f"{reason}, and so no hit", evidence), plan.k
-    needed = place_after_floors(trail) or first.dense_rank or first.lexical_rank or trail.plan.k + 1
+    needed = place_after_floors(trail) or first.dense_rank or first.lexical_rank
+    if needed is None:
+        return Cause("left_out", "candidates", "no ranking of this search has it", evidence), plan.k
     if needed <= trail.plan.k:
         reason = f"by its scores it would be hit {needed}: another option of the search leaves it out"
         return Cause("left_out", "page", reason, evidence), needed

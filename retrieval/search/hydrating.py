@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import UNSET
 
 from indexes.base.model import TIERS, StoredPassage
+from indexes.base.normalizing import utf8_bytes
 from indexes.lexical.spans import Marks
 from indexes.parts.query import Candidates
 from indexes.reading.surroundings import Surroundings
@@ -48,7 +49,7 @@ async def hydrate(
         numbers = [passage.id for _, passage in chosen]
         around = (await shard.fetch(numbers, What(reach=reach, hits=counted))).around
     if reach is not None:
-        texts = [len(one.text) for one in around.values()]
+        texts = [utf8_bytes(one.text) for one in around.values()]
         rounds.budget.reach(groups.size + sum(texts), max(texts, default=0))
         expand(hits, [around.get(passage.id) for _, passage in chosen])
     if embedded.request.highlight:

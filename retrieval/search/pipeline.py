@@ -17,7 +17,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -188,6 +188,8 @@ class Pipeline:
         self._threads = ThreadPoolExecutor(
             config.search.threads, "search", initializer=search_with_one_thread
         )
+        # A look whether a kept answer still holds takes .3 ms, and must not wait for an explanation.
+        self._judges = ThreadPoolExecutor(1, "judge", initializer=search_with_one_thread)
         self._active = Turns(ACTIVE_PER_THREAD * config.search.threads, lambda: config.admission, crowded)
         self._away = Turns(AWAY_MAX, lambda: config.admission, crowded)
         # Reranking holds a thread for a long time, so one is left for other searches if there are several.
@@ -195,7 +197,8 @@ class Pipeline:
 
     def close(self) -> None:
         """Cancel what has not begun, and wait for what has."""
-        self._threads.shutdown(cancel_futures=True)
+        for threads in (self._threads, self._judges):
+            threads.shutdown(cancel_futures=True)
 
     @property
     def reranker(self) -> Reranker:
@@ -500,7 +503,9 @@ class Pipeline:
         floor = self._embedders.similarity_floor(collection.settings.model)
         shard = LocalShard(collection, snapshot, Stopwatch(), work)
         renew = partial(renew_grounds, grounds, plan, floor, shard)
-        return await (renew() if is_light(grounds) else self.on_thread(partial(run_at_once, renew)))
+        return await (
+            renew() if is_light(grounds) else self.on_thread(partial(run_at_once, renew), self._judges)
+        )
 
     async def follow(
         self,
@@ -660,9 +665,11 @@ class Pipeline:
             )
         return await self.on_thread(partial(watch.charge_cpu, partial(run_at_once, stages)))
 
-    async def on_thread(self, work: Callable[[], T]) -> T:
+    async def on_thread(self, work: Callable[[], T], threads: Executor | None = None) -> T:
         """Run work on a search thread, in this context, so that its log lines name the request."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
+        return await asyncio.get_running_loop().run_in_executor(
+            threads or self._threads, copy_context().run, work
+        )
 
 
 async def run_on_thread(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

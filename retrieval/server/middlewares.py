@@ -19,7 +19,7 @@ from indexes.base.errors import (
     TooLarge,
 )
 from indexes.base.suggestions import suggestion
-from indexes.log.writer import BEGAN
+from indexes.base.work import BEGAN
 from retrieval.access.auth import NODE, PRINCIPAL
 from retrieval.admission.gates import Load
 from retrieval.admission.turns import PATIENT

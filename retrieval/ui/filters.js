@@ -56,6 +56,14 @@ export class Filters {
     return filterOf(this.rows, this.types);
   }
 
+  // Throws for a row that is half filled in: without it, a search would find more than was asked for.
+  check() {
+    for (const { key, operator, value } of this.rows) {
+      if (key && value === "" && !WITHOUT_VALUE.includes(operator)) throw new Error(`The filter on ${key} needs a value.`);
+      if (!key && value !== "") throw new Error(`The filter with the value ${value} needs a key.`);
+    }
+  }
+
   add({ key = "", operator = "eq", value = "" }) {
     const values = h("datalist", { id: `values-${crypto.randomUUID()}` });
     const inputs = {

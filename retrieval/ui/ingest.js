@@ -68,6 +68,7 @@ export async function ingestView(place, params) {
 async function ingested(files, collection, textField, said) {
   const { limits } = await get(of(collection));
   const done = [];
+  const taken = new Map(); // by id, the file of the document that has it
   for (const file of files) {
     const one = { name: file.name, read: 0, written: 0, unchanged: 0, passages: 0, failed: [] };
     done.push(one);
@@ -77,7 +78,12 @@ async function ingested(files, collection, textField, said) {
       if (found === null) await upload(file, collection, one);
       else {
         one.failed.push(...found.filter((each) => each.error));
-        const documents = found.filter((each) => each.document).map((each) => each.document);
+        const documents = [];
+        for (const { document } of found.filter((each) => each.document)) {
+          if (taken.has(document.id)) one.failed.push({ id: document.id, error: `not written, a document of ${taken.get(document.id)} has its id` });
+          else documents.push(document);
+          taken.set(document.id, taken.get(document.id) ?? file.name);
+        }
         one.read = documents.length;
         for (const batch of batches(documents, limits)) {
           await write(collection, batch, one);

@@ -6,6 +6,9 @@ import { decoded } from "./numbers.js";
 const TEXTS = /\.(md|markdown|txt|text|rst|adoc|org|log|py|js|ts|go|rs|java|c|h|cpp|cs|rb|php|sh|sql|css|yaml|yml|toml|ini|xml)$/i;
 const BARE = /^(readme|license|changelog|contributing|authors|notice|todo|makefile|dockerfile)$/i;
 const TEXT = "text";
+const CHARSET = /<meta[^>]{0,200}?charset\s*=\s*["']?([\w-]{1,40})/i;
+const HEAD_BYTES = 1024; // in which an HTML file names its charset
+const ACL = /^(?:---|\+\+\+)[ \t]*\r?\n(?:(?!---|\+\+\+).*\n)*?[ \t]*["']?acl["']?[ \t]*[:=]/;
 const IDS = ["id", "_id"];
 
 // Rows that cannot be read have an `error`: [{document} or {id, error}]. Null for a kind of file that the browser cannot read.
@@ -14,27 +17,29 @@ export async function read(file, textField = TEXT) {
   if (["jsonl", "ndjson"].includes(kind)) return lines(await textOf(file), file.name, textField);
   if (kind === "json") return json(await textOf(file), file.name, textField);
   if (["csv", "tsv"].includes(kind)) return rows(await textOf(file), file.name, textField, kind === "tsv" ? "\t" : ",");
-  if (["html", "htm", "xhtml"].includes(kind)) return [{ document: { id: file.name, ...markdownOf(await textOf(file)) } }];
+  if (["html", "htm", "xhtml"].includes(kind)) return [{ document: { id: file.name, ...markdownOf(await textOf(file, CHARSET)) } }];
   if (TEXTS.test(file.name) || BARE.test(file.name)) {
     const text = await textOf(file);
+    if (ACL.test(text)) return [{ id: file.name, error: "its front matter names an acl, which only nearline ingest reads: here everybody could see it" }];
     const title = /\.(md|markdown)$/i.test(file.name) ? /^#\s+(.+)$/m.exec(text)?.[1].trim() : null;
     return [text.trim() ? { document: { id: file.name, title: title || file.name, text } } : { id: file.name, error: "the file is empty" }];
   }
   return null;
 }
 
-// By its byte order mark, else as UTF-8.
-async function textOf(file) {
+// By its byte order mark, else by the charset that it names, else as UTF-8.
+async function textOf(file, charset = null) {
   const bytes = await file.arrayBuffer();
   const mark = String(new Uint8Array(bytes.slice(0, 2)));
-  const encoding = { "255,254": "utf-16le", "254,255": "utf-16be" }[mark] ?? "utf-8";
+  const named = charset?.exec(new TextDecoder("latin1").decode(bytes.slice(0, HEAD_BYTES)))?.[1];
+  const encoding = { "255,254": "utf-16le", "254,255": "utf-16be" }[mark] ?? named ?? "utf-8";
   try {
     const text = new TextDecoder(encoding, { fatal: true }).decode(bytes);
     if (!text.includes("\0")) return text;
   } catch {
     // as below
   }
-  throw new Error("the file is not text in UTF-8, nor in UTF-16 with a byte order mark");
+  throw new Error("the file is not text in UTF-8, nor in UTF-16 with a byte order mark; nearline ingest reads others, with --encoding");
 }
 
 function lines(text, name, textField) {

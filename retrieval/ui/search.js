@@ -1,6 +1,6 @@
 // Search: the form, the hits, what was searched and the stages; and why a document is, or is not, among the hits.
 
-import { names, of, post, prefer, preferred, valuesByPath } from "./api.js";
+import { key, names, of, post, prefer, preferred, valuesByPath } from "./api.js";
 import { announce, bar, failure, field, fixed, h, milliseconds, plural, select, svg } from "./dom.js";
 import { explained } from "./explain.js";
 import { Filters } from "./filters.js";
@@ -39,7 +39,8 @@ export async function searchView(place, params, signal) {
       h("label", { class: "check" }, grouped, " One hit per document"), filters.element));
   place.append(h("h1", { class: "sr" }, "Search"), form, results);
   collection.addEventListener("change", () => filters.set([]));
-  if (!wanted && !known.length) results.append(h("p", { class: "empty" }, "There is no collection yet. ", h("a", { href: "#/ingest" }, "Ingest a file"), " to make one."));
+  if (!wanted && !known.length && key()) results.append(h("p", { class: "empty" }, "This key lists no collection. Type the name of the one to search."));
+  else if (!wanted && !known.length) results.append(h("p", { class: "empty" }, "There is no collection yet. ", h("a", { href: "#/ingest" }, "Ingest a file"), " to make one."));
   else if (!wanted) results.append(h("p", { class: "empty" }, "Choose a collection to search."));
   else if (query.value) await run(asked());
   else results.append(h("p", { class: "empty" }, "Press ", h("kbd", {}, "/"), " to search ", h("b", {}, wanted), "."));
@@ -75,6 +76,7 @@ export async function searchView(place, params, signal) {
     }
     results.setAttribute("aria-busy", "true");
     try {
+      if (!changed) filters.check();
       const answer = await post(of(collection.value.trim(), "search"), search, { signal: latest.signal });
       results.replaceChildren(...shown(answer, search, changed));
       announce(`${plural(answer.hits.length, "hit")} in ${milliseconds(answer.timings_ms.total)}`);

@@ -86,7 +86,7 @@ class FacetBody(msgspec.Struct):
     key: Annotated[str, Doc("The metadata key")]
     values: Annotated[list[ValueCount], Doc("The most frequent values; empty if ranges were requested")]
     ranges: Annotated[list[RangeCount], Doc("The requested ranges, ascending")]
-    distinct: Annotated[int, Doc("Number of distinct values, listed or not")]
+    distinct: Annotated[int, Doc("Number of distinct values, listed or not; 0 with `ranges`")]
     missing: Annotated[int, Doc("Documents without a value")]
     documents: Annotated[int, Doc("Documents that match the filter")]
 

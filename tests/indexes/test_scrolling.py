@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from indexes.base.errors import InvalidInput, NotFound
-from indexes.base.model import Upsert
+from indexes.base.model import NewPassage, Upsert
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Comparison, Filter
 from indexes.reading import scrolling
@@ -51,6 +51,15 @@ def collection(tmp_path: Path) -> Collection:
     fill(collection, WORLD, range(50), version=1)
     delete(collection, range(100, 120))
     return collection
+
+
+def test_a_page_counts_bytes(tmp_path: Path) -> None:
+    """A letter of most scripts takes two or three of them in an answer."""
+    collection = make_collection(tmp_path / "c")
+    passage = NewPassage(0, 1000, 1, WORLD.vector(1))
+    collection.write([Upsert(f"d{at}", "한" * 1000, "", {}, (passage,)) for at in range(9)]).result()
+    assert len(page(collection, 0, 9, bytes_max=10_000).documents) == 3
+    collection.close()
 
 
 EXPECTED = [*range(50, 100), *range(120, 300), *range(50)]

@@ -522,6 +522,7 @@ def test_folders_are_read_in_order_without_hidden_and_unknown_files(tmp_path: Pa
         "a/B.TXT",
         "c.md",
         ".hidden.txt",
+        "~$plan.docx",
         ".git/config.txt",
         "pic.png",
         "Makefile",
@@ -532,7 +533,7 @@ def test_folders_are_read_in_order_without_hidden_and_unknown_files(tmp_path: Pa
     assert [d.id for d in documents] == [f"{tmp_path.name}/{name}" for name in names]
     assert report.other_files == {".png": 1, "without an ending": 1}
     assert report.summary()[1:] == [
-        "skipped: 2 hidden (.git, .hidden.txt)",
+        "skipped: 3 hidden (.git, .hidden.txt, ~$plan.docx)",
         "skipped: 2 files of other kinds (1 without an ending, 1 .png)",
     ]
 

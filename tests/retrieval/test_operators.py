@@ -35,6 +35,11 @@ WORDS = [
     "installs",
     "instances",
     "winter",
+    "writing",
+    "during",
+    "visibility",
+    "varying",
+    "happily",
 ]
 TEXTS: list[dict[str, Any]] = [
     {"id": "order", "text": "The silver river flows under the bridge."},
@@ -198,6 +203,7 @@ def test_characters_that_stand_for_many_are_charged_as_many(text: str, title: st
         *(("my", "စာအုပ်"), ("th", "หนังสือ"), ("lo", "ປຶ້ມ"), ("he", "שָׁלוֹם")),
         *(("ar", "سَلَام"), ("fa", "می\u200cخواهم"), ("vi", "tiếng"), ("ko", "한국어")),
         *(("el", "βιβλίο"), ("am", "መጽሐፍ"), ("ja", "ありがとう")),
+        *(("es", "existencia"), ("fr", "heureuse"), ("tr", "kitabı"), ("en", "organizational")),
     ],
 )
 def test_words_of_any_script_have_prefixes(language: str, word: str) -> None:

@@ -412,6 +412,9 @@ FILES = {
     b"<img src=http://example.com/x.png><script>document.title='ran'</script></main>",
     "rows.csv": b'id,text,price,paid\n1,"a rope, long",2.5,true\n2,,3,false\n',
     "lines.jsonl": b'{"id": "x", "text": "an anchor", "kind": "iron"}\n{"broken\n{"id": "z"}\n',
+    "again.csv": b"id,text\n1,another rope\n",
+    "staff.md": b"---\nacl: [staff]\n---\nFor the staff.",
+    "latin.html": "<meta charset='iso-8859-1'><p>Größe</p>".encode("latin-1"),
     "book.pdf": b"%PDF-1.7\x00\xff",
     "letter.docx": docx("To the harbor", "The berth by the lighthouse is mine."),
     "prices.xlsx": xlsx(Berths=[["berth", "euros"], ["north", 20]]),
@@ -450,7 +453,10 @@ def test_files_become_documents(open_page: Opener, place: Place) -> None:
     found = place.http.ok("POST", "/v1/collections/harbor/documents/scroll", {})["documents"]
     documents = {one["id"]: one for one in found if not one["id"].startswith("file-")}
     uploaded = {one["text"] for one in found if one["id"].startswith("file-")}
-    assert sorted(documents) == ["1", "ebb.md", "guide.md", "page.html", "tide.txt", "x"]
+    assert sorted(documents) == ["1", "ebb.md", "guide.md", "latin.html", "page.html", "tide.txt", "x"]
+    assert documents["latin.html"]["text"] == "Größe"
+    for words in ("a document of rows.csv has its id", "names an acl"):
+        assert words in failed
     assert len(uploaded) == len(place.http.ok("GET", "/v1/files")["data"]) == 3
     for words in ("chart of the sea", "berth by the lighthouse", "north"):
         assert any(words in text for text in uploaded)
@@ -465,6 +471,19 @@ def test_files_become_documents(open_page: Opener, place: Place) -> None:
     page.get_by_role("link", name="Search harbor").click()
     search(page, "what a berth costs: the fees")
     assert titles(page)[0] == "Harbor"
+
+
+def test_a_filter_needs_a_key_and_a_value(open_page: Opener) -> None:
+    """A row that is half filled in is not left out in silence."""
+    page = open_page("#/search")
+    page.get_by_label("Collection").select_option("shop")
+    for label, words in (("key", "needs a value"), ("value", "needs a key")):
+        page.get_by_role("button", name="+ Filter").click()
+        page.get_by_label(f"Filter: {label}").fill("year")
+        page.locator("#query").fill("money")
+        page.get_by_role("button", name="Search", exact=True).click()
+        page.get_by_text(words).wait_for()
+        page.get_by_label("Remove this filter").click()
 
 
 def test_files_are_dropped(open_page: Opener, place: Place) -> None:
@@ -654,7 +673,8 @@ def test_what_a_key_lacks_is_said(open_page: Opener, place: Place) -> None:
     page.get_by_role("button", name="Forget").click()
     page.get_by_text("This service needs an access key").wait_for()
     assert page.evaluate("sessionStorage.length + localStorage.length") == 0
-    page = open_page("#/search?c=shop", key="groups")
+    page = open_page("#/search", key="groups")
+    page.get_by_text("Type the name").wait_for()
     page.get_by_label("Collection").fill("shop")
     search(page, "money")
 

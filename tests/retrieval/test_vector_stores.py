@@ -405,6 +405,31 @@ def test_a_byte_order_mark_says_how_a_file_is_read(encoding: str) -> None:
     assert text_of(content, "a.txt") == "größer"
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.xlsx", xlsx(S=[["id", "text", "acl"], ["1", "The kitchen is closed.", "kitchen"]])),
+        ("intro.md", b"---\ntitle: Intro\nacl: [staff]\n---\nFor the staff."),
+        ("open.md", b"+++\nacl = ['staff']\nFor the staff."),
+    ],
+)
+def test_a_file_for_some_is_not_for_everybody(client: OpenAI, store: str, name: str, content: bytes) -> None:
+    """What names an acl inside is refused, unless the attributes name one."""
+    file = client.files.create(file=(name, content), purpose="assistants").id
+    with pytest.raises(BadRequestError, match="names an acl"):
+        client.vector_stores.files.create(store, file_id=file)
+    assert client.vector_stores.files.create(store, file_id=file, attributes={"acl": "staff"}).id == file
+
+
+def test_an_uploaded_workbook_keeps_its_columns(client: OpenAI, http: Http, store: str) -> None:
+    """As lines of one document, which an upload is."""
+    content = xlsx(S=[["id", "text", "lang"], ["1", "The kitchen is closed.", "en"]])
+    file = client.files.create(file=("rows.xlsx", content), purpose="assistants").id
+    client.vector_stores.files.create(store, file_id=file)
+    text = http.ok("GET", f"/v1/collections/{store}/documents/{file}")["text"]
+    assert "id: 1\ntext: The kitchen is closed.\nlang: en" in text
+
+
 def test_the_latest_batches_are_kept(tmp_path: Path) -> None:
     """The oldest is forgotten for a new one."""
     collection = SimpleNamespace(folder=tmp_path)
