@@ -76,8 +76,6 @@ async def reembed(
             f"{alias} names {target} already, and another copy would undo what was written to it since; nothing was "
             "done. To copy nevertheless, leave out the alias"
         )
-    if made["model"] != model:
-        raise conflict(f"{target} exists with the model {made['model']}, not {model}")
     copy = CollectionCopy(client, source, made["name"], pace, made["language"])
     await copy.look()
     before = math.inf

@@ -91,21 +91,22 @@ class Endpoints(Core):
         self, name: str, **settings: Unpack[sent.CreateCollection]
     ) -> records.CollectionBody:
         """Return the collection, creating it if it does not exist. Raises ServiceError, of kind `conflict`, for one
-        whose vectors have other `dimensions` than those given."""
+        that has another `model`, `language` or number of `dimensions` than those given."""
         try:
             found = await self.collection(name)
         except ServiceError as error:
             if error.status != 404:
                 raise
             return await self.create_collection(name, **settings)
-        wanted = settings.get("dimensions") or found["dimensions"]
-        if found["dimensions"] != wanted:
-            raise ServiceError(
-                f"collection {name!r} has vectors of {found['dimensions']} dimensions, not of {wanted}",
-                status=409,
-                kind="conflict",
-                param="dimensions",
-            )
+        for key in ("model", "language", "dimensions"):
+            wanted, present = settings.get(key), found[key]
+            if wanted is not None and wanted != present:
+                raise ServiceError(
+                    f"collection {name!r} exists with {key} {present!r}, not {wanted!r}, which is fixed at creation",
+                    status=409,
+                    kind="conflict",
+                    param=key,
+                )
         return found
 
     @endpoint

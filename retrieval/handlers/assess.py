@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from indexes.base.errors import InvalidInput, TooLarge
-from indexes.filters.grammar import Filter
+from indexes.filters.grammar import Exists, Filter
 from indexes.reading import scrolling
 from retrieval.base.config import Config
 from retrieval.handlers.search import Find, await_writes, budget_of, headers_of
@@ -62,6 +62,8 @@ async def assess_with(request: web.Request, wanted: AssessRequest, find: Find, c
     if neighbors > most:
         raise InvalidInput(f"neighbors must be from 1 to {most}, found {neighbors}", param="neighbors")
     note_queries(request, [read])
+    if wanted.remedy_key is not None:
+        await require_key(count, wanted.remedy_key)
     found = await events_of(find, search_request(wanted, read, neighbors))
     past = await past_outcomes(count, wanted, judge, config)
     assessment = await asyncio.to_thread(assessing.assess, found, wanted, judge, past, config.assess)
@@ -78,6 +80,14 @@ async def events_of(find: Find, search: SearchRequest) -> SearchAnswer:
             raise
         message = "action cannot be compared: events are compared by meaning, and the collection has no model"
         raise InvalidInput(message, param="action") from None
+
+
+async def require_key(count: Count, key: str) -> None:
+    """Raise InvalidInput naming `remedy_key` if no document has that key."""
+    try:
+        await count(Exists(key))
+    except InvalidInput as error:
+        raise InvalidInput(f"remedy_key: {OWN_PLACE.sub('', error.message)}", param="remedy_key") from None
 
 
 def action_of(wanted: AssessRequest) -> str:

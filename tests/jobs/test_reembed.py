@@ -256,7 +256,7 @@ def test_a_collection_takes_no_writes_for_a_while(http: Http, service: ServerPro
     [
         ("nowhere", "t", NEW, None, "nowhere"),
         ("same", "same", OLD, None, "same collection"),
-        ("same", "other", NEW, None, "with the model"),
+        ("same", "other", NEW, None, "exists with model"),
         ("same", "fresh", "no-such-model", None, "no-such-model"),
         ("same", "fresh", NEW, "other", "cannot be an alias"),
         ("same", "fresh", NEW, "fresh", "cannot be an alias"),

@@ -297,6 +297,7 @@ def test_events_without_outcomes_are_shown(http: Http) -> None:
         ({"action": "x", "outcome": {"bad": []}}, 422, "outcome"),
         ({"action": "x", "outcome": {"key": "outcom"}}, 422, "outcome"),
         ({"action": "x", "outcome": {"key": "severity"}}, 422, "outcome"),
+        ({"action": "x", "remedy_key": "remdy"}, 422, "remedy_key"),
         ({"action": "x", "neighbors": 100_000}, 422, "neighbors"),
         ({"action": "x", "filter": {"type": "eq"}}, 422, "filter"),
     ],

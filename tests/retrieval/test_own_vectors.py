@@ -320,6 +320,8 @@ def test_the_client_takes_arrays(http: Http) -> None:
         with pytest.raises(ServiceError) as raised:
             client.ensure_collection(name, dimensions=DIMENSIONS + 1)
         assert raised.value.param == "dimensions"
+        with pytest.raises(ServiceError, match="exists with language 'auto', not 'de'"):
+            client.ensure_collection(name, language="de")
         assert client.ensure_collection(name, dimensions=DIMENSIONS)["name"] == name
 
 
