@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -11,7 +12,9 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +30,7 @@ from retrieval.context.answering import (
     numbers_in,
     without_code,
 )
+from retrieval.context.llm import EVENTS_AT_ONCE, events
 from retrieval.wire.answer import AnswerRequest
 from retrieval.wire.search import ContextAnswer, Receipt, Timings
 from tests.support.http import Http
@@ -290,6 +294,28 @@ def test_the_model_judges_whether_the_passages_answer(asked: Http, said: FakeMod
         "none",
     )
     assert found["citations"]
+
+
+def test_events_that_arrive_together_let_others_in() -> None:
+    """A model may send thousands in one piece, each of which is a little work on the event loop."""
+
+    async def story() -> None:
+        content, turns = aiohttp.StreamReader(Mock(), 1 << 20), 0
+        content.feed_data(b"data: {}\n\n" * 1000)
+        content.feed_eof()
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.ensure_future(count())
+        assert len([one async for one in events(content, 1 << 20)]) == 1000
+        counting.cancel()
+        assert turns >= 1000 // EVENTS_AT_ONCE
+
+    asyncio.run(story())
 
 
 def test_nothing_but_unknown_citations_is_no_answer(asked: Http, said: FakeModel) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +25,7 @@ from retrieval.base.settings import Config, SearchSection
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.results import Observer
+from retrieval.search import pipeline
 from retrieval.search.pipeline import Pipeline
 from retrieval.search.survival import NEWER_MAX
 from retrieval.wire.search import SearchAnswer, SearchRequest
@@ -215,6 +217,30 @@ def test_answers_outlive_writes_elsewhere(cached: Cached, name: str) -> None:
                 assert answer.receipt.seq == cached.collection.snapshot.seq
         assert cached.results.counts.survived == 40
         assert shown(answer) == shown(await cached.search(**SEARCHES[name], cache=False))
+
+    asyncio.run(story())
+
+
+def test_a_kept_answer_waits_for_no_other_search(cached: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Explanations and searches of several collections may hold all search threads for seconds."""
+    monkeypatch.setattr(pipeline, "is_light", lambda kept: False)
+    ended = threading.Event()
+
+    async def story() -> None:
+        for number in range(64):
+            cached.write(number)
+        await cached.search(**SEARCHES["hybrid"])
+        text = " ".join(["unrelated"] * 15)  # as long as the others are
+        passage = NewPassage(0, len(text), 2, -WORLD.vector(0))
+        cached.collection.write([Upsert("far", text, "", {}, (passage,))]).result()
+        threads = range(CONFIG.search.threads)
+        busy = [asyncio.ensure_future(cached.pipeline.on_thread(ended.wait)) for _ in threads]
+        try:
+            kept = await asyncio.wait_for(cached.search(**SEARCHES["hybrid"]), 30)
+        finally:
+            ended.set()
+            await asyncio.gather(*busy)
+        assert kept.receipt.cache == "hit"
 
     asyncio.run(story())
 
