@@ -142,7 +142,7 @@ KEEPING: Bodies = {
         }
     },
     collection_schemas.SetSynonyms: {"an abbreviation": {"synonyms": [["SLA", "service level agreement"]]}},
-    collection_schemas.HoldWrites: {"ten seconds": {"seconds": 10}},
+    collection_schemas.HoldWrites: {"the end of it": {"seconds": 0}},
     collection_schemas.SetRanking: {"more weight on meaning": {"method": "weighted", "weight_dense": 0.85}},
     evaluation_schemas.KeepEvaluation: {
         "a recall": {"report": {"version": 2, "cohorts": [{"name": "overall", "recall": 0.98}]}}

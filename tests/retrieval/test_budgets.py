@@ -244,6 +244,7 @@ BODIES: dict[str, Made] = {
     "POST /v1/collections": lambda times: {"name": "x" * 2000 * times},
     f"POST {C}/rename": lambda times: {"name": "x" * 2000 * times},
     f"PUT {C}/ranking": lambda times: {"method": "x" * 2000 * times},
+    f"PUT {C}/hold": lambda times: {"seconds": 0},
     f"PUT {C}/synonyms": lambda times: {"synonyms": [[f"a{at}", f"b{at} c{at}"] for at in range(75 * times)]},
     f"PUT {C}/evaluation": lambda times: {
         "report": {"version": 2, "cohorts": [{"name": f"c{at}", "recall": 1.0} for at in range(50 * times)]}

@@ -164,6 +164,7 @@ def test_every_method(http: Http, service: ServerProcess) -> None:
 
         assert client.set_ranking(name, weight_dense=0.5)["ranking"] is not None
         client.reset_ranking(name)
+        assert client.hold(name, 0)["seq"] == client.collection(name)["seq"]
         graded = [{"query": "refunds", "document_id": one, "grade": 3} for one in ("a", "none")]
         assert client.send_feedback(name, graded) == {"kept": 1, "unknown": ["none"]}
         assert [one["grade"] for one in client.feedback(name)] == [3]
