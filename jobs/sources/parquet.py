@@ -96,7 +96,7 @@ def _documents(
                     {
                         key: cell
                         for key, cell in zip(schema.names, cells, strict=True)
-                        if cell is not None or key == ACL
+                        if cell is not None or key == ACL or key in options.text_fields
                     },
                 )
 

@@ -330,10 +330,10 @@ def add_counts(found: Sequence[FacetCounts]) -> FacetCounts:
     for one in found:
         for value, count in one.values:
             values[kind_of(value), value] += count
-    listed = [(value, count) for (_, value), count in values.items()]
+    first = sorted(((-count, kind, value) for (kind, value), count in values.items()))[:LISTED_MAX]
     faults = [one.fault for one in found if one.fault is not None]
     return FacetCounts(
-        values=sorted(listed, key=lambda one: (-one[1], str(one[0])))[:LISTED_MAX],
+        values=[(value, -count) for count, _, value in first],
         distinct=max(len(values), *(one.distinct for one in found)),
         ranges=[
             (ranges[0][0], sum(count for _, count in ranges))

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Ranking, Spared, Tier
 from indexes.base.work import WorkBudget
+from retrieval.access.auth import PRINCIPAL
 from retrieval.search.boosting import arrange, values_queries
 from retrieval.search.diversity import diversify
 from retrieval.search.facets import facet_body
@@ -164,13 +165,14 @@ async def count_facets_of(
     embedded: EmbeddedQuery, shard: Partition, work: WorkBudget, answer: CachedAnswer
 ) -> None:
     """Add its facets to an answer, or report that other searches of the request used up its work budget. Raises
-    InvalidInput for a key that no document has, and for ranges of a key that has no such values."""
+    InvalidInput for a key that no document has, and for ranges of a key that has no such values; not to a caller with
+    groups, whom that would tell which keys hidden documents have."""
     if work.facet_counts < 0:
         answer.over_budget = [*(answer.over_budget or ()), "facets"]
         return
     counts = await shard.facets(embedded.query.condition, [query for _, query in embedded.plan.facets])
     for (_, query), found in zip(embedded.plan.facets, counts, strict=True):
-        if found.fault:
+        if found.fault and PRINCIPAL.get().groups is None:
             raise InvalidInput(found.fault, param=query.where)
     answer.facets = [
         facet_body(facet, found) for (facet, _), found in zip(embedded.plan.facets, counts, strict=True)

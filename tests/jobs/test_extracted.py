@@ -527,6 +527,14 @@ def write_feather(table: pa.Table, folder: Path) -> None:
     feather.write_feather(table, str(folder / "rows.feather"))
 
 
+def test_a_row_whose_text_is_null_is_skipped(tmp_path: Path) -> None:
+    """As one whose text is empty: the column is there."""
+    write_parquet(pa.table({"id": ["1", "2", "3"], "text": ["a", None, ""], "n": [1, 2, 3]}), tmp_path)
+    documents, report = read(tmp_path)
+    assert [one.id for one in documents] == ["1"]
+    assert (report.failed, sum(report.skips.values())) == ([], 2)
+
+
 @pytest.mark.parametrize("write", [write_parquet, write_arrow, write_stream, write_feather])
 def test_tables_with_types(tmp_path: Path, write: Callable[[pa.Table, Path], None]) -> None:
     """Columns keep their types; what JSON cannot hold becomes what it can, or is left out."""

@@ -862,6 +862,27 @@ def test_documents_are_shown_to_their_groups_alone(
     assert {one["file_id"] for one in results} == visible
 
 
+def test_facets_do_not_tell_which_keys_hidden_documents_have(guarded: Guarded, shared: str) -> None:
+    """A key of theirs counts as one that no document has, and ranges as those of a key with no such values."""
+    reader = guarded.caller("search", tenant="firm", groups=["nobody"])
+
+    def counted(facet: object, key: str) -> object:
+        (found,) = reader.ok(
+            "POST", f"/v1/collections/{shared}/search", {"query": "noon", "facets": [facet]}
+        )["facets"]
+        assert found["key"] == key
+        return {name: value for name, value in found.items() if name != "key"}
+
+    assert counted("payroll", "payroll") == counted("nowhere", "nowhere")
+    ranges = {"ranges": [1, 10]}
+    assert counted({"key": "payroll", **ranges}, "payroll") == counted(
+        {"key": "nowhere", **ranges}, "nowhere"
+    )
+    everybody = guarded.caller("search", tenant="firm")
+    path = f"/v1/collections/{shared}/search"
+    assert everybody.call("POST", path, {"query": "noon", "facets": ["nowhere"]}).status == 422
+
+
 @pytest.mark.slow
 def test_groups_are_names_whatever_they_look_like(guarded: Guarded) -> None:
     """A group called as a year does not see documents of groups called as its days; no way of reading differs."""
