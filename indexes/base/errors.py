@@ -97,6 +97,11 @@ class NotReady(Unavailable):
     """The service or the collection is opening or closing."""
 
 
+class Held(Unavailable):
+    """The collection refuses writes for a moment, so that what is read now is all there is. Only the caller may send
+    them again: by then they may belong to another collection."""
+
+
 class StorageError(NearlineError):
     """The storage failed. The process should not acknowledge anything that may not be durable."""
 

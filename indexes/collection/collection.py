@@ -478,7 +478,7 @@ class Collection(CollectionView):
             self.on_writer(install)
             failpoints.reach("adopt.shown")
             for view in tail:
-                if view.size >= self.options.delta_passages_max:
+                if view.delta.full:
                     self._sealing.seal(view)
             self._prune(before=live.number if live else 0)
         if live is None:

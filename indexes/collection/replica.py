@@ -86,12 +86,14 @@ class Replica(CollectionView):
         # Much is read in blocks, each a transaction of its own. What died before the last of them is in `dead`.
         end = self.log.position().last_passage
         if end - self._position.last_passage > SCAN_ROWS:
-            self._assembly.follow(in_steps(self.log.entries(self._position.last_passage, end), on_step), [])
+            self._assembly.follow(
+                in_steps(self.log.entries(self._position.last_passage, end), on_step), [], on_step
+            )
             self._position = LogPosition(self._position.seq, end)
         changes = self.log.changes(self._position)
         if changes is None:
             raise Damaged(f"the log of {self.name} has forgotten what was written after {self._position.seq}")
-        self._assembly.follow(in_steps(changes.entries, on_step), changes.dead)
+        self._assembly.follow(in_steps(changes.entries, on_step), changes.dead, on_step)
         self._position, self._content = changes.position, changes.content
         self._publish()
 

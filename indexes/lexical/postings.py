@@ -41,6 +41,7 @@ from indexes.lexical.prefixed import Postings
 TF_MAX = np.iinfo(np.uint16).max
 CHARACTER_BYTES_MAX = 4  # in UTF-8
 TERMS_AT_ONCE = 64  # between calls of `on_step`
+APPENDED_AT_ONCE = 1024  # as above, while a passage is added
 SORTED_TERMS = 1024  # per sort, to bound how long it holds the GIL
 SLICE_POSTINGS = 1 << 18  # a numpy call over this many takes about a millisecond
 TERMS_CACHED_MAX = 4096  # per sealed index, about 3 MiB: a few words make up most queries
@@ -65,6 +66,7 @@ class GrowingLexical:
         self._rows: dict[str, array[int]] = {}
         self._frequencies: dict[str, array[int]] = {}
         self._lengths: array[int] = array("I")
+        self.postings_held = 0
         self._tags: list[str] = []  # of the languages met
         self._by_first: dict[str, list[str]] = {}  # terms by their first letter, in the order they came
         self._named: dict[int, array[int]] = {}  # rows by key
@@ -84,15 +86,16 @@ class GrowingLexical:
         self._append(counts.items(), length)
         return length
 
-    def add_terms(self, terms: Terms, names: Iterable[int] = ()) -> None:
+    def add_terms(self, terms: Terms, names: Iterable[int] = (), on_step: OnStep | None = None) -> None:
         """Index a long passage by its terms as the next row. If another row has the same terms, as `terms_of` returned
-        them, its postings become those of the new one, in no time: hide that row before the new one is searched."""
+        them, its postings become those of the new one, in no time: hide that row before the new one is searched. Calls
+        `on_step` every few milliseconds, when what was added before can be searched."""
         self._add_names(names)
         row = len(self._lengths)
         posted, before = self._places.get(terms, (row, row))
         self._places[terms], self._long[row] = (posted, row), terms
         if before == row:
-            self._append(zip(terms.names, terms.frequencies, strict=True), terms.length)
+            self._append(zip(terms.names, terms.frequencies, strict=True), terms.length, on_step)
             return
         self._long[before] = NO_TERMS
         self._moved = np.append(self._moved[0], posted), np.append(self._moved[1], row)
@@ -102,9 +105,11 @@ class GrowingLexical:
         for key in names:
             self._named.setdefault(key, array("I")).append(len(self._lengths))
 
-    def _append(self, counts: Iterable[tuple[str, int]], length: int) -> None:
-        row = len(self._lengths)
-        for term, count in counts:
+    def _append(self, counts: Iterable[tuple[str, int]], length: int, on_step: OnStep | None = None) -> None:
+        row, at = len(self._lengths), 0
+        for at, (term, count) in enumerate(counts, 1):
+            if on_step is not None and at % APPENDED_AT_ONCE == 0:
+                on_step()
             frequency = min(count, TF_MAX)
             # Frequencies first: a reader that sees a row must also find its frequency.
             if (rows := self._rows.get(term)) is not None:
@@ -117,6 +122,7 @@ class GrowingLexical:
             self._frequencies[term] = array("H", (frequency,))
             self._rows[term] = array("I", (row,))
         self._lengths.append(length)
+        self.postings_held += at
 
     def terms_of(self, row: int) -> Terms | None:
         return self._long.get(row)

@@ -17,6 +17,7 @@ from indexes.base.expiry import with_expiry
 from indexes.base.masks import bits_at, rows_in
 from indexes.base.model import IndexOptions, Rows, Settings, Terms
 from indexes.base.residency import Files
+from indexes.base.work import OnStep
 from indexes.lexical.analysis import index_terms
 from indexes.lexical.names import name_keys
 from indexes.log.applying import Applied
@@ -79,12 +80,15 @@ class Assembly:
         self._show_growth()
         self._hide(applied)
 
-    def follow(self, entries: Iterable[PassageEntry], dead: Sequence[range]) -> None:
-        """Apply what another process committed: add these passages, then hide the removed ones."""
+    def follow(
+        self, entries: Iterable[PassageEntry], dead: Sequence[range], on_step: OnStep | None = None
+    ) -> None:
+        """Apply what another process committed: add these passages, then hide the removed ones. Calls `on_step` every
+        few milliseconds of a long passage."""
         for entry in entries:
             if self._delta.full:
                 self.rotate()
-            append_entry(self._delta, entry)
+            append_entry(self._delta, entry, on_step)
         self._show_growth()
         self._parts = [hide_ranges(visible, dead) for visible in self._parts]
 
@@ -282,16 +286,14 @@ class Assembly:
     def full_deltas(self) -> list[DeltaView]:
         """Full deltas that are closed but not sealed yet."""
         views = [visible.part for visible in self._parts if isinstance(visible.part, DeltaView)]
-        return [
-            view
-            for view in views
-            if view.size >= self._options.delta_passages_max and view.delta is not self._delta
-        ]
+        return [view for view in views if view.delta.full and view.delta is not self._delta]
 
 
-def append_entry(delta: Delta, entry: PassageEntry) -> None:
+def append_entry(delta: Delta, entry: PassageEntry, on_step: OnStep | None = None) -> None:
     names = name_keys(*entry.place)
-    delta.append(entry.passage, entry.vector, entry.text, entry.metadata, entry.language, entry.terms, names)
+    delta.append(
+        entry.passage, entry.vector, entry.text, entry.metadata, entry.language, entry.terms, names, on_step
+    )
 
 
 def died_since(before: Visible, now: Visible) -> Rows:

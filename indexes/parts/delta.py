@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 from indexes.base.arrays import find_sorted
 from indexes.base.masks import Bits
 from indexes.base.model import TIERS, Floats, Ids, Metadata, Rows, Terms, Tier
+from indexes.base.work import OnStep
 from indexes.dense.cold import RANKS
 from indexes.dense.vectors import Found, StoredVectors
 from indexes.filters.index import GrowingFilters
 from indexes.lexical.postings import GrowingLexical
 from indexes.parts.part import scan
+
+POSTINGS_MAX = 1_000_000  # some 300 MB of different terms, as of three texts of a megabyte without spaces
 
 
 class Delta:
@@ -30,7 +33,7 @@ class Delta:
 
     @property
     def full(self) -> bool:
-        return self.size >= self.capacity
+        return self.size >= self.capacity or self.lexical.postings_held >= POSTINGS_MAX
 
     def append(
         self,
@@ -41,15 +44,16 @@ class Delta:
         language: str = "en",
         terms: Terms | None = None,
         names: Sequence[int] = (),
+        on_step: OnStep | None = None,
     ) -> None:
         """Add one passage; ids must ascend. Existing views do not change. `terms` are those of the text, if known,
-        `names` the keys of its names."""
+        `names` the keys of its names. While it calls `on_step`, views can be searched."""
         self.ids[self.size] = passage
         self.vectors.halves[self.size] = vector
         if terms is None:
             self.lexical.add(text, language, names)
         else:
-            self.lexical.add_terms(terms, names)
+            self.lexical.add_terms(terms, names, on_step)
         self.filters.add(metadata)
         self.size += 1
 

@@ -1,13 +1,14 @@
 """Deletes vector stores that were not used for the days in their `expires_after`.
 
 Every request to the collection except GET counts as use, in OpenAI's dialect or in ours: a search, a scroll, a write.
-Uses are noted in memory and saved at each check (`StoreDetails.used_at`), so a kill loses the last few minutes. Only
-stores with an expiry are ever deleted.
+Uses are noted in memory and saved at each check and at the end (`StoreDetails.used_at`), so a kill loses the last few
+minutes. Only stores with an expiry are ever deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 
@@ -47,6 +48,14 @@ async def delete_expired(app: web.Application, now: float) -> None:
         except NearlineError as error:
             known = "has expired, and is not deleted yet" if due else "cannot be asked whether it expires"
             logger.warning("the vector store %s %s: %s", name, known, error)
+
+
+async def save_uses(app: web.Application) -> None:
+    """Save the uses that were noted since the last check, before the service ends."""
+    for name, used_at in app[USED].items():
+        if (collection := app[CATALOG].collections.get(name)) is not None:
+            with contextlib.suppress(NearlineError):
+                await asyncio.to_thread(is_due, collection, int(used_at), 0.0)
 
 
 def is_due(collection: Collection, used_at: int, now: float) -> bool:

@@ -11,6 +11,7 @@ collection lacks are stored beside it:
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 import threading
@@ -55,6 +56,8 @@ from retrieval.handlers.wire import answer, answer_from, body, charge, collectio
 from retrieval.observe.request_log import note_queries
 from retrieval.wire.collections import CreateCollection
 from retrieval.wire.search import Hit, SearchAnswer, SearchRequest
+
+logger = logging.getLogger(__name__)
 
 DETAILS = "vector_store.json"
 VERSION = 1
@@ -222,7 +225,12 @@ def read_details(collection: Collection) -> StoreDetails:
     with disk_errors(path):
         try:
             details = msgspec.json.decode(path.read_bytes(), type=StoreDetails)
-        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+        except FileNotFoundError:
+            return StoreDetails()
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            logger.warning(
+                "%s is damaged, so the store has its collection's name and no expiry: %s", path, error
+            )
             return StoreDetails()
     return details if details.version == VERSION else StoreDetails()
 

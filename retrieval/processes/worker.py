@@ -87,6 +87,7 @@ LOOK_EVERY_S = 0.001  # for callers that have left, during a search
 SIGN_EVERY_S = 0.3  # a sign of life during a long search
 IDLE_S = 0.05  # between two looks at what was written
 CATCH_UP_EVERY_S = 0.2  # while searches always wait
+BETWEEN_S = 0.02  # between two answers while a search waits for what is being read
 EMBEDDED_TOGETHER_MAX = 4  # texts in a run of the model; more would make the first wait
 
 
@@ -156,6 +157,17 @@ class Overtaken(Exception):
     it is answered after that."""
 
 
+def is_about(order: Order, collection: str) -> bool:
+    """Whether an order changes what searches of a collection find, or how."""
+    match order:
+        case FollowCollection(opened):
+            return opened.name == collection
+        case Forget(name):
+            return name == collection
+        case _:
+            return True
+
+
 class SearchWorker:
     """The state of a search process. Call `run`."""
 
@@ -175,6 +187,7 @@ class SearchWorker:
         self._ended = False
         self._looked = self._caught_up = self._replied = 0.0
         self._catching_up = False
+        self._between = 0.0  # when a search was answered in the middle of that
         self._begun: int | None = None  # the search that the service was told of since the last reply
         self._being_opened: dict[str, bool] = {}  # by name, whether it was to be forgotten since
         self._opening: queue.SimpleQueue[Opened] = queue.SimpleQueue()
@@ -194,7 +207,9 @@ class SearchWorker:
                 self._obey(self._orders.popleft())
             self._take_opened()
             busy = bool(self._waiting or self._planned)
-            if not busy or time.monotonic() - self._caught_up > CATCH_UP_EVERY_S:
+            if (behind := self._first_behind()) is not None:
+                self._catch_up_for(behind)
+            elif not busy or time.monotonic() - self._caught_up > CATCH_UP_EVERY_S:
                 self._catch_up()
             if busy:
                 self._answer_next()
@@ -219,6 +234,9 @@ class SearchWorker:
                     self._left.add(number)
                 case Leave():
                     pass
+                case CatchUp(name):
+                    if (found := self._followed.get(name)) is not None:
+                        found.behind = True
                 case _:
                     self._orders.append(order)
 
@@ -226,9 +244,6 @@ class SearchWorker:
         match order:
             case FollowCollection():
                 self._follow(order.collection)
-            case CatchUp():
-                if (found := self._followed.get(order.name)) is not None:
-                    found.behind = True
             case Forget(name, withheld=False):
                 self._close(name)
                 give_back()
@@ -359,21 +374,43 @@ class SearchWorker:
                 self._catch_up_with(found, self._answer_between)
         self._catching_up = False
 
+    def _first_behind(self) -> FollowedCollection | None:
+        """Return the collection that must be brought to the last commit for the search that has waited longest."""
+        ask = next((one for one in self._waiting if not self._can_be_planned(one)), None)
+        return None if ask is None else self._followed[ask.collection]
+
+    def _catch_up_for(self, followed: FollowedCollection) -> None:
+        """Bring a collection to the last commit for the searches that wait for it now; others are answered between."""
+        name = followed.opened.name
+        waiting = {one.id for one in self._waiting if one.collection == name}
+        self._catching_up = True
+        self._catch_up_with(followed, self._answer_between)
+        self._catching_up = False
+        # What is there now is all there is: an operation that was asked for may not come.
+        self._waiting = deque(replace(one, seq=0) if one.id in waiting else one for one in self._waiting)
+
     def _answer_between(self) -> None:
+        """Answer a search that needs nothing of what is being read. While others wait for that, now and then: it takes
+        as long as the answers between its steps."""
         self._give_sign()
         self._receive(0)
-        if not self._orders and all(map(self._can_be_planned, self._waiting)):  # nothing waits for the rest
+        is_awaited = not all(map(self._can_be_planned, self._waiting))
+        if not is_awaited or time.monotonic() - self._between > BETWEEN_S:
             self._answer_next()
+            self._between = time.monotonic()
 
     def _can_be_planned(self, ask: AnyAsk) -> bool:
-        """Whether a search waits for nothing: its collection may just be brought to the last commit, but is far enough
-        for it."""
+        """Whether a search waits for nothing: its collection, if it is searched here, is far enough for it, and no
+        order that waits is about it."""
+        if any(is_about(order, ask.collection) for order in self._orders):
+            return False
         found = self._followed.get(ask.collection)
-        return not self._catching_up or (found is not None and found.replica.snapshot.seq >= ask.seq)
+        return found is None or found.replica.snapshot.seq >= ask.seq
 
     def _catch_up_with(self, followed: FollowedCollection, on_step: OnStep) -> bool:
         """Bring a collection to the last commit. If that cannot be done, close it and return False: the service has it
         opened again."""
+        followed.behind = False  # until something more is written, which may be before this ends
         try:
             followed.replica.catch_up(on_step)
         except NearlineError as error:
@@ -381,7 +418,6 @@ class SearchWorker:
             self._close(followed.opened.name)
             self._send(Following(followed.opened.name, None))
             return False
-        followed.behind = False
         if followed.opened.generation != followed.replica.generation:
             self._send(Following(followed.opened.name, self._as_searched(followed)))
         self._send(Reached(followed.opened.name, followed.replica.snapshot.seq))
@@ -438,8 +474,6 @@ class SearchWorker:
             raise NotFollowed(ask.collection)
         replica, watch = found.replica, Stopwatch(deadline=ask.deadline)
         watch.look = partial(self._look, ask.id)
-        if replica.snapshot.seq < ask.seq and not self._catch_up_with(found, self._give_sign):
-            raise NotFollowed(ask.collection)
         if isinstance(ask, AskShard):
             self._spending.arrive(ask.key)
             return PlannedCalls(ask, found, watch)

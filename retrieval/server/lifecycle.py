@@ -33,7 +33,7 @@ from retrieval.base.config import Config
 from retrieval.base.index_options import options_of
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors
 from retrieval.context.llm import LanguageModel
-from retrieval.dialects.store_expiry import delete_expired_regularly
+from retrieval.dialects.store_expiry import delete_expired_regularly, save_uses
 from retrieval.documents.uploads import Uploads
 from retrieval.embedding.embedders import Embedders, provider_of, runs_of
 from retrieval.handlers.state import (
@@ -329,6 +329,7 @@ async def expiry_ctx(app: web.Application) -> AsyncIterator[None]:
         in_background(delete_expired_regularly(app)),
     ):
         yield
+    await save_uses(app)
 
 
 async def embed_questions(app: web.Application, collection: Collection) -> tuple[str, Floats] | None:

@@ -13,12 +13,13 @@ import pytest
 
 from indexes.base.errors import NotReady
 from indexes.base.masks import pack_flags
-from indexes.base.model import Floats, IndexOptions
+from indexes.base.model import Floats, IndexOptions, NewPassage, Upsert
 from indexes.base.work import OnStep
 from indexes.collection.collection import Collection
 from indexes.dense.codes import Codes, rescored_for
 from indexes.dense.vectors import StoredVectors
 from indexes.filters.grammar import parse_filter
+from indexes.parts import delta
 from indexes.parts.memory import serving_bytes
 from indexes.parts.part import scan
 from indexes.parts.query import Query
@@ -59,6 +60,20 @@ def test_what_is_new_joins_the_segment_before_it(tmp_path: Path) -> None:
     ids = np.concatenate([v.part.ids_of(np.arange(v.part.size)) for v in collection.snapshot.parts])
     assert (np.diff(ids) == 1).all()
     assert exact_share(collection, WORLD.queries(40)) >= 0.99
+    collection.close()
+
+
+def test_a_few_long_texts_are_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory goes by their terms, not by their number: overwritten ones leave it with the segment."""
+    monkeypatch.setattr(delta, "POSTINGS_MAX", 1000)
+    collection = make_collection(tmp_path / "c", options=IndexOptions(delta_passages_max=100))
+    text = " ".join(f"word{number}" for number in range(400))
+    for version in range(9):
+        passage = NewPassage(0, len(text), 1, WORLD.vector(version))
+        collection.write([Upsert("same", f"{text} version{version}", "", {}, (passage,))]).result()
+    collection.settle()
+    assert any(isinstance(visible.part, Segment) for visible in collection.snapshot.parts)
+    assert collection.snapshot.live == 1
     collection.close()
 
 

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from indexes.base.child import child_environment
 from indexes.base.errors import InvalidInput, NearlineError, Unavailable
-from indexes.base.model import IndexOptions
+from indexes.base.model import IndexOptions, NewPassage, Upsert
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from indexes.collection.replica import Replica
 from retrieval.admission.ceiling import AnswerBudget
 from retrieval.base.settings import Config
 from retrieval.processes import pool, process
+from retrieval.processes import worker as worker_module
 from retrieval.processes.asking import InProcesses
 from retrieval.processes.frames import (
     REPLIES,
@@ -405,11 +408,14 @@ def test_no_answer_is_ahead_of_the_service(tmp_path: Path) -> None:
         collection.close()
 
 
+@pytest.mark.parametrize("often", [False, True])
 def test_searches_are_answered_while_a_collection_catches_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, often: bool
 ) -> None:
     """Between two steps a search is answered from the state before, if it needs no more than that. A search that meets
-    what is gone since waits for the end, and once one waits, all do. The service can tell which one is at work."""
+    what is gone since waits for the end, and while one waits, others are answered now and then. The service can tell
+    which one is at work."""
+    monkeypatch.setattr(worker_module, "BETWEEN_S", 0.0 if often else math.inf)
     collection = make_collection(tmp_path / "c")
     fill(collection, World(), range(3))
     near, far = socket.socketpair()
@@ -433,8 +439,6 @@ def test_searches_are_answered_while_a_collection_catches_up(
             return SearchFailure(search.ask.id, "not here")
 
         def plan(ask: AskSearch) -> PlannedSearch:
-            if replica.snapshot.seq < ask.seq:
-                replica.catch_up()
             worker._spending.arrive("")
             return PlannedSearch(ask, cast("Any", None), followed, Stopwatch(), None)
 
@@ -442,16 +446,52 @@ def test_searches_are_answered_while_a_collection_catches_up(
         monkeypatch.setattr(worker, "_answer", answer)
         receive(*(replace(ask(b""), id=number, seq=before) for number in (1, 2, 3)))
         worker._catch_up()
-        assert answered == [(1, before)]
+        early, late = ([(1, before), (3, before)], []) if often else ([(1, before)], [(3, after)])
+        assert answered == early
         receive(replace(ask(b""), id=4, seq=after))
         while worker._waiting or worker._planned:
+            if (behind := worker._first_behind()) is not None:
+                worker._catch_up_for(behind)
             worker._answer_next()
-        assert answered == [(1, before), (3, after), (2, after), (4, after)]
+        assert answered == [*early, *late, (2, after), (4, after)]
         # Without a word of the worker, the service takes the oldest for the one at work.
         sent = [one for one in Arriving(REPLIES).feed(far.recv(65536)) if not isinstance(one, Reached)]
-        assert [(type(one).__name__, one.id) for one in sent if not isinstance(one, Alive)] == [
-            ("SearchFailure", 1),
-            ("Begun", 3),
-            *(("SearchFailure", number) for number in (3, 2, 4)),
-        ]
+        said = [(type(one).__name__, one.id) for one in sent if not isinstance(one, Alive)]
+        assert [number for kind, number in said if kind == "SearchFailure"] == [1, 3, 2, 4]
+        assert said[:2] == [("SearchFailure", 1), ("Begun", 3)]
         replica.close()
+
+
+def test_a_search_waits_for_no_collection_but_its_own(tmp_path: Path) -> None:
+    """While a long text is read for a search that needs it, and orders about its collection wait, those of others are
+    answered; and an operation that never comes is not waited for."""
+    collections = {name: make_collection(tmp_path / name) for name in ("long", "other")}
+    near, far = socket.socketpair()
+    with ExitStack() as stack:
+        stack.callback(near.close)
+        stack.callback(far.close)
+        worker = SearchWorker(near, lambda _: None)
+        for name, collection in collections.items():
+            stack.callback(collection.close)
+            fill(collection, World(), range(3))
+            replica = Replica(collection.folder, IndexOptions(), HitList())
+            stack.callback(replica.close)
+            worker._followed[name] = FollowedCollection(replica, Opened(name, b"", 0, 0), HitList(), None)
+        text = "".join(chr(0xAC00 + number * 37 % 11_000) for number in range(60_000))
+        passage = NewPassage(0, len(text), 1, World().vector(1))
+        collections["long"].write([Upsert("l", text, "", {}, (passage,), language="ko")]).result()
+        request = msgspec.json.encode({"query": "word1", "mode": "lexical"})
+        seqs = {name: one.snapshot.seq for name, one in collections.items()}
+        for number, name, seq in ((1, "long", seqs["long"] + 1), (2, "other", seqs["other"])):
+            worker._waiting.append(replace(ask(request), id=number, collection=name, seq=seq))
+            worker._under_way.add(number)
+        worker._orders.append(FollowCollection(worker._followed["long"].opened))
+        worker._answer_between()
+        assert worker._under_way == {1}
+        worker._orders.clear()
+        behind = worker._first_behind()
+        assert behind is worker._followed["long"]
+        worker._catch_up_for(behind)
+        assert worker._first_behind() is None
+        worker._answer_next()
+        assert worker._under_way == set()

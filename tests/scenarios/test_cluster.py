@@ -682,6 +682,25 @@ def test_documents_are_written_read_changed_and_deleted(cluster: Cluster) -> Non
 KIND = {"type": "exists", "key": "kind"}
 
 
+def test_a_hold_refuses_writes_to_all_shards_at_once(cluster: Cluster, sizes: dict[int, str]) -> None:
+    """No node sends them again by itself: when it ends, they may belong to another collection."""
+    path = f"/v1/collections/{sizes[4]}"
+    for http in (cluster.http, cluster.at_b):
+        cluster.http.ok("PUT", f"{path}/hold", {"seconds": 60})
+        begun = time.monotonic()
+        for method, where, body in (
+            ("POST", "documents", {"documents": [{"id": f"h{at}", "text": "held"} for at in range(8)]}),
+            ("PATCH", "documents/h0", {"metadata": {"x": 1}}),
+            ("DELETE", "documents/h0", None),
+            ("POST", "documents/delete", {"ids": ["h0", "h1"]}),
+        ):
+            reply = http.call(method, f"{path}/{where}", body)
+            assert (reply.status, reply.body["error"]["type"]) == (503, "held"), reply
+        assert time.monotonic() - begun < 30
+        seq = cluster.http.ok("PUT", f"{path}/hold", {"seconds": 0})["seq"]
+        assert seq == cluster.http.ok("GET", path)["seq"]
+
+
 def test_errors_are_those_of_the_whole_request(cluster: Cluster, sizes: dict[int, str]) -> None:
     http, name = cluster.http, sizes[4]
     documents = [{"id": f"e{number}", "text": "fine"} for number in range(8)] + [{"id": "e8", "text": ""}]
