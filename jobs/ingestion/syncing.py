@@ -379,9 +379,8 @@ class _SyncRun:
                 if others := self.record.hand_over(one):
                     self.done.shared += 1
                     again = again or self.record.folder in others
-                is_absent = (
-                    one.id not in present and one.id not in self.sent
-                )  # the run that claimed it ended before
+                # Absent if the run that claimed it ended before sending it.
+                is_absent = one.id not in present and one.id not in self.sent
                 if others or is_absent:
                     self.record.release([one])
                 else:

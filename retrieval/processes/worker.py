@@ -209,7 +209,7 @@ class SearchWorker:
             busy = bool(self._waiting or self._planned)
             if (behind := self._first_behind()) is not None:
                 self._catch_up_for(behind)
-            elif not busy or time.monotonic() - self._caught_up > CATCH_UP_EVERY_S:
+            if not busy or time.monotonic() - self._caught_up > CATCH_UP_EVERY_S:
                 self._catch_up()
             if busy:
                 self._answer_next()
