@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from indexes.base.errors import Conflict, Damaged
 from indexes.base.model import IndexOptions
 from indexes.base.work import OnStep, do_nothing
 from indexes.collection.view import CollectionView, HitCounter, covered_by, end_of
-from indexes.lexical.postings import LONG_CHARS, analyze
-from indexes.log.reader import SCAN_ROWS, LogPosition, LogReader, PassageEntry
-from indexes.parts.assembly import Arrangement, hide_dead
+from indexes.log.reader import SCAN_ROWS, LogPosition, LogReader
+from indexes.parts.assembly import Arrangement, hide_dead, in_steps
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import read_manifest
 from indexes.parts.sealing import work_quietly
@@ -33,7 +31,6 @@ from indexes.rebuild.chosen import read_chosen
 logger = logging.getLogger(__name__)
 
 START = LogPosition(0, 0)
-STEP_PASSAGES, STEP_CHARS = 32, 8192  # some 5 ms; of a script without spaces, five times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,18 +181,6 @@ class Replica(CollectionView):
 
     def _publish(self) -> None:
         self._snapshot = self._assembly.snapshot(self._position.seq, self._content)
-
-
-def in_steps(entries: Iterable[PassageEntry], on_step: OnStep) -> Iterator[PassageEntry]:
-    passages = chars = 0
-    for entry in entries:
-        passages, chars = passages + 1, chars + len(entry.text)
-        if passages > STEP_PASSAGES or chars > STEP_CHARS:
-            on_step()
-            passages, chars = 1, len(entry.text)
-        if len(entry.text) >= LONG_CHARS:
-            entry = replace(entry, terms=analyze(entry.text, entry.language, on_step))  # noqa: PLW2901
-        yield entry
 
 
 def inode_of(path: Path) -> int:

@@ -7,7 +7,7 @@ change; `snapshot` freezes the current values.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from indexes.base.residency import Files
 from indexes.base.work import OnStep
 from indexes.lexical.analysis import index_terms
 from indexes.lexical.names import name_keys
+from indexes.lexical.postings import LONG_CHARS, analyze
 from indexes.log.applying import Applied
 from indexes.log.reader import PassageEntry
 from indexes.parts.delta import Delta, DeltaView
@@ -30,6 +31,7 @@ from indexes.parts.snapshot import Snapshot
 from indexes.parts.visible import Visible
 
 READ_TOLD = 256  # passages between reports
+STEP_PASSAGES, STEP_CHARS = 32, 8192  # some 5 ms; of a script without spaces, five times as long
 
 MERGE_AT = 3  # adjacent segments
 MERGED_DELTAS_MAX = 16  # per merged segment: larger ones are slow to merge and to scan
@@ -272,7 +274,7 @@ class Assembly:
         """Deltas built from these log entries, in ascending order. Safe from any thread."""
         views: list[DeltaView] = []
         delta = self._new_delta()
-        for count, entry in enumerate(entries, 1):
+        for count, entry in enumerate(in_steps(entries, lambda: self._options.read(0)), 1):
             if count % READ_TOLD == 0:
                 self._options.read(READ_TOLD)
             if delta.full:
@@ -287,6 +289,19 @@ class Assembly:
         """Full deltas that are closed but not sealed yet."""
         views = [visible.part for visible in self._parts if isinstance(visible.part, DeltaView)]
         return [view for view in views if view.delta.full and view.delta is not self._delta]
+
+
+def in_steps(entries: Iterable[PassageEntry], on_step: OnStep) -> Iterator[PassageEntry]:
+    """Yield the entries, long ones with their terms, and call `on_step` every few milliseconds."""
+    passages = chars = 0
+    for entry in entries:
+        passages, chars = passages + 1, chars + len(entry.text)
+        if passages > STEP_PASSAGES or chars > STEP_CHARS:
+            on_step()
+            passages, chars = 1, len(entry.text)
+        if len(entry.text) >= LONG_CHARS:
+            entry = replace(entry, terms=analyze(entry.text, entry.language, on_step))  # noqa: PLW2901
+        yield entry
 
 
 def append_entry(delta: Delta, entry: PassageEntry, on_step: OnStep | None = None) -> None:

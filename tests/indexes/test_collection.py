@@ -58,6 +58,23 @@ def test_a_write_is_found_at_once(tmp_path: Path) -> None:
     collection.close()
 
 
+def test_reading_back_a_long_text_can_be_ended(tmp_path: Path) -> None:
+    """A start that is told to stop does not wait until it is analyzed."""
+    text = "".join(chr(0xAC00 + number * 37 % 11_000) for number in range(40_000))
+    with closing(make_collection(tmp_path / "c")) as collection:
+        passage = NewPassage(0, len(text), 1, WORLD.vector(1))
+        collection.write([Upsert("long", text, "", {}, (passage,), language="ko")]).result()
+
+    class Ended(BaseException):
+        pass
+
+    def read(passages: int) -> None:
+        raise Ended
+
+    with pytest.raises(Ended):
+        Collection(tmp_path / "c", IndexOptions(read=read))
+
+
 def test_an_upsert_replaces_all_passages(tmp_path: Path) -> None:
     """Of a document with three passages, replaced by one, only the new one is found."""
     collection = make_collection(tmp_path / "c")
