@@ -97,7 +97,7 @@ class NotReady(Unavailable):
     """The service or the collection is opening or closing."""
 
 
-class Held(Unavailable):
+class WritesHeld(Unavailable):
     """The collection refuses writes for a moment, so that what is read now is all there is. Only the caller may send
     them again: by then they may belong to another collection."""
 

@@ -7,6 +7,7 @@ larger is better. Arrays within one value are parallel, row by row.
 from __future__ import annotations
 
 import math
+import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ Tier = Literal["delta", "hot", "cold"]
 Scalar = str | int | float | bool
 Metadata = dict[str, Any]  # JSON, as it was sent; `paths` says which values filters find in it
 ACL = "acl"  # the metadata key that lists the groups which may see a document, and so is kept without a value, too
+# A line of front matter, or of a sheet, that says so.
+NAMES_ACL = re.compile(rf"""^[ \t]*["']?{ACL}["']?[ \t]*[:=]""", re.MULTILINE)
 Progress = Callable[[str, int, int], None]  # of a long operation: stage, amount done, total
 
 TIERS: tuple[Tier, ...] = ("delta", "hot", "cold")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from indexes.base import failpoints, failures
-from indexes.base.errors import Held, NearlineError, NotReady, Overloaded, StorageError
+from indexes.base.errors import NearlineError, NotReady, Overloaded, StorageError, WritesHeld
 from indexes.base.model import Operation, WriteResult
 from indexes.base.work import BEGAN
 
@@ -113,7 +113,7 @@ class Writer:
             if self._closing:
                 raise NotReady("the collection is closing")
             if isinstance(item, _Write) and (BEGAN.get() or time.monotonic()) < self._held_until:
-                raise Held(
+                raise WritesHeld(
                     "the collection is being copied and takes no writes for a moment, also of requests that began "
                     "before; nothing was written: send it again",
                     retry_after_s=HELD_RETRY_S,

@@ -26,6 +26,7 @@ from jobs.sources.model import (
 )
 
 IGNORE_FILE = ".gitignore"
+OFFICE_LOCK = "~$"  # begins the names of files that stand beside documents which an office program has open
 
 
 def find_files(paths: Sequence[Path], *, options: SourceOptions, report: SourceReport) -> Iterator[FoundFile]:
@@ -122,9 +123,7 @@ class _Search:
 
     def _skip(self, entry: os.DirEntry[str], path: Path, folder: _Folder) -> Skip | None:
         """Return why the entry is skipped, or None."""
-        if entry.name.startswith(
-            (".", "~$")
-        ):  # the second is the lock of a document that an office program has open
+        if entry.name.startswith((".", OFFICE_LOCK)):
             return HIDDEN
         below = path.relative_to(self.root).as_posix()
         patterns = [pattern.rstrip("/") for pattern in self.options.exclude]

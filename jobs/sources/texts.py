@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from indexes.base.model import ACL
+from indexes.base.model import NAMES_ACL
 from jobs.sources.files import SourceFile, language_of
 from jobs.sources.front_matter import split_front_matter
 from jobs.sources.generated import find_generated_code
 from jobs.sources.model import EMPTY, SourceDocument, SourceOptions, SourceReport, metadata_of
 
 HEAD_CHARS = 2000  # in which front matter that does not end may name its acl
-NAMES_ACL = re.compile(rf"""^[ \t]*["']?{ACL}["']?[ \t]*[:=]""", re.MULTILINE)
 
 
 def read_text(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:

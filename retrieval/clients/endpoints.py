@@ -32,7 +32,7 @@ LATE_STATUS = {
     "language_model_failed": 502,
     "language_model_timeout": 504,
     "deadline_exceeded": 503,
-    "held": 503,
+    "writes_held": 503,
     "not_ready": 503,
     "overloaded": 429,
 }

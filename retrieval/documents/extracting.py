@@ -7,18 +7,16 @@ the service, runs in its own process with time and memory limits, and is cancell
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import Protocol
 
 from indexes.base.errors import TooLarge
-from indexes.base.model import ACL
+from indexes.base.model import NAMES_ACL
 from retrieval.documents.uploads import text_of
 
 AT_ONCE = 2  # each takes up to a core and some memory; others wait
 HEAD_CHARS = 2000  # in which front matter that does not end may name its acl
-NAMES_ACL = re.compile(rf"""^[ \t]*["']?{ACL}["']?[ \t]*[:=]""", re.MULTILINE)
 CHARS_FREE = 65_536  # that any file may have, however small
 
 

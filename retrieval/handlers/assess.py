@@ -21,7 +21,7 @@ from retrieval.insight import assessing
 from retrieval.insight.assessing import Judge, PastOutcomes, search_request, text_of
 from retrieval.observe.request_log import note_queries
 from retrieval.search.plan import filter_of
-from retrieval.wire.assess import AssessRequest
+from retrieval.wire.assess import AssessRequest, Outcome
 from retrieval.wire.decoding import decode_part
 from retrieval.wire.search import SearchAnswer, SearchRequest
 
@@ -132,11 +132,9 @@ async def past_outcomes(
         except InvalidInput as error:
             faults.append(error)
     if not possible:
-        own_values = wanted.outcome is not None and (wanted.outcome.bad, wanted.outcome.bad_from) != (
-            None,
-            None,
-        )
-        raise about_outcome(faults[-1], "" if own_values else f"; {judge.meaning()}: give bad or bad_from")
+        asked = wanted.outcome or Outcome()
+        is_usual = asked.bad is None and asked.bad_from is None
+        raise about_outcome(faults[-1], f"; {judge.meaning()}: give bad or bad_from" if is_usual else "")
     ended_badly = {"type": "or", "filters": possible}
     matching = await count(ended_badly, own)
     ever_bad = bool(matching or (own is not None and await count(ended_badly)))

@@ -22,7 +22,6 @@ from indexes.base.errors import (
     Damaged,
     DeadlineExceeded,
     DiskFull,
-    Held,
     InvalidInput,
     Locked,
     ModelMismatch,
@@ -39,6 +38,7 @@ from indexes.base.errors import (
     StorageError,
     TooLarge,
     Unavailable,
+    WritesHeld,
 )
 
 
@@ -138,7 +138,7 @@ STATUS: dict[type[NearlineError], int] = {
     LanguageModelFailed: 502,
     Unavailable: 503,
     DeadlineExceeded: 503,
-    Held: 503,
+    WritesHeld: 503,
     NotReady: 503,
     OutOfDescriptors: 503,
     Quarantined: 503,

@@ -695,7 +695,7 @@ def test_a_hold_refuses_writes_to_all_shards_at_once(cluster: Cluster, sizes: di
             ("POST", "documents/delete", {"ids": ["h0", "h1"]}),
         ):
             reply = http.call(method, f"{path}/{where}", body)
-            assert (reply.status, reply.body["error"]["type"]) == (503, "held"), reply
+            assert (reply.status, reply.body["error"]["type"]) == (503, "writes_held"), reply
         assert time.monotonic() - begun < 30
         seq = cluster.http.ok("PUT", f"{path}/hold", {"seconds": 0})["seq"]
         assert seq == cluster.http.ok("GET", path)["seq"]
