@@ -121,7 +121,10 @@ def require_values(
     if not held or held.keys() & set(kinds) or (dates and any(part.has_dates(key) for part in parts)):
         return
     wanted = [*kinds[:1], *([f"date ({DATES})"] if dates else [])]
-    raise _without(" or ".join(wanted), key, where, held)
+    error = _without(" or ".join(wanted), key, where, held)
+    if any(part.has_dates(key) for part in parts):
+        error.message += ", only dates; a boost reads them with decay, a facet with dates as its ranges"
+    raise error
 
 
 def _without(missing: str, key: str, where: str, held: Iterable[Kind]) -> InvalidInput:
