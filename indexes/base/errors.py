@@ -11,7 +11,8 @@
     │   ├── Overloaded          a bounded queue is full; carries seconds to wait
     │   ├── DeadlineExceeded    the caller's own deadline has passed
     │   ├── OutOfDescriptors    this process, or the system, has too many files and connections open
-    │   └── NotReady            still opening, or already closing
+    │   ├── NotReady            still opening, or already closing
+    │   └── WritesHeld          the collection refuses writes for a moment
     └── StorageError            the disk, not the caller
         ├── DiskFull            writes are refused, reads continue
         ├── Damaged             bytes differ from their checksum; nothing was parsed

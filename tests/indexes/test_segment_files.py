@@ -58,7 +58,7 @@ def names_of(segments: list[Segment]) -> set[str]:
 @contextlib.contextmanager
 def copied(collection: Collection, to: Path, *, segments: bool) -> Iterator[Collection]:
     """A copy as a kill would leave it, opened; perhaps without its segments."""
-    shutil.copytree(collection.folder, to)
+    shutil.copytree(collection.folder, to, ignore=shutil.ignore_patterns(".removed-*"))  # which vanish
     if not segments:
         shutil.rmtree(to / "segments", ignore_errors=True)
     with contextlib.closing(Collection(to, collection.options)) as other:

@@ -411,6 +411,7 @@ NEVER_LONG = {
     f"POST {C}/rename", f"PUT {C}/ranking", f"PUT {C}/evaluation", "PUT /v1/aliases/help", "POST /v1/keys",
     "POST /v1/keys/none/rotate", "POST /v1/vector_stores", STORE, f"{STORE}/files/{OWN}", "POST /api/show",
     "POST /api/embeddings", "POST /embed_all", "POST /v1/search", f"PUT {C}/synonyms",
+    f"PUT {C}/hold",
 }  # fmt: skip
 
 
