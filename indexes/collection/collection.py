@@ -323,11 +323,10 @@ class Collection(CollectionView):
 
         return self.on_writer(mark)
 
-    def part_with(self, moving: Moving) -> Moving:
+    def part_with(self) -> None:
         """Note that the place it was given to writes: what is here is no longer the newest, whatever happens there."""
-        gone = Moving("gone", moving.node, moving.seq)
-        self.on_writer(lambda: self._mark(gone))
-        return gone
+        if (moving := self.moving) is not None:
+            self.on_writer(lambda: self._mark(Moving("gone", moving.node, moving.seq)))
 
     def change_aliases(self, change: Callable[[AliasSettings | None], AliasSettings]) -> None:
         """Change what else the collection is called, unless it is being moved."""

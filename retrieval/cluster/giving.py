@@ -155,5 +155,8 @@ async def settle(app: web.Application, nodes: Nodes, shard: Collection, moving: 
         logger.warning("node %s has not taken %s, which stays here", moving.node, shard.name)
         await asyncio.to_thread(shard.take)
     elif state.moving is None and state.seq >= moving.seq:
-        gone = await asyncio.to_thread(shard.part_with, moving)
-        await settle(app, nodes, shard, gone)
+        try:
+            await settle(app, nodes, shard, Moving("gone", moving.node, moving.seq))
+        except NearlineError:  # as while it is erased
+            await asyncio.to_thread(shard.part_with)
+            raise

@@ -353,9 +353,9 @@ class Nodes:
         return found[0]
 
     def is_moving(self, shard: str) -> bool:
-        """Whether a node gives a shard to another one, which takes writes soon."""
-        held = (one.state_of(shard) for one in self.having(shard))
-        return any(one is not None and one.moving is not None for one in held)
+        """Whether a node gives a shard to another one, which takes writes soon, or has them and is not known for it."""
+        held = (one.state_of(shard) for one in self.members)
+        return any(one is not None and one.moving is not None and one.moving.role != "copy" for one in held)
 
     def require_writer(self, shard: str) -> None:
         """Raise as `writer_of`, unless there may be one soon."""
