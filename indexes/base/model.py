@@ -29,6 +29,7 @@ Scalar = str | int | float | bool
 Metadata = dict[str, Any]  # JSON, as it was sent; `paths` says which values filters find in it
 ACL = "acl"  # the metadata key that lists the groups which may see a document, and so is kept without a value, too
 # A line of front matter, or of a sheet, that says so.
+ACL_HEAD_CHARS = 2000  # in which front matter that does not end may do so
 NAMES_ACL = re.compile(rf"""^[ \t]*["']?{ACL}["']?[ \t]*[:=]""", re.MULTILINE)
 Progress = Callable[[str, int, int], None]  # of a long operation: stage, amount done, total
 

@@ -292,9 +292,10 @@ class Collection(CollectionView):
         return self._writer.call(step).result()
 
     def hold(self, seconds: float) -> int:
-        """Refuse writes for so many seconds, or end that with 0 (`Writer.hold`); returns the last operation."""
+        """Refuse writes for so many seconds, or end that with 0 (`Writer.hold`); returns the last operation, once it
+        can be read."""
         self._writer.hold(seconds)
-        return self.log.position().seq
+        return self.on_writer(lambda: self.log.newest_seq)
 
     def settle(self) -> None:
         """Wait until every full delta is sealed and all due merges are done. Assumes no concurrent writes."""

@@ -21,7 +21,7 @@ from indexes.base.model import IndexOptions
 from indexes.base.work import OnStep, do_nothing
 from indexes.collection.view import CollectionView, HitCounter, covered_by, end_of
 from indexes.log.reader import SCAN_ROWS, LogPosition, LogReader
-from indexes.parts.assembly import Arrangement, hide_dead, in_steps
+from indexes.parts.assembly import Arrangement, hide_dead
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import read_manifest
 from indexes.parts.sealing import work_quietly
@@ -83,14 +83,12 @@ class Replica(CollectionView):
         # Much is read in blocks, each a transaction of its own. What died before the last of them is in `dead`.
         end = self.log.position().last_passage
         if end - self._position.last_passage > SCAN_ROWS:
-            self._assembly.follow(
-                in_steps(self.log.entries(self._position.last_passage, end), on_step), [], on_step
-            )
+            self._assembly.follow(self.log.entries(self._position.last_passage, end), [], on_step)
             self._position = LogPosition(self._position.seq, end)
         changes = self.log.changes(self._position)
         if changes is None:
             raise Damaged(f"the log of {self.name} has forgotten what was written after {self._position.seq}")
-        self._assembly.follow(in_steps(changes.entries, on_step), changes.dead, on_step)
+        self._assembly.follow(changes.entries, changes.dead, on_step)
         self._position, self._content = changes.position, changes.content
         self._publish()
 

@@ -21,7 +21,7 @@ import Stemmer
 
 from indexes.base.languages import primary
 from indexes.base.normalizing import normalize
-from indexes.base.work import OnStep
+from indexes.base.work import OnStep, do_nothing
 from indexes.lexical.stopwords import STOPWORDS
 from indexes.lexical.words import CLITIC, fold, words
 
@@ -47,12 +47,12 @@ STEP_TERMS = 512  # analyzed in a few milliseconds
 STEMMED_CHARS_MAX = 100  # German has words of 80
 
 
-def terms(text: str, language: str = "en", on_step: OnStep | None = None) -> list[str]:
+def terms(text: str, language: str = "en", on_step: OnStep = do_nothing) -> list[str]:
     """The terms of a passage, with repetitions. `language` is any BCP 47 code, stemmer or not. Calls `on_step` every
     few milliseconds. Thread-safe."""
     code = primary(language)
     known = _known[code] if code in _known else _known.setdefault(code, _Known(code))
-    if on_step is None:
+    if on_step is do_nothing:
         return list(chain.from_iterable(map(known.__getitem__, text.split())))
     found: list[str] = []
     told = 0
@@ -64,7 +64,7 @@ def terms(text: str, language: str = "en", on_step: OnStep | None = None) -> lis
     return found
 
 
-def index_terms(text: str, language: str, on_step: OnStep | None = None) -> list[str]:
+def index_terms(text: str, language: str, on_step: OnStep = do_nothing) -> list[str]:
     """The terms under which a passage is indexed, followed, unless there are none, by the tag of its language."""
     found = terms(text, language, on_step)
     if found:

@@ -10,10 +10,10 @@ import bisect
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from indexes.lexical.prefixed import Postings
 TF_MAX = np.iinfo(np.uint16).max
 CHARACTER_BYTES_MAX = 4  # in UTF-8
 TERMS_AT_ONCE = 64  # between calls of `on_step`
-APPENDED_AT_ONCE = 1024  # as above, while a passage is added
+POSTED_AT_ONCE = 1024  # as above, while a long passage is added
 SORTED_TERMS = 1024  # per sort, to bound how long it holds the GIL
 SLICE_POSTINGS = 1 << 18  # a numpy call over this many takes about a millisecond
 TERMS_CACHED_MAX = 4096  # per sealed index, about 3 MiB: a few words make up most queries
@@ -49,7 +49,7 @@ LONG_CHARS = 20_000  # of a text that takes milliseconds to analyze: once analyz
 POSTINGS_PER_CHAR = 100  # that are read in less time than a character is analyzed
 
 
-def analyze(text: str, language: str, on_step: OnStep | None = None) -> Terms:
+def analyze(text: str, language: str, on_step: OnStep = do_nothing) -> Terms:
     """Return the terms of a long passage. Calls `on_step` every few milliseconds."""
     counts = Counter(index_terms(text, language, on_step))
     return Terms(list(counts), array("I", counts.values()), length_of(counts))
@@ -83,10 +83,11 @@ class GrowingLexical:
         counts = Counter(index_terms(text, language))
         length = length_of(counts)
         self._add_names(names)
-        self._append(counts.items(), length)
+        self._post(counts.items())
+        self._lengths.append(length)
         return length
 
-    def add_terms(self, terms: Terms, names: Iterable[int] = (), on_step: OnStep | None = None) -> None:
+    def add_terms(self, terms: Terms, names: Iterable[int] = (), on_step: OnStep = do_nothing) -> None:
         """Index a long passage by its terms as the next row. If another row has the same terms, as `terms_of` returned
         them, its postings become those of the new one, in no time: hide that row before the new one is searched. Calls
         `on_step` every few milliseconds, when what was added before can be searched."""
@@ -95,7 +96,11 @@ class GrowingLexical:
         posted, before = self._places.get(terms, (row, row))
         self._places[terms], self._long[row] = (posted, row), terms
         if before == row:
-            self._append(zip(terms.names, terms.frequencies, strict=True), terms.length, on_step)
+            counts = zip(terms.names, terms.frequencies, strict=True)
+            while some := list(islice(counts, POSTED_AT_ONCE)):
+                self._post(some)
+                on_step()
+            self._lengths.append(terms.length)
             return
         self._long[before] = NO_TERMS
         self._moved = np.append(self._moved[0], posted), np.append(self._moved[1], row)
@@ -105,11 +110,11 @@ class GrowingLexical:
         for key in names:
             self._named.setdefault(key, array("I")).append(len(self._lengths))
 
-    def _append(self, counts: Iterable[tuple[str, int]], length: int, on_step: OnStep | None = None) -> None:
-        row, at = len(self._lengths), 0
-        for at, (term, count) in enumerate(counts, 1):
-            if on_step is not None and at % APPENDED_AT_ONCE == 0:
-                on_step()
+    def _post(self, counts: Collection[tuple[str, int]]) -> None:
+        """Add these terms of the next row."""
+        row = len(self._lengths)
+        self.postings_held += len(counts)
+        for term, count in counts:
             frequency = min(count, TF_MAX)
             # Frequencies first: a reader that sees a row must also find its frequency.
             if (rows := self._rows.get(term)) is not None:
@@ -121,8 +126,6 @@ class GrowingLexical:
                 self._tags.append(term)
             self._frequencies[term] = array("H", (frequency,))
             self._rows[term] = array("I", (row,))
-        self._lengths.append(length)
-        self.postings_held += at
 
     def terms_of(self, row: int) -> Terms | None:
         return self._long.get(row)

@@ -93,10 +93,9 @@ class Writer:
 
     def hold(self, seconds: float) -> None:
         """Refuse writes for so many seconds from now on, also later those of requests that began before the end; 0 ends
-        it. Returns once earlier writes are done."""
+        it. What was queued before is written."""
         with self._entering:
             self._held_until = time.monotonic() + seconds
-        self.call(lambda: None).result()
 
     def close(self) -> None:
         """Finish queued items, then stop. Idempotent."""

@@ -17,7 +17,7 @@ from indexes.base.expiry import with_expiry
 from indexes.base.masks import bits_at, rows_in
 from indexes.base.model import IndexOptions, Rows, Settings, Terms
 from indexes.base.residency import Files
-from indexes.base.work import OnStep
+from indexes.base.work import OnStep, do_nothing
 from indexes.lexical.analysis import index_terms
 from indexes.lexical.names import name_keys
 from indexes.lexical.postings import LONG_CHARS, analyze
@@ -31,7 +31,7 @@ from indexes.parts.snapshot import Snapshot
 from indexes.parts.visible import Visible
 
 READ_TOLD = 256  # passages between reports
-STEP_PASSAGES, STEP_CHARS = 32, 8192  # some 5 ms; of a script without spaces, five times as long
+STEP_PASSAGES, STEP_CHARS = 32, 8192  # some 5 ms; of a script without spaces, up to ten times as long
 
 MERGE_AT = 3  # adjacent segments
 MERGED_DELTAS_MAX = 16  # per merged segment: larger ones are slow to merge and to scan
@@ -83,11 +83,11 @@ class Assembly:
         self._hide(applied)
 
     def follow(
-        self, entries: Iterable[PassageEntry], dead: Sequence[range], on_step: OnStep | None = None
+        self, entries: Iterable[PassageEntry], dead: Sequence[range], on_step: OnStep = do_nothing
     ) -> None:
         """Apply what another process committed: add these passages, then hide the removed ones. Calls `on_step` every
-        few milliseconds of a long passage."""
-        for entry in entries:
+        few milliseconds."""
+        for entry in in_steps(entries, on_step):
             if self._delta.full:
                 self.rotate()
             append_entry(self._delta, entry, on_step)
@@ -115,7 +115,7 @@ class Assembly:
             own = upsert.text[passage.start : passage.end]
             text = self._settings.field_weights.text_of(upsert.title, passage.heading, own)
             same = applied.dead_texts[at : at + 1] == (text,) and applied.dead_language == upsert.language
-            terms = self._terms_of(applied.dead[at], len(text)) if same else passage.terms
+            terms = (self._terms_of(applied.dead[at], len(text)) if same else None) or passage.terms
             names = name_keys(upsert.id, upsert.title, passage.heading, at)
             self._delta.append(number, passage.vector, text, metadata, upsert.language, terms, names)
 
@@ -304,7 +304,7 @@ def in_steps(entries: Iterable[PassageEntry], on_step: OnStep) -> Iterator[Passa
         yield entry
 
 
-def append_entry(delta: Delta, entry: PassageEntry, on_step: OnStep | None = None) -> None:
+def append_entry(delta: Delta, entry: PassageEntry, on_step: OnStep = do_nothing) -> None:
     names = name_keys(*entry.place)
     delta.append(
         entry.passage, entry.vector, entry.text, entry.metadata, entry.language, entry.terms, names, on_step

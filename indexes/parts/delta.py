@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from indexes.base.arrays import find_sorted
 from indexes.base.masks import Bits
 from indexes.base.model import TIERS, Floats, Ids, Metadata, Rows, Terms, Tier
-from indexes.base.work import OnStep
+from indexes.base.work import OnStep, do_nothing
 from indexes.dense.cold import RANKS
 from indexes.dense.vectors import Found, StoredVectors
 from indexes.filters.index import GrowingFilters
 from indexes.lexical.postings import GrowingLexical
 from indexes.parts.part import scan
 
-POSTINGS_MAX = 1_000_000  # some 300 MB of different terms, as of three texts of a megabyte without spaces
+POSTINGS_MAX = 1_000_000  # 270 to 430 MB of different terms, as of three texts of a megabyte without spaces
 
 
 class Delta:
@@ -44,7 +44,7 @@ class Delta:
         language: str = "en",
         terms: Terms | None = None,
         names: Sequence[int] = (),
-        on_step: OnStep | None = None,
+        on_step: OnStep = do_nothing,
     ) -> None:
         """Add one passage; ids must ascend. Existing views do not change. `terms` are those of the text, if known,
         `names` the keys of its names. While it calls `on_step`, views can be searched."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from indexes.base.model import NAMES_ACL
+from indexes.base.model import ACL_HEAD_CHARS, NAMES_ACL
 from jobs.sources.files import SourceFile, language_of
 from jobs.sources.front_matter import split_front_matter
 from jobs.sources.generated import find_generated_code
 from jobs.sources.model import EMPTY, SourceDocument, SourceOptions, SourceReport, metadata_of
-
-HEAD_CHARS = 2000  # in which front matter that does not end may name its acl
 
 
 def read_text(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
@@ -26,7 +24,7 @@ def read_markdown(file: SourceFile, options: SourceOptions, report: SourceReport
     title in its front matter is a document too.
     """
     found = split_front_matter(file.text(options.document_bytes_max))
-    if found.problem and NAMES_ACL.search(found.text, 0, found.block_chars or HEAD_CHARS):
+    if found.problem and NAMES_ACL.search(found.text, 0, found.block_chars or ACL_HEAD_CHARS):
         raise file.error(
             f"its front matter names an acl and cannot be read, so everybody could see it: {found.problem}"
         )

@@ -142,8 +142,7 @@ async def keep_settling(app: web.Application, nodes: Nodes) -> None:
 async def settle(app: web.Application, nodes: Nodes, shard: Collection, moving: Moving) -> None:
     """Ask the node that a shard was given to what became of it; as long as it does not answer, nothing is certain."""
     if moving.role == "gone":
-        await collections.remove(app, shard.name)
-        logger.info("%s is deleted here: node %s has it", shard.name, moving.node)
+        await delete_taken(app, shard, moving.node)
         return
     taker = next((one for one in nodes.members if one.name == moving.node and one.writes), None)
     if taker is None:
@@ -156,7 +155,12 @@ async def settle(app: web.Application, nodes: Nodes, shard: Collection, moving: 
         await asyncio.to_thread(shard.take)
     elif state.moving is None and state.seq >= moving.seq:
         try:
-            await settle(app, nodes, shard, Moving("gone", moving.node, moving.seq))
-        except NearlineError:  # as while it is erased
+            await delete_taken(app, shard, moving.node)
+        except NearlineError:  # a job, such as erasing, works for it
             await asyncio.to_thread(shard.part_with)
             raise
+
+
+async def delete_taken(app: web.Application, shard: Collection, node: str) -> None:
+    await collections.remove(app, shard.name)
+    logger.info("%s is deleted here: node %s has it", shard.name, node)

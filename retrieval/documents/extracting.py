@@ -12,11 +12,10 @@ from pathlib import PurePath
 from typing import Protocol
 
 from indexes.base.errors import TooLarge
-from indexes.base.model import NAMES_ACL
+from indexes.base.model import ACL_HEAD_CHARS, NAMES_ACL
 from retrieval.documents.uploads import text_of
 
 AT_ONCE = 2  # each takes up to a core and some memory; others wait
-HEAD_CHARS = 2000  # in which front matter that does not end may name its acl
 CHARS_FREE = 65_536  # that any file may have, however small
 
 
@@ -40,7 +39,7 @@ def names_acl(text: str, filename: str) -> bool:
     if mark not in ("---", "+++"):
         return False
     end = text.find(f"\n{mark}", len(mark))
-    return NAMES_ACL.search(text, 0, end if end >= 0 else HEAD_CHARS) is not None
+    return NAMES_ACL.search(text, 0, end if end >= 0 else ACL_HEAD_CHARS) is not None
 
 
 # Takes a file's bytes, its name and the maximum bytes of its text; returns None for an unsupported type.

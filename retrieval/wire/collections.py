@@ -137,7 +137,7 @@ class SynonymsBody(msgspec.Struct):
 
 
 class HoldWrites(Request, frozen=True, kw_only=True):
-    """For how long a collection takes no writes."""
+    """How long a collection is to refuse writes."""
 
     seconds: Annotated[float, Meta(ge=0, le=60), Doc("From now on; 0 ends it")]
 

@@ -63,7 +63,7 @@ def test_no_mark_is_dropped() -> None:
 @pytest.mark.slow
 @given(TEXTS, st.sampled_from(LANGUAGES))
 def test_terms_in_steps_are_the_same(text: str, language: str) -> None:
-    """With tokens that are long enough not to be cached, too."""
+    """Long tokens, which are not cached whole, give the same terms, too."""
     for one in (text, text * 40):
         assert index_terms(one, language, lambda: None) == index_terms(one, language)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
 from indexes.base.model import Bm25, Delete, FieldWeights, IndexOptions, Upsert
-from indexes.base.work import OnStep
+from indexes.base.work import OnStep, do_nothing
 from indexes.collection.collection import Collection
 from indexes.lexical import postings
 from indexes.lexical.analysis import TAG, AnalyzedQuery, index_terms, terms
@@ -247,7 +247,7 @@ def test_a_long_text_is_analyzed_once(tmp_path: Path, monkeypatch: pytest.Monkey
     it is found and scored as before."""
     analyzed: list[str] = []
 
-    def count(text: str, language: str, on_step: OnStep | None = None) -> list[str]:
+    def count(text: str, language: str, on_step: OnStep = do_nothing) -> list[str]:
         analyzed.append(text)
         return index_terms(text, language, on_step)
 

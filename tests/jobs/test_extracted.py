@@ -528,7 +528,7 @@ def write_feather(table: pa.Table, folder: Path) -> None:
 
 
 def test_a_row_whose_text_is_null_is_skipped(tmp_path: Path) -> None:
-    """As one whose text is empty: the column is there."""
+    """It is no failure, because the column is there."""
     write_parquet(pa.table({"id": ["1", "2", "3"], "text": ["a", None, ""], "n": [1, 2, 3]}), tmp_path)
     documents, report = read(tmp_path)
     assert [one.id for one in documents] == ["1"]

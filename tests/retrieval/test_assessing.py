@@ -110,7 +110,7 @@ def test_where_nothing_ever_ended_badly_there_is_no_risk() -> None:
 
 
 def test_blank_remedies_are_none() -> None:
-    """They help nobody."""
+    """A remedy without a word is not listed."""
     hits = [event(0.9, {"remedy": [" ", "", " restart "]}, 1), event(0.8, {"remedy": "restart"}, 2)]
     assert [(one.remedy, one.document_ids) for one in assessed(*hits).remedies] == [("restart", ["d1", "d2"])]
 
@@ -251,7 +251,7 @@ def test_outcomes_of_the_request(http: Http, deploys: str) -> None:
 
 
 def test_the_message_says_what_is_missing(http: Http, deploys: str) -> None:
-    """Of a key whose values have another kind than the usual ones, and of a collection that compares no meaning."""
+    """It says so for a key whose values have another kind than the usual ones, and for a collection without a model."""
     reply = http.call("POST", deploys, {"action": MIGRATION, "outcome": {"key": "severity"}})
     assert "give bad or bad_from" in reply.body["error"]["message"]
     bare = http.new_collection(model=None, dimensions=2)

@@ -25,6 +25,7 @@ from indexes.base.errors import (
     NotReady,
     TooLarge,
     Unavailable,
+    WritesHeld,
 )
 from indexes.base.model import Settings
 from indexes.base.moving import Moving
@@ -33,7 +34,7 @@ from indexes.filters.grammar import parse_filter
 from indexes.parts.query import Query
 from retrieval.base.settings import ClusterSection
 from retrieval.cluster import asking, renaming
-from retrieval.cluster.asking import AGREE_S, MOVING_S, patience_of_search
+from retrieval.cluster.asking import AGREE_S, MOVING_S, patience_of, patience_of_search
 from retrieval.cluster.calls import (
     ANSWERS,
     AnyCall,
@@ -206,6 +207,14 @@ def test_shards_get_their_old_name_back_once_their_node_answers(monkeypatch: pyt
     monkeypatch.setattr(renaming, "give_name", give_name)
     asyncio.run(scenario())
     assert given == [("new", "old")] * 3
+
+
+def test_a_write_that_is_held_is_not_sent_again() -> None:
+    """When the hold ends, the write may belong to another collection; one that a move refused is sent again."""
+    nodes = nodes_of("a", "b")
+    node = nodes.members[0]
+    assert patience_of(nodes, "docs~0of2", node, WritesHeld("held"), 0.0) == 0.0
+    assert patience_of(nodes, "docs~0of2", node, NotReady("moving"), 0.0) > 0.0
 
 
 @pytest.mark.parametrize("moving", [Moving("copy", "a"), Moving("given", "b", 5), Moving("gone", "b", 5)])

@@ -422,7 +422,7 @@ def test_a_file_for_some_is_not_for_everybody(client: OpenAI, store: str, name: 
 
 
 def test_an_uploaded_workbook_keeps_its_columns(client: OpenAI, http: Http, store: str) -> None:
-    """As lines of one document, which an upload is."""
+    """Its rows become lines of one document."""
     content = xlsx(S=[["id", "text", "lang"], ["1", "The kitchen is closed.", "en"]])
     file = client.files.create(file=("rows.xlsx", content), purpose="assistants").id
     client.vector_stores.files.create(store, file_id=file)

@@ -687,7 +687,6 @@ def test_a_hold_refuses_writes_to_all_shards_at_once(cluster: Cluster, sizes: di
     path = f"/v1/collections/{sizes[4]}"
     for http in (cluster.http, cluster.at_b):
         cluster.http.ok("PUT", f"{path}/hold", {"seconds": 60})
-        begun = time.monotonic()
         for method, where, body in (
             ("POST", "documents", {"documents": [{"id": f"h{at}", "text": "held"} for at in range(8)]}),
             ("PATCH", "documents/h0", {"metadata": {"x": 1}}),
@@ -696,7 +695,6 @@ def test_a_hold_refuses_writes_to_all_shards_at_once(cluster: Cluster, sizes: di
         ):
             reply = http.call(method, f"{path}/{where}", body)
             assert (reply.status, reply.body["error"]["type"]) == (503, "writes_held"), reply
-        assert time.monotonic() - begun < 30
         seq = cluster.http.ok("PUT", f"{path}/hold", {"seconds": 0})["seq"]
         assert seq == cluster.http.ok("GET", path)["seq"]
 
