@@ -123,6 +123,7 @@ class Replica(CollectionView):
         with contextlib.ExitStack() as steps:  # runs in reverse order, and continues past a failing step
             steps.callback(self._release)
             steps.callback(self.log.close)
+            steps.callback(setattr, self, "_loading", None)  # what was loaded is mapped, too
             steps.callback(self._loads.shutdown, cancel_futures=True)
 
     def _load(self, *, whole: bool = False) -> Loaded:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import gc
 import random
 import threading
 import time
@@ -17,7 +18,7 @@ import pytest
 from indexes.base.errors import Damaged
 from indexes.base.model import IndexOptions, NewPassage, Upsert
 from indexes.collection.collection import Collection
-from indexes.collection.replica import Replica
+from indexes.collection.replica import Loaded, Replica
 from indexes.filters.grammar import parse_filter
 from indexes.lexical.analysis import STEP_TERMS
 from indexes.lexical.postings import LONG_CHARS
@@ -186,6 +187,29 @@ def test_a_rebuild_ends_while_indexes_are_loaded(
         concurrent.futures.wait([replica._loading])
         load_generation(replica)
         assert_alike(replica, collection)
+
+
+def test_what_was_being_loaded_leaves_memory_too(
+    collection: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica may be closed while it loads a generation, and stay in a frozen reference cycle."""
+    fill(collection, WORLD, range(40))
+    with follow(collection) as replica:
+        load, begun = replica._load_segments, threading.Event()
+
+        def load_slowly(*arguments: Any) -> Any:
+            begun.set()
+            time.sleep(0.2)
+            return load(*arguments)
+
+        monkeypatch.setattr(replica, "_load_segments", load_slowly)
+        rebuild(collection)
+        replica.look()
+        replica.catch_up()
+        assert begun.wait(LOADED_S)
+        replica.close()
+        held = [one for one in gc.get_objects() if isinstance(one, Loaded)]
+        assert held == []
 
 
 def test_it_writes_nothing(collection: Collection) -> None:
