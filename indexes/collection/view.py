@@ -23,10 +23,12 @@ from indexes.parts.learned import (
     ALIASES,
     RANKING,
     SYNONYMS,
+    VECTOR_STORE,
     AliasSettings,
     RankingSettings,
     SettingsFile,
     SynonymSettings,
+    VectorStoreSettings,
 )
 from indexes.parts.part import Part
 from indexes.parts.segment import Segment
@@ -64,6 +66,7 @@ class CollectionView:
         self.ranking = SettingsFile(folder / RANKING, RankingSettings)
         self.synonyms = SettingsFile(folder / SYNONYMS, SynonymSettings)
         self.aliases = SettingsFile(folder / ALIASES, AliasSettings)
+        self.vector_store = SettingsFile(folder / VECTOR_STORE, VectorStoreSettings)
         self._assembly = Assembly(log.settings, options)
 
     @property

@@ -1,5 +1,5 @@
-"""Settings of a collection in files beside its log: how it ranks, learned or set by hand, its synonyms, and the aliases
-of a collection in several shards.
+"""Settings of a collection in files beside its log: how it ranks, learned or set by hand, its synonyms, the aliases
+of a collection in several shards, and what OpenAI's interface keeps of a vector store.
 
 `ranking.json` holds the settings that override the configuration, and the evidence for them. A damaged file is left in
 place and ignored: that costs ranking quality, not data.
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 RANKING, SYNONYMS, ALIASES = "ranking.json", "synonyms.json", "aliases.json"
+VECTOR_STORE = "vector_store.json"
 
 
 class RankingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,7 +66,21 @@ class AliasSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sha256: str = ""
 
 
-S = TypeVar("S", RankingSettings, SynonymSettings, AliasSettings)
+class VectorStoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a collection lacks as a vector store of OpenAI's. `used_at` is when one that expires was last used, in
+    seconds since 1970, accurate to a few minutes.
+    """
+
+    format: int = FORMAT
+    name: str | None = None
+    description: str = ""
+    metadata: dict[str, str] = {}
+    expires_days: int | None = None
+    used_at: int = 0
+    sha256: str = ""
+
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class SettingsFile(Generic[S]):
@@ -85,12 +100,14 @@ class SettingsFile(Generic[S]):
         """Publish the settings. They are durable once this returns, and used by every search that starts afterwards."""
         self.change(lambda _: settings)
 
-    def change(self, change: Callable[[S | None], S]) -> None:
-        """Publish what is made of the current settings, with no other change in between."""
+    def change(self, change: Callable[[S | None], S]) -> S:
+        """Publish what is made of the current settings, with no other change in between, and return it."""
         with self._change:
             settings = change(self.current)
-            publish(self._path, with_checksum(settings))
-            self.current = settings
+            if settings != self.current:
+                publish(self._path, with_checksum(settings))
+                self.current = settings
+            return settings
 
     def take(self, content: bytes | None) -> None:
         """Replace the file by that of another machine; None: there is none. Raises Damaged."""

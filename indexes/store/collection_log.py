@@ -16,7 +16,7 @@ import msgspec
 from indexes.base.moving import MOVING
 from indexes.base.work import do_nothing
 from indexes.log.reader import LogReader
-from indexes.parts.learned import ALIASES, RANKING, SYNONYMS
+from indexes.parts.learned import ALIASES, RANKING, SYNONYMS, VECTOR_STORE
 from indexes.rebuild.chosen import FILE as CHOSEN
 from indexes.store.checkpoints import (
     CHECKPOINTS,
@@ -35,7 +35,6 @@ from indexes.store.rows import LogChange, changes_since, last_change, reached_by
 from indexes.store.slots import FORMAT, Read, SlotLog, SlotWriter, name_of
 
 SLOTS_BETWEEN = 256  # checkpoints: so many small objects are read at most to restore
-VECTOR_STORE = "vector_store.json"  # of the dialect of OpenAI
 ERASED = "erased"  # among the files of a state: when the last erasure was begun, so that replicas follow it
 FILES = (CHOSEN, RANKING, SYNONYMS, ALIASES, VECTOR_STORE, MOVING)
 

@@ -25,7 +25,7 @@ import msgspec
 
 from indexes.base import failures
 from indexes.base.arrivals import Arrivals
-from indexes.base.durable import FolderLock, disk_errors, publish
+from indexes.base.durable import FolderLock, disk_errors
 from indexes.base.errors import (
     Conflict,
     Damaged,
@@ -43,11 +43,11 @@ from indexes.base.structs import learn_structs
 from indexes.collection.collection import Collection
 from indexes.directory.catalog import Catalog
 from indexes.directory.marker import LOCK, clear_unrestored, prepare
-from indexes.parts.learned import ALIASES, RANKING, SYNONYMS
+from indexes.parts.learned import ALIASES, RANKING, SYNONYMS, VECTOR_STORE
 from indexes.parts.unrestored import note_unrestored
 from indexes.rebuild.chosen import FILE as CHOSEN
 from indexes.rebuild.chosen import TunedSettings
-from indexes.store.collection_log import ERASED, VECTOR_STORE, CollectionLog
+from indexes.store.collection_log import ERASED, CollectionLog
 from indexes.store.directory import DIRECTORY, Directory, Record, read_record, restore_directory, write_record
 from indexes.store.generations import GENERATIONS, generation_in
 from indexes.store.objects import Objects
@@ -440,9 +440,7 @@ def take_files(collection: Collection, files: dict[str, bytes]) -> None:
     collection.ranking.take(files.get(RANKING))
     collection.synonyms.take(files.get(SYNONYMS))
     collection.aliases.take(files.get(ALIASES))
-    path, content = collection.folder / VECTOR_STORE, files.get(VECTOR_STORE)
-    if content is not None and (not path.exists() or path.read_bytes() != content):
-        publish(path, content)
+    collection.vector_store.take(files.get(VECTOR_STORE))
 
 
 def slot_of(log: CollectionLog, reached: LogExtent) -> Read | None:

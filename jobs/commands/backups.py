@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +28,7 @@ from indexes.store.opening import RestoredFromStore, restore_from
 from indexes.store.restoring import NEWEST, Until
 from jobs.commands.options import JSON, PATH, exit_on_sigterm
 from jobs.commands.output import console, format_bytes, print_json, print_result, stages
+from retrieval.documents import uploads
 
 DETAIL_CHARS_MAX = 200  # SQLite may list a hundred faults; --json has all of them
 NAMES = click.option(
@@ -188,7 +190,7 @@ def verify(data: Path | None, folder: Path | None, names: tuple[str, ...], as_js
     step_back()
     with stages(hidden=as_json) as progress:
         if data is not None and folder is None:
-            found = list(verify_data(data, names, progress))
+            found = [*verify_data(data, names, progress), *(() if names else check_uploads(data))]
         elif folder is not None and data is None:
             found = list(verify_backup(folder, names, progress))
         else:
@@ -199,6 +201,13 @@ def verify(data: Path | None, folder: Path | None, names: tuple[str, ...], as_js
     else:
         show(found)
     sys.exit(0 if sound else 1)
+
+
+def check_uploads(data: Path) -> Iterator[Check]:
+    files, wrong = uploads.read_all(data)
+    advice = "upload these again, and delete them; documents that were made of them are not affected"
+    if files:
+        yield Check("", "uploaded files", not wrong, "; ".join(wrong) or f"{files} files", advice)
 
 
 def show(found: list[Check]) -> None:

@@ -1,8 +1,8 @@
 """Deletes vector stores that were not used for the days in their `expires_after`.
 
 Every request to the collection except GET counts as use, in OpenAI's dialect or in ours: a search, a scroll, a write.
-Uses are noted in memory and saved at each check and at the end (`StoreDetails.used_at`), so a kill loses the last few
-minutes. Only stores with an expiry are ever deleted.
+Uses are noted in memory and saved at each check and at the end (`VectorStoreSettings.used_at`), so a kill loses the
+last few minutes. Only stores with an expiry are ever deleted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from aiohttp import web
 
 from indexes.base.errors import NearlineError
 from indexes.collection.collection import Collection
-from retrieval.dialects.vector_stores import DAY_S, StoreDetails, change_details, last_used_s, read_details
+from indexes.parts.learned import VectorStoreSettings
+from retrieval.dialects.vector_stores import DAY_S, last_used_s
 from retrieval.handlers.collections import remove
 from retrieval.handlers.state import CATALOG, USED
 
@@ -61,12 +62,13 @@ async def save_uses(app: web.Application) -> None:
 def is_due(collection: Collection, used_at: int, now: float) -> bool:
     """Save `used_at`, in seconds since 1970, if newer, and return whether the store has expired. Reads and writes the
     disk: call it on a thread."""
-    days = read_details(collection).expires_days
-    if days is None:
+    settings = collection.vector_store.current
+    if settings is None or settings.expires_days is None:
         return False
 
-    def note(details: StoreDetails) -> StoreDetails:
-        return msgspec.structs.replace(details, used_at=used_at) if used_at > details.used_at else details
+    def note(current: VectorStoreSettings | None) -> VectorStoreSettings:
+        before = current or VectorStoreSettings()
+        return msgspec.structs.replace(before, used_at=max(used_at, before.used_at))
 
-    kept = change_details(collection, note)
-    return last_used_s(collection, kept) + days * DAY_S <= now
+    days = collection.vector_store.change(note).expires_days
+    return days is not None and last_used_s(collection) + days * DAY_S <= now

@@ -3,9 +3,7 @@
 
 OpenAI assigns a store an id and allows any name. Here the id is the collection's name, which is the store's name if
 that is valid, else derived from it. A name already in use gets a suffix, because stores may share a name. Fields that a
-collection lacks are stored beside it:
-
-    data/<collection>/vector_store.json      name, description, metadata, expiry; not part of backups
+collection lacks are stored beside it, in `vector_store.json` (`indexes/parts/learned.py`).
 """
 
 from __future__ import annotations
@@ -14,20 +12,19 @@ import asyncio
 import logging
 import re
 import secrets
-import threading
 import time
-from collections.abc import Callable
 from itertools import starmap
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
-from indexes.base.durable import disk_errors, publish
+from indexes.base.durable import disk_errors
 from indexes.base.errors import Conflict, InvalidInput
 from indexes.base.normalizing import normalize
 from indexes.collection.collection import Collection
 from indexes.directory.marker import NAME, SHARD_MARK
+from indexes.parts.learned import VectorStoreSettings
 from indexes.reading import scrolling
 from retrieval.access.auth import PRINCIPAL
 from retrieval.base.cancellation import gather_or_cancel
@@ -59,8 +56,6 @@ from retrieval.wire.search import Hit, SearchAnswer, SearchRequest
 
 logger = logging.getLogger(__name__)
 
-DETAILS = "vector_store.json"
-VERSION = 1
 ID_CHARS_MAX = 48  # leaves room for a suffix
 LISTED_MAX, LISTED = 100, 20
 RESULTS = 10
@@ -71,19 +66,6 @@ OPENAIS_NAMES = {
     "k": MOST,
     "min_relevance": "ranking_options.score_threshold",
 }
-
-_changing = threading.Lock()
-
-
-class StoreDetails(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`used_at` is when an expiring store was last used, accurate to a few minutes."""
-
-    version: int = VERSION
-    name: str | None = None
-    description: str = ""
-    metadata: dict[str, str] = {}
-    expires_days: int | None = None
-    used_at: int = 0
 
 
 async def create(request: web.Request) -> web.Response:
@@ -96,15 +78,14 @@ async def create(request: web.Request) -> web.Response:
     except Conflict:
         collection = await make(app, CreateCollection(name=f"{name[:ID_CHARS_MAX]}-{secrets.token_hex(4)}"))
     expires = wanted.expires_after.days if wanted.expires_after else None
-    details = StoreDetails(
-        VERSION,
-        wanted.name or None,
-        wanted.description or "",
-        wanted.metadata or {},
-        expires,
-        int(time.time()),
+    details = VectorStoreSettings(
+        name=wanted.name or None,
+        description=wanted.description or "",
+        metadata=wanted.metadata or {},
+        expires_days=expires,
+        used_at=int(time.time()),
     )
-    await asyncio.to_thread(save_details, collection, details)
+    await asyncio.to_thread(collection.vector_store.set, details)
     files = [
         OpenAIAttachFile(file_id=one, chunking_strategy=wanted.chunking_strategy)
         for one in wanted.file_ids or []
@@ -156,7 +137,8 @@ async def update_store(request: web.Request) -> web.Response:
     wanted = await body(request, OpenAIUpdateVectorStore)
     _, collection = collection_of(request)
 
-    def change(details: StoreDetails) -> StoreDetails:
+    def change(current: VectorStoreSettings | None) -> VectorStoreSettings:
+        details = current or VectorStoreSettings()
         if wanted.name is not None:
             details = msgspec.structs.replace(details, name=wanted.name)
         if wanted.metadata is not None:
@@ -167,7 +149,7 @@ async def update_store(request: web.Request) -> web.Response:
         return details
 
     def work() -> OpenAIVectorStore:
-        change_details(collection, change)
+        collection.vector_store.change(change)
         return store_body(collection)
 
     return await answer_from(work)
@@ -193,10 +175,10 @@ def store_body(collection: Collection) -> OpenAIVectorStore:
     only some documents."""
     PRINCIPAL.get().require_whole()
     own = PRINCIPAL.get().own(collection.name)
-    details = read_details(collection)
+    details = collection.vector_store.current or VectorStoreSettings()
     with disk_errors(collection.folder):
         size = (collection.folder / "log.db").stat().st_size
-    used = last_used_s(collection, details)
+    used = last_used_s(collection)
     made_ms = scrolling.created_ms(collection) or scrolling.written_ms(collection, [1]).get(1)
     created = used if made_ms is None else made_ms // 1000
     active = max(used, created)
@@ -219,40 +201,12 @@ def store_body(collection: Collection) -> OpenAIVectorStore:
     )
 
 
-def read_details(collection: Collection) -> StoreDetails:
-    """Read a store's details; return defaults if the collection has none, or has those of a later version."""
-    path = collection.folder / DETAILS
-    with disk_errors(path):
-        try:
-            details = msgspec.json.decode(path.read_bytes(), type=StoreDetails)
-        except FileNotFoundError:
-            return StoreDetails()
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            logger.warning(
-                "%s is damaged, so the store has its collection's name and no expiry: %s", path, error
-            )
-            return StoreDetails()
-    return details if details.version == VERSION else StoreDetails()
-
-
-def change_details(collection: Collection, change: Callable[[StoreDetails], StoreDetails]) -> StoreDetails:
-    """Change a store's details atomically among threads, and return the new ones."""
-    with _changing:
-        before = read_details(collection)
-        after = change(before)
-        if after != before:
-            save_details(collection, after)
-    return after
-
-
-def last_used_s(collection: Collection, details: StoreDetails) -> int:
+def last_used_s(collection: Collection) -> int:
     """Return the time of the last write or noted use in seconds since 1970, 0 if there was none. Reads the disk."""
-    seq = collection.snapshot.seq
-    return max(details.used_at, scrolling.written_ms(collection, [seq]).get(seq, 0) // 1000)
-
-
-def save_details(collection: Collection, details: StoreDetails) -> None:
-    publish(collection.folder / DETAILS, msgspec.json.encode(details) + b"\n")
+    seq, settings = collection.snapshot.seq, collection.vector_store.current
+    return max(
+        settings.used_at if settings else 0, scrolling.written_ms(collection, [seq]).get(seq, 0) // 1000
+    )
 
 
 # --- search -------------------------------------------------------------------------------------------------------

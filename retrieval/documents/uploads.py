@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import hashlib
 import logging
 import os
 import re
@@ -26,7 +27,7 @@ from typing import TypeGuard
 import msgspec
 
 from indexes.base.durable import disk_errors, publish, remove, sync_folder
-from indexes.base.errors import InvalidInput, NearlineError, NotFound, TooLarge
+from indexes.base.errors import Damaged, InvalidInput, NearlineError, NotFound, TooLarge, message_of
 from retrieval.access.auth import PRINCIPAL
 from retrieval.base.settings import FilesSection as Settings
 
@@ -52,7 +53,8 @@ GONE_MAX = 10_000  # removed files whose place in a listing is remembered
 
 
 class Upload(msgspec.Struct, frozen=True):
-    """The metadata of a file. Times are seconds since 1970. `tenant` is that of the key it was uploaded with."""
+    """The metadata of a file. Times are seconds since 1970. `tenant` is that of the key it was uploaded with, `sha256`
+    the checksum of the bytes as received."""
 
     version: int
     id: str
@@ -62,6 +64,7 @@ class Upload(msgspec.Struct, frozen=True):
     created_at: int
     expires_at: int
     tenant: str = ""
+    sha256: str = ""
 
 
 class Uploads:
@@ -90,6 +93,7 @@ class Uploads:
             created,
             created + kept_s,
             PRINCIPAL.get().tenant,
+            hashlib.sha256(content).hexdigest(),
         )
         with self._changing:
             if not self._folder.is_dir():
@@ -142,11 +146,11 @@ class Uploads:
         return found
 
     def read(self, file_id: str) -> tuple[Upload, bytes]:
-        """Return the metadata and the bytes of a file. Raises NotFound."""
+        """Return the metadata and the bytes of a file. Raises NotFound, Damaged."""
         found, path = self.find(file_id), self._folder / file_id
         with disk_errors(path):
             try:
-                return found, path.read_bytes().partition(b"\n")[2]
+                return found, content_of(path, found)
             except FileNotFoundError:
                 raise gone(file_id) from None
 
@@ -248,6 +252,34 @@ def order_of_upload(upload: Upload) -> tuple[int, str]:
 def gone(file_id: str) -> NotFound:
     message = f"no file {file_id[:64]!r}; it was never uploaded, or has expired"
     return NotFound(message, param="file_id")
+
+
+def content_of(path: Path, upload: Upload) -> bytes:
+    """Read the bytes as received. Raises Damaged if they are not; those of an early version have no checksum."""
+    content = path.read_bytes().partition(b"\n")[2]
+    if len(content) != upload.bytes or upload.sha256 not in ("", hashlib.sha256(content).hexdigest()):
+        raise Damaged(f"{path} is damaged: its checksum differs")
+    return content
+
+
+def read_all(data: Path) -> tuple[int, list[str]]:
+    """Read every uploaded file of a data directory. Returns how many there are, and what is wrong with some."""
+    folder, files, wrong = data / FOLDER, 0, []
+    for path in sorted(folder.iterdir() if folder.is_dir() else ()):
+        if not ID.fullmatch(path.name):
+            continue
+        try:
+            with path.open("rb") as file:
+                upload = decode_header(file.readline())
+            if upload is None:
+                raise Damaged(f"{path} does not say what it is")
+            content_of(path, upload)
+        except FileNotFoundError:
+            continue  # it has just been deleted
+        except (Damaged, OSError) as error:
+            wrong.append(message_of(error))
+        files += 1
+    return files, wrong
 
 
 def decode_header(line: bytes) -> Upload | None:

@@ -31,8 +31,10 @@ from indexes.collection.collection import Collection
 from indexes.dense.cold import ColdSettings
 from indexes.directory.backup.backup import MANIFEST, Backup, back_up, read_backup
 from indexes.directory.backup.restoring import Restored, restore
+from indexes.directory.backup.verifying import verify_data
 from indexes.directory.catalog import Catalog
 from indexes.log import pinned as pinned_log
+from indexes.parts.learned import VECTOR_STORE, VectorStoreSettings
 from indexes.parts.manifest import read_manifest
 from indexes.rebuild.chosen import TunedSettings
 from tests.support.vectors import World, delete, fill, found_ids, rebuild, settings
@@ -591,3 +593,22 @@ def test_a_tuned_collection_stays_tuned(tmp_path: Path) -> None:
         True,
     )
     restored.close()
+
+
+def test_a_vector_store_stays_one(catalog: Catalog) -> None:
+    """A backup takes what OpenAI's interface keeps of a collection with it, and where that is cut, `verify` says so."""
+    kept = VectorStoreSettings(name="Häufige Fragen", metadata={"team": "support"}, expires_days=9, used_at=7)
+    catalog.get("docs").vector_store.set(kept)
+    _, restored = back_and_forth(catalog.folder)
+    found = restored.vector_store.current
+    assert found is not None
+    assert msgspec.structs.replace(found, sha256="") == kept
+    restored.close()
+    path = restored.folder / VECTOR_STORE
+    assert [check.ok for check in verify_data(path.parents[1], [], quiet) if check.name == VECTOR_STORE] == [
+        True
+    ]
+    path.write_bytes(path.read_bytes()[:-20])
+    assert [check.ok for check in verify_data(path.parents[1], [], quiet) if check.name == VECTOR_STORE] == [
+        False
+    ]

@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,22 +24,23 @@ from typing import Any, Literal
 import pytest
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
-from indexes.base.errors import InvalidInput, NotFound, TooLarge
+from indexes.base.errors import Damaged, InvalidInput, NotFound, TooLarge
 from indexes.base.model import IndexOptions, Settings
 from indexes.directory.catalog import Catalog
+from indexes.parts.learned import VectorStoreSettings
 from jobs.serving.process import ServerProcess, serving
 from jobs.sources import extraction
 from retrieval.access.auth import PRINCIPAL, Principal
 from retrieval.base.settings import Config, FilesSection
 from retrieval.dialects import file_batches, store_expiry
 from retrieval.dialects.file_batches import FileBatch
-from retrieval.dialects.vector_stores import StoreDetails, save_details
 from retrieval.documents.extracting import AT_ONCE, TextExtractor
-from retrieval.documents.uploads import BLOCK_BYTES, DAY_S, FOLDER, Upload, Uploads, text_of
+from retrieval.documents.uploads import BLOCK_BYTES, DAY_S, FOLDER, Upload, Uploads, read_all, text_of
 from retrieval.handlers.state import CATALOG, METRICS, PROCESSES, STORE, TASKS, USED
 from retrieval.observe.metrics import Metrics
 from retrieval.processes.pool import SearchProcesses
 from retrieval.upkeep.tasks import Tasks
+from tests.support.commands import nearline
 from tests.support.files import docx, pdf, xlsx
 from tests.support.http import Http
 
@@ -641,7 +643,8 @@ def test_only_what_is_not_used_is_deleted(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "data", IndexOptions())
     settings = Settings(dimensions=4, fingerprint="f", model="m", hot_capacity=10)
     for name, days in (("used", 2), ("unused", 2), ("plain", None)):
-        save_details(catalog.create(name, settings), StoreDetails(expires_days=days, used_at=1_000_000))
+        unused = VectorStoreSettings(expires_days=days, used_at=1_000_000)
+        catalog.create(name, settings).vector_store.set(unused)
     processes = SearchProcesses((), 0, Config(), tmp_path)
     tasks = Tasks(lambda *_: None)
     app: Any = {
@@ -968,6 +971,29 @@ def test_uploads_expire_and_are_bounded(tmp_path: Path) -> None:
     assert uploads.remove(second.id)
     assert not uploads.remove(second.id)
     assert uploads.read(uploads.keep("c.txt", b"c\nd\n", "assistants").id)[1] == b"c\nd\n"
+
+
+def test_a_damaged_upload_is_not_read(tmp_path: Path) -> None:
+    """One whose bytes were cut, changed or emptied is refused, and `verify` names it, but none that is whole."""
+    Catalog(tmp_path, IndexOptions()).close()
+    uploads = Uploads(tmp_path, FilesSection(), now=lambda: 0.0)
+    content = b"All of it.\nAnd a second line."
+    whole, *kept = [uploads.keep(f"{at}.txt", content, "assistants").id for at in range(4)]
+    damages: list[Callable[[bytes], bytes]] = [
+        lambda stored: stored[:-3],
+        lambda stored: stored.replace(b"second", b"fourth"),
+        lambda stored: b"",
+    ]
+    assert read_all(tmp_path) == (4, [])
+    for name, damage in zip(kept, damages, strict=True):
+        path = tmp_path / FOLDER / name
+        path.write_bytes(damage(path.read_bytes()))
+        with pytest.raises((Damaged, NotFound)):
+            uploads.read(name)
+    ended = nearline("verify", "--data", tmp_path, "--json")
+    [found] = [check for check in json.loads(ended.stdout)["checks"] if check["name"] == "uploaded files"]
+    assert (ended.returncode, found["ok"]) == (1, False)
+    assert [name in found["detail"] for name in (whole, *kept)] == [False, True, True, True]
 
 
 def test_each_upload_is_read_once_for_all_listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@
     FOLDER/<collection>/search.json        as in a data directory, if the collection was tuned
     FOLDER/<collection>/ranking.json       as in a data directory, if the collection has ranking settings of its own
     FOLDER/<collection>/synonyms.json      the same for synonyms
+    FOLDER/<collection>/vector_store.json  the same for what OpenAI's interface keeps of a vector store
     FOLDER/<collection>/CURRENT            as in a data directory, but with at most one generation; omitted without
     FOLDER/<collection>/generations/000007/    indexes, or if there was none
 
@@ -62,7 +63,7 @@ from indexes.directory.marker import (
     read_marker,
 )
 from indexes.log.pinned import LogState, pin
-from indexes.parts.learned import RANKING, SYNONYMS
+from indexes.parts.learned import RANKING, SYNONYMS, VECTOR_STORE
 from indexes.parts.manifest import MANIFEST as GENERATION_MANIFEST
 from indexes.parts.manifest import Manifest, SealedFile, read_manifest
 from indexes.parts.shelf import Shelf
@@ -75,7 +76,7 @@ MANIFEST = "backup.json"
 GENERATIONS_TRIED = 10
 HITS = "hits.msgpack"
 FILE = re.compile(
-    r"log\.db|CURRENT|hits\.msgpack|search\.json|(ranking|synonyms)\.json|generations/[0-9]+(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+"
+    r"log\.db|CURRENT|hits\.msgpack|search\.json|(ranking|synonyms|vector_store)\.json|generations/[0-9]+(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+"
 )
 
 
@@ -207,8 +208,10 @@ def back_up_collection(source: Path, target: Path, indexes: bool, progress: Prog
     if indexes:
         with contextlib.suppress(FileNotFoundError):  # optional: hints for the next rebuild
             copy_file(source / HITS, target / HITS)
-    for name in (CHOSEN, RANKING, SYNONYMS):
-        with contextlib.suppress(FileNotFoundError):  # there only if the collection was tuned, or has learned
+    for name in (CHOSEN, RANKING, SYNONYMS, VECTOR_STORE):
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # there only if it was tuned, has learned, or is a vector store
             copy_file(source / name, target / name)
     return describe_collection(source.name, state, manifest, seal(target, progress))
 

@@ -5,7 +5,7 @@
                      it, because a damaged index can crash the process; and every passage must be live, or removed
                      according to the log. An unreadable log does not count against a generation
     CURRENT          names one of these
-    ranking.json, synonyms.json    their checksums, where there are such files
+    ranking.json, synonyms.json, vector_store.json    their checksums, where there are such files
     files           of a data directory: whether this process may write what the service must
 
 Read-only; nothing is repaired. Generations that a live service deletes during the check are skipped.
@@ -23,6 +23,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from indexes.base.child import Child, answer
@@ -45,7 +46,15 @@ from indexes.log.pinned import pin
 from indexes.log.reader import LogPosition
 from indexes.parts.ahead import ahead_of
 from indexes.parts.generation import Generation
-from indexes.parts.learned import RANKING, SYNONYMS, RankingSettings, S, SynonymSettings, read_settings
+from indexes.parts.learned import (
+    RANKING,
+    SYNONYMS,
+    VECTOR_STORE,
+    RankingSettings,
+    SynonymSettings,
+    VectorStoreSettings,
+    read_settings,
+)
 from indexes.parts.manifest import read_manifest, verify_files
 from indexes.parts.segment_shelf import SEGMENTS, check_segment_files, segment_folders
 from indexes.parts.shelf import Shelf
@@ -56,6 +65,11 @@ GOING_S = 2.0  # grace period for a damaged generation that is not live: it may 
 SEARCHES, NEIGHBORS = 20, 10  # test searches of a loaded generation: some damage only shows during a search
 LEAVE = "leave {} as it is until the log is repaired: nothing can be rebuilt without it"
 AGAIN = "make a new backup; this one cannot be restored whole"
+RANK_AGAIN = (
+    "the configuration ranks instead; delete it with the service stopped, or run nearline learn --reset"
+)
+SYNONYMS_AGAIN = "searches use no synonyms; set them again, or delete it with the service stopped"
+STORE_AGAIN = "it has its collection's name, and never expires; set its name, metadata and expiry again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +178,17 @@ def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iter
             folder.name, "CURRENT", True, "changed during the check"
         )
     yield current
-    if (folder / RANKING).is_file():
-        advice = "the configuration ranks instead; delete it with the service stopped, or run nearline learn --reset"
-        yield check_settings(folder / RANKING, RankingSettings, "ranking settings of its own", advice)
-    if (folder / SYNONYMS).is_file():
-        advice = "searches use no synonyms; set them again, or delete it with the service stopped"
-        yield check_settings(folder / SYNONYMS, SynonymSettings, "synonyms of its own", advice)
+    kinds: tuple[tuple[Path, type[msgspec.Struct], str, str], ...] = (
+        (folder / RANKING, RankingSettings, "ranking settings of its own", RANK_AGAIN),
+        (folder / SYNONYMS, SynonymSettings, "synonyms of its own", SYNONYMS_AGAIN),
+        (folder / VECTOR_STORE, VectorStoreSettings, "the settings of a vector store", STORE_AGAIN),
+    )
+    for path, kind, what, advice in kinds:
+        if path.is_file():
+            yield check_settings(path, kind, what, advice)
 
 
-def check_settings(path: Path, kind: type[S], what: str, advice: str) -> Check:
+def check_settings(path: Path, kind: type[msgspec.Struct], what: str, advice: str) -> Check:
     try:
         read_settings(path, kind)
     except (Damaged, OSError) as error:
