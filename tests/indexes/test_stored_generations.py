@@ -17,6 +17,7 @@ import pytest
 from indexes.base.errors import Conflict
 from indexes.base.model import Delete, IndexOptions
 from indexes.collection.collection import Collection
+from indexes.directory.backup.verifying import verify_data
 from indexes.directory.catalog import Catalog
 from indexes.store import availability, carrying, collection_log, generations
 from indexes.store.building import await_answer, build_folder, build_from
@@ -86,6 +87,7 @@ def test_a_new_machine_need_not_build(
                 assert restored.wants_rebuild() is None
                 assert (restored.log.forgotten() > 60) == forgets
                 agree(collection, restored)
+        assert [check for check in verify_data(tmp_path / "b", [], lambda *_: None) if not check.ok] == []
         assert len(pieces(objects)) > 3
 
 

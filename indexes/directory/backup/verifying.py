@@ -294,16 +294,15 @@ def load_and_compare(request: LoadRequest, progress: Progress) -> str:
     settings = state.settings
     if (manifest.fingerprint, manifest.dimensions) != (settings.fingerprint, settings.dimensions):
         raise Damaged("it was built for another model")
-    if not state.covers(manifest.seq):
-        raise Damaged(
-            f"it was built at seq {manifest.seq}; the log's history is of seq {state.forgotten + 1} to {state.seq}"
-        )
+    if manifest.seq > state.seq:
+        raise Damaged(f"it was built at seq {manifest.seq}, and the log ends at {state.seq}")
     if (twice := len(ids) - len(np.unique(ids))) > 0:
         raise Damaged(f"it contains {twice} duplicate passages")
     if missing := len(np.setdiff1d(live, ids, assume_unique=True)):
         raise Damaged(f"it lacks {missing} of {len(live)} live passages")
     dead = np.setdiff1d(ids, live, assume_unique=True)
-    if unknown := int(np.count_nonzero(~np.isin(dead, removed))):
+    # A log that was restored may not know what was removed: the service takes what it does not hold for that.
+    if state.covers(manifest.seq) and (unknown := int(np.count_nonzero(~np.isin(dead, removed)))):
         raise Damaged(f"it holds {unknown} passages that the log does not know")
     detail = f"{len(ids)} passages ({tiers}), {len(dead)} of them removed since, seq {manifest.seq}"
     if manifest.analysis != analysis.ANALYSIS_VERSION:  # an upgrade starts a rebuild, which replaces it
