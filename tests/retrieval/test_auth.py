@@ -915,6 +915,51 @@ def test_errors_tell_nothing_of_hidden_documents(guarded: Guarded, shared: str) 
         assert caller.found(shared, query="noon", filter=condition) == []
 
 
+KEYED: list[tuple[str, dict[str, Any]]] = [
+    ("search", {"query": "noon", "filter": {"type": "exists", "key": "KEY", "value": True}}),
+    (
+        "search",
+        {"query": "noon", "filter": {"type": "not", "filter": {"type": "eq", "key": "KEY", "value": 1}}},
+    ),
+    ("search", {"query": "noon", "sort": [{"key": "KEY"}]}),
+    ("search", {"query": "noon", "boosts": [{"key": "KEY", "decay": {"half_life_days": 1}}]}),
+    ("search", {"query": "noon", "facets": ["KEY"]}),
+    ("search", {"query": "noon", "collapse": {"key": "KEY"}}),
+    ("search/batch", {"searches": [{"query": "noon", "collapse": {"key": "KEY"}}]}),
+    ("context", {"query": "noon", "token_budget": 300, "date_key": "KEY", "order": "newest"}),
+    ("context", {"query": "noon", "token_budget": 300, "boosts": [{"key": "KEY", "weight": 1}]}),
+    ("assess", {"action": "noon", "remedy_key": "KEY"}),
+    ("assess", {"action": "noon", "outcome": {"key": "KEY", "bad": ["x"]}}),
+    ("explain", {"query": "noon", "document_id": "all", "sort": [{"key": "KEY"}]}),
+    ("documents/scroll", {"filter": {"type": "exists", "key": "KEY", "value": True}}),
+    ("documents/count", {"filter": {"type": "exists", "key": "KEY", "value": True}}),
+]
+
+
+@pytest.mark.parametrize(("route", "body"), KEYED, ids=lambda value: str(value)[:60])
+def test_no_option_tells_which_keys_hidden_documents_have(
+    guarded: Guarded, shared: str, route: str, body: dict[str, Any]
+) -> None:
+    """Whatever names a metadata key is answered alike for one that only they have and for one that none has."""
+    reader, asked = guarded.caller("search", tenant="firm", groups=["guests"]), json.dumps(body)
+
+    def told(name: str) -> tuple[int, str]:
+        reply = reader.call(
+            "POST", f"/v1/collections/{shared}/{route}", json.loads(asked.replace("KEY", name))
+        )
+        seen = (
+            reply.body
+            if reply.status != 200
+            else [len(reply.body.get("hits", ())), reply.body.get("documents")]
+        )
+        return reply.status, json.dumps(seen).replace(name, "KEY")
+
+    nowhere = told("nowhere")
+    assert nowhere[0] == 200
+    for name in ("payrol", "payroll.all", "payroll"):
+        assert told(name) == nowhere
+
+
 def test_a_page_of_files_tells_others_nothing_of_its_last_one(guarded: Guarded, shared: str) -> None:
     """A caller that may not see it gets the answer for an id that never was, also after a page ended with it."""
     admin, other = (
