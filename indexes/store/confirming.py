@@ -1,4 +1,4 @@
-"""Callers that wait until the store has what they have written or named, each for a limited time."""
+"""Callers that wait until the store has what they have written, set or named, each for a limited time."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from indexes.base.model import WriteResult
 T = TypeVar("T")
 
 CONFIRM_S = 15.0  # how long a caller waits for the store
+NAMES = ""  # of the directory, where otherwise the uid of a collection is
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,15 @@ class WaitingWrite:
     until: float
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingFiles:
+    """Settings of a collection, or the names, are on this disk; their caller waits for a slot that has them."""
+
+    uid: str
+    future: Future[int]
+    until: float
+
+
 class Confirmations:
     """Thread-safe. `stored` tells the last operation of a collection, by uid, that the store has; `wake` is called when
     something should be uploaded at once."""
@@ -35,12 +45,12 @@ class Confirmations:
     def __init__(self, stored: Callable[[str], float], wake: Callable[[], None]) -> None:
         self._stored, self._wake, self._lock = stored, wake, threading.Lock()
         self._writes: list[WaitingWrite] = []
-        self._names: list[tuple[Future[int], float]] = []
+        self._files: list[WaitingFiles] = []
         self._refusal: NearlineError | None = None
 
     @property
     def waiting(self) -> bool:
-        return bool(self._writes or self._names)
+        return bool(self._writes or self._files)
 
     def of_write(self, uid: str, written: Future[WriteResult]) -> Future[WriteResult]:
         """A future that resolves when a write is on the disk and in the store."""
@@ -70,26 +80,27 @@ class Confirmations:
                 return
         resolve(write.future, self._refusal or write.result)
 
-    def of_names(self) -> Future[int]:
-        """A future for the slot of the store that has the names, aliases and keys as they are now."""
+    def of_files(self, uid: str = NAMES) -> Future[int]:
+        """A future for the slot of the store that has the settings beside the log of a collection, or else the names,
+        aliases and keys, as they are now."""
         future: Future[int] = Future()
         with self._lock:
             if self._refusal is None:
-                self._names.append((future, time.monotonic() + CONFIRM_S))
+                self._files.append(WaitingFiles(uid, future, time.monotonic() + CONFIRM_S))
         if self._refusal is not None:
             resolve(future, self._refusal)
         return future
 
-    def names(self) -> list[Future[int]]:
-        """Who waits for the names as they are now."""
+    def files(self, uid: str = NAMES) -> list[WaitingFiles]:
+        """Who waits for the settings of a collection, or the names, as they are now."""
         with self._lock:
-            return [future for future, _ in self._names]
+            return [one for one in self._files if one.uid == uid]
 
-    def named(self, futures: list[Future[int]], slot: int) -> None:
+    def confirmed(self, files: list[WaitingFiles], slot: int) -> None:
         with self._lock:
-            self._names = [one for one in self._names if one[0] not in futures]
-        for future in futures:
-            resolve(future, slot)
+            self._files = [one for one in self._files if one not in files]
+        for one in files:
+            resolve(one.future, slot)
 
     def reached(self, uid: str, seq: int) -> None:
         """The store has the operations of a collection up to `seq`."""
@@ -102,19 +113,19 @@ class Confirmations:
         now, error = time.monotonic(), Unavailable("done here, but not yet in the store; the log says why")
         self._settle(lambda one: one.until < now, error)
         with self._lock:
-            late = [future for future, until in self._names if until < now]
-            self._names = [one for one in self._names if one[1] >= now]
-        for future in late:
-            resolve(future, error)
+            late = [one for one in self._files if one.until < now]
+            self._files = [one for one in self._files if one.until >= now]
+        for one in late:
+            resolve(one.future, error)
 
     def refuse(self, error: NearlineError) -> None:
         """Confirm nothing more: those who wait get the error, and those who come later."""
         with self._lock:
             self._refusal = error
-            names, self._names = self._names, []
+            files, self._files = self._files, []
         self._settle(lambda one: True, error)
-        for future, _ in names:
-            resolve(future, error)
+        for one in files:
+            resolve(one.future, error)
 
     def _settle(self, over: Callable[[WaitingWrite], bool], error: NearlineError | None = None) -> None:
         if not self._writes:

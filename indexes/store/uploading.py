@@ -181,8 +181,17 @@ class Uploader(Replication):
 
     def directory_changed(self) -> Future[int]:
         """Upload names, aliases and keys as they are now, at once. The future resolves to the slot that has them."""
-        future = self._confirmations.of_names()
+        future = self._confirmations.of_files()
         self._names_due = 0.0
+        self._wake.set()
+        return future
+
+    def settings_changed(self, uid: str) -> Future[int]:
+        """Upload the settings beside the log of a collection as they are now, as soon as a commit would be. The future
+        resolves to the slot that has them."""
+        future = self._confirmations.of_files(uid)
+        if (tracked := self._session.tracked.get(uid)) is not None:  # else its first upload has them
+            tracked.committed()
         self._wake.set()
         return future
 
@@ -254,7 +263,9 @@ class Uploader(Replication):
         wait_s = 0.0 if at_once else self.options.lag_s_max / 2
         for tracked in list(session.tracked.values()):
             waits = tracked.waiting_since and now >= tracked.upload_began + wait_s
-            if (waits or has_new_files(tracked, now)) and tracked.uploading.acquire(blocking=False):
+            if (waits or has_new_files(tracked, now, at_end=closing)) and tracked.uploading.acquire(
+                blocking=False
+            ):
                 self._pool.submit(self._upload, tracked)
             is_new = tracked.collection.generation != tracked.generation and not closing
             if is_new and tracked.carrying.acquire(blocking=False):
@@ -281,10 +292,10 @@ class Uploader(Replication):
             del tracked[uid]
 
     def _upload_names(self) -> None:
-        waiting = self._confirmations.names()
+        waiting = self._confirmations.files()
         slot, stored = self._names.upload(self._catalog), set(self._names.stored.collections.values())
         if all(one.uid in stored for one in self._catalog.collections.values()):
-            self._confirmations.named(waiting, slot)
+            self._confirmations.confirmed(waiting, slot)
 
     # -- on threads of the pool
 
@@ -292,10 +303,12 @@ class Uploader(Replication):
         """Upload one collection, which is locked."""
         tracked.upload_began = time.monotonic()
         since, tracked.waiting_since = tracked.waiting_since, 0.0  # a commit from here on is one more
+        waiting = self._confirmations.files(tracked.collection.uid)
         try:
             upload = self._session.upload_of(tracked)
             self._session.require_present(upload.writer)
             upload.upload(self._clock())
+            self._confirmations.confirmed(waiting, upload.writer.last.slot.number)
         except Superseded as error:
             self._stop(error)
         except Exception as error:  # noqa: BLE001 - tried again
@@ -336,9 +349,9 @@ class Uploader(Replication):
         self.arrivals.arrived(changes)
 
 
-def has_new_files(tracked: Tracked, now: float) -> bool:
+def has_new_files(tracked: Tracked, now: float, *, at_end: bool) -> bool:
     """Whether settings of a collection have changed, if it is time to look."""
-    if now < tracked.files_due:
+    if now < tracked.files_due and not at_end:
         return False
     tracked.files_due = now + FILES_EVERY_S
     before, tracked.files = tracked.files, changes_of(tracked.collection.folder, FILES)

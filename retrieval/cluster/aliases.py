@@ -21,7 +21,7 @@ from retrieval.cluster.nodes import Nodes
 from retrieval.cluster.targets import nodes_of
 from retrieval.handlers import collections as whole
 from retrieval.handlers.state import CATALOG, METRICS
-from retrieval.handlers.wire import answer, body, names_stored
+from retrieval.handlers.wire import answer, body, names_stored, settings_stored
 from retrieval.search.travel import pack
 from retrieval.wire.collections import AliasBody, SetAlias
 
@@ -109,4 +109,5 @@ async def keep(request: web.Request) -> web.Response:
         return AliasSettings(names=names if wanted.at_ms is None else {**names, wanted.alias: wanted.at_ms})
 
     await asyncio.to_thread(collection.change_aliases, changed)
+    await settings_stored(request.app, collection)
     return answer({})

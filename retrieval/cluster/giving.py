@@ -29,6 +29,7 @@ from retrieval.cluster.link import MSGPACK
 from retrieval.cluster.nodes import LOOK_S, Nodes
 from retrieval.handlers import collections
 from retrieval.handlers.state import BODY, CATALOG, FEEDBACK
+from retrieval.handlers.wire import settings_stored
 from retrieval.search.travel import pack, unpack
 from retrieval.wire.errors import MalformedRequest
 
@@ -61,6 +62,9 @@ async def changes(request: web.Request) -> web.StreamResponse:
     collection = request.app[CATALOG].get(request.match_info["shard"])
     if asked.give_to:
         await asyncio.to_thread(give, collection, asked.give_to)
+        await settings_stored(
+            request.app, collection, anyway=True
+        )  # else, lost and restored, this machine would write it
         request.app[GIVEN].set()
 
     def frames() -> Iterator[bytes]:

@@ -49,7 +49,16 @@ from retrieval.dialects.vector_store_schemas import (
 from retrieval.handlers.collections import make, remove
 from retrieval.handlers.search import Find, budget_of
 from retrieval.handlers.state import CATALOG, ENTRY, PIPELINE
-from retrieval.handlers.wire import answer, answer_from, body, charge, collection_of, note_search, query_int
+from retrieval.handlers.wire import (
+    answer,
+    answer_from,
+    body,
+    charge,
+    collection_of,
+    note_search,
+    query_int,
+    settings_stored,
+)
 from retrieval.observe.request_log import note_queries
 from retrieval.wire.collections import CreateCollection
 from retrieval.wire.search import Hit, SearchAnswer, SearchRequest
@@ -86,6 +95,7 @@ async def create(request: web.Request) -> web.Response:
         used_at=int(time.time()),
     )
     await asyncio.to_thread(collection.vector_store.set, details)
+    await settings_stored(app, collection)
     files = [
         OpenAIAttachFile(file_id=one, chunking_strategy=wanted.chunking_strategy)
         for one in wanted.file_ids or []
@@ -148,11 +158,9 @@ async def update_store(request: web.Request) -> web.Response:
             details = msgspec.structs.replace(details, expires_days=days, used_at=int(time.time()))
         return details
 
-    def work() -> OpenAIVectorStore:
-        collection.vector_store.change(change)
-        return store_body(collection)
-
-    return await answer_from(work)
+    await asyncio.to_thread(collection.vector_store.change, change)
+    await settings_stored(request.app, collection)
+    return await answer_from(lambda: store_body(collection))
 
 
 async def delete_store(request: web.Request) -> web.Response:

@@ -14,7 +14,7 @@ from retrieval.access.key_file import Key, Scope
 from retrieval.access.privacy import SCOPE, require_vectors
 from retrieval.access.schemas import CreateKey, KeyBody, KeyList, KeyMade, RotateKey, key_of
 from retrieval.handlers.state import CATALOG, KEYS, LIMITER
-from retrieval.handlers.wire import answer, body
+from retrieval.handlers.wire import answer, body, names_stored
 from retrieval.wire.errors import Forbidden
 
 
@@ -24,6 +24,7 @@ async def create(request: web.Request) -> web.Response:
     key = msgspec.structs.replace(key_of(wanted), tenant=reachable_tenant(wanted.tenant))
     require_grantable(wanted.scopes)
     made, text = await asyncio.to_thread(request.app[KEYS].create, key)
+    await names_stored(request.app)
     return made_answer(request.app[CATALOG], made, text)
 
 
@@ -42,11 +43,13 @@ async def rotate(request: web.Request) -> web.Response:
         return keys.rotate(key_id, tenant, wanted.grace_s)
 
     made, text = await asyncio.to_thread(work)
+    await names_stored(request.app)
     return made_answer(request.app[CATALOG], made, text)
 
 
 async def revoke(request: web.Request) -> web.Response:
     await asyncio.to_thread(request.app[KEYS].revoke, request.match_info["key"], reachable_tenant(""))
+    await names_stored(request.app)
     return web.Response(status=204)
 
 

@@ -19,7 +19,15 @@ from indexes.lexical.operators import plain_words
 from indexes.parts.learned import RankingSettings, SynonymSettings
 from retrieval.access.auth import NODE, PRINCIPAL
 from retrieval.handlers.state import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, PROCESSES, TASKS
-from retrieval.handlers.wire import answer, answer_from, body, collection_of, describe, names_stored
+from retrieval.handlers.wire import (
+    answer,
+    answer_from,
+    body,
+    collection_of,
+    describe,
+    names_stored,
+    settings_stored,
+)
 from retrieval.search.plan import NO_RERANKER
 from retrieval.search.relevance import check_coefficients
 from retrieval.wire.collections import (
@@ -183,6 +191,7 @@ async def set_ranking(request: web.Request) -> web.Response:
     check_coefficients(wanted.coefficients)
     settings = RankingSettings(**msgspec.structs.asdict(wanted), set_ms=now_ms())
     await asyncio.to_thread(collection.ranking.set, settings)
+    await settings_stored(request.app, collection)
     return await answer_from(lambda: describe(request.app, collection))
 
 
@@ -190,6 +199,7 @@ async def remove_ranking(request: web.Request) -> web.Response:
     """Remove the ranking. Idempotent: succeeds if there is none."""
     _, collection = collection_of(request)
     await asyncio.to_thread(collection.ranking.clear)
+    await settings_stored(request.app, collection)
     return web.Response(status=204)
 
 
@@ -208,6 +218,7 @@ async def set_synonyms(request: web.Request) -> web.Response:
     check_synonyms(wanted.synonyms)
     settings = SynonymSettings.of(wanted.synonyms, now_ms())
     await asyncio.to_thread(collection.synonyms.set, settings)
+    await settings_stored(request.app, collection)
     return answer(synonyms_body(collection.synonyms.current))
 
 
@@ -222,6 +233,7 @@ async def remove_synonyms(request: web.Request) -> web.Response:
     """Remove the synonyms. Idempotent: succeeds if there are none."""
     _, collection = collection_of(request)
     await asyncio.to_thread(collection.synonyms.clear)
+    await settings_stored(request.app, collection)
     return web.Response(status=204)
 
 

@@ -197,6 +197,15 @@ async def names_stored(app: web.Application) -> None:
         await asyncio.wrap_future(store.directory_changed())
 
 
+async def settings_stored(app: web.Application, collection: Collection, *, anyway: bool = False) -> None:
+    """Have the store take the settings of a collection that have changed, and wait for that if it must, or `anyway`.
+    Raises Unavailable; they are changed here then, and may come to be in the store."""
+    if isinstance(store := app[STORE], Uploader):
+        changed = store.settings_changed(collection.uid)
+        if anyway or store.options.acknowledge == "bucket":
+            await asyncio.wrap_future(changed)
+
+
 def describe(app: web.Application, collection: Collection) -> CollectionBody:
     """Describe a collection. Reads its folder: run it on a thread. Raises Forbidden for a caller that sees only some
     documents."""

@@ -22,6 +22,7 @@ from indexes.base.model import Delete, IndexOptions, Upsert, WriteResult
 from indexes.directory.backup.verifying import verify_data
 from indexes.directory.catalog import Catalog
 from indexes.directory.marker import KEYS, KEYS_LOCK, Marker, is_locked, write
+from indexes.parts.learned import VectorStoreSettings
 from indexes.store import availability, confirming, naming, rows, session
 from indexes.store.directory import Directory, Record, describe_directory, write_record
 from indexes.store.following import promote
@@ -109,6 +110,36 @@ def near(operation: str, name: str) -> Fault:
 @pytest.fixture
 def objects() -> MemoryObjects:
     return MemoryObjects()
+
+
+def test_settings_are_confirmed_once_the_store_has_them(tmp_path: Path, objects: MemoryObjects) -> None:
+    """The machine may vanish then; a store that is away confirms nothing, and what it missed comes at the end."""
+
+    def restored(name: str) -> str | None:
+        held = MemoryObjects(dict(objects.held))
+        with serving(tmp_path / name, held) as other:
+            found = other.catalog.get("docs").vector_store.current
+        return found.name if found else None
+
+    with serving(tmp_path / "a", objects) as service:
+        service.create("docs")
+        docs = service.catalog.get("docs")
+        for number in range(5):
+            docs.vector_store.set(VectorStoreSettings(name=f"{number}"))
+            service.uploader.settings_changed(docs.uid).result(WAIT_S)
+            assert restored(f"b{number}") == f"{number}"
+        docs.vector_store.clear()
+        service.uploader.settings_changed(docs.uid).result(WAIT_S)
+        assert restored("none") is None
+        objects.fault = away
+        docs.vector_store.set(VectorStoreSettings(name="late"))
+        missed = service.uploader.settings_changed(docs.uid)
+        wait_for(lambda: bool(service.uploader.error))
+        assert not missed.done()
+        objects.fault = near
+        assert missed.result(WAIT_S)
+        docs.vector_store.set(VectorStoreSettings(name="last"))
+    assert restored("end") == "last"
 
 
 def test_an_acknowledged_write_is_in_the_store(tmp_path: Path, objects: MemoryObjects) -> None:

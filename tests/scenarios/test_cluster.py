@@ -21,12 +21,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from indexes.base.model import IndexOptions
-from indexes.base.moving import Moving, write_moving
+from indexes.base.moving import MOVING, Moving, parse_moving, write_moving
 from indexes.directory.catalog import Catalog
 from indexes.parts.memory import cpu_s
+from indexes.store.collection_log import CollectionLog
+from indexes.store.directory import COLLECTIONS
+from indexes.store.objects import Bucket
+from indexes.store.rows import LogChange
 from jobs.serving.process import ServerProcess, serving
 from jobs.sources.docstrings import docstrings
 from retrieval.cluster.names import read_token, shard_of_document
@@ -1470,6 +1475,24 @@ def test_what_was_lost_is_not_waited_for(cluster: Cluster) -> None:
             raise AssertionError(found)
         if text == "first":
             at_b.ok("DELETE", "/v1/collections/again")
+
+
+def test_the_store_has_what_was_given_away(cluster: Cluster) -> None:
+    """Before another node may write a shard: the machine, lost and restored from its store, would write it, too."""
+    cluster.http.ok("POST", "/v1/collections", {"name": "gifts", "shards": 2})
+    for to in "ab":
+        move_all(cluster.http, "gifts", 2, to)
+    bucket = Bucket((cluster.folder / "store").as_uri())
+    given = []
+    for folder in (cluster.folder / "store" / COLLECTIONS).iterdir():
+        slots = CollectionLog(bucket, folder.name).slots
+        for number in map(int, bucket.names(slots.folder)):
+            payload = slots.read(number).slot.payload
+            state = msgspec.msgpack.decode(payload, type=LogChange).state if payload else None
+            moving = parse_moving(state.files.get(MOVING)) if state else None
+            given += [folder.name] if moving and moving.role == "given" else []
+    assert len({*given}) == 2
+    cluster.http.ok("DELETE", "/v1/collections/gifts")
 
 
 @pytest.mark.slow

@@ -24,7 +24,8 @@ from indexes.store.objects import Bucket, prove
 from indexes.store.opening import directory_at
 from indexes.store.restoring import NEWEST
 from indexes.store.slots import SlotLog
-from jobs.serving.process import serving
+from indexes.store.uploading import FILES_EVERY_S
+from jobs.serving.process import ServerProcess, serving
 from retrieval.base.settings import Config, StoreSection
 from retrieval.server.lifecycle import store_of
 from tests.support.commands import nearline
@@ -128,6 +129,40 @@ def test_a_machine_is_lost(tmp_path: Path, environ: dict[str, str], monkeypatch:
     held = [bucket.read(name) for name in CollectionLog(bucket, uid).objects_held()]
     assert not [content for content in held if b"note number 0" in content or b"note number 4" in content]
     assert [content for content in held if b"note number 1" in content]
+
+
+def test_settings_and_keys_outlive_the_machine(tmp_path: Path, environ: dict[str, str]) -> None:
+    """Whatever was set, removed, made or revoked is so on the next machine, which starts a moment after the answer."""
+    environ = {**environ, "NEARLINE_STORE_URL": "s3://books/settings"}
+    made = nearline("keys", "create", "--data", tmp_path / "a", "--scope", "admin", "--json", **environ)
+    held = {"admin": json.loads(made.stdout)["key"]}
+    docs, synonyms = "/v1/collections/docs", "/v1/collections/docs/synonyms"
+
+    def call(server: ServerProcess, method: str, path: str, body: object = None, key: str = "admin") -> Reply:
+        return Http(server.url).call(method, path, body, headers={"Authorization": f"Bearer {held[key]}"})
+
+    with serving(tmp_path / "a", environ) as server:
+        assert call(server, "POST", "/v1/collections", {"name": "docs"}).status < 300
+        time.sleep(FILES_EVERY_S / 4)  # the thread has looked for settings, and does not soon again
+        assert call(server, "PUT", f"{docs}/ranking", {"weight_dense": 0.25}).status == 200
+        assert call(server, "PUT", synonyms, {"synonyms": [["boat", "ship"]]}).status == 200
+        assert call(server, "POST", "/v1/vector_stores/docs", {"name": "Häufige Fragen"}).status == 200
+        made_key = call(server, "POST", "/v1/keys", {"scopes": ["search"]}).body
+        held["search"] = made_key["key"]
+        server.kill()
+    with serving(tmp_path / "b", environ) as server:
+        assert call(server, "GET", docs).body["ranking"]["weight_dense"] == 0.25
+        assert call(server, "GET", synonyms).body["synonyms"] == [["boat", "ship"]]
+        assert call(server, "GET", "/v1/vector_stores/docs").body["name"] == "Häufige Fragen"
+        assert call(server, "POST", f"{docs}/search", {"query": "boat"}, key="search").status == 200
+        assert call(server, "DELETE", f"{docs}/ranking").status == 204
+        assert call(server, "DELETE", synonyms).status == 204
+        assert call(server, "DELETE", f"/v1/keys/{made_key['record']['id']}").status == 204
+        server.kill()
+    with serving(tmp_path / "c", environ) as server:
+        assert call(server, "GET", docs).body["ranking"] is None
+        assert call(server, "GET", synonyms).body["synonyms"] == []
+        assert call(server, "POST", f"{docs}/search", {"query": "boat"}, key="search").status == 401
 
 
 def test_a_replica_follows_and_is_promoted(tmp_path: Path, environ: dict[str, str]) -> None:
