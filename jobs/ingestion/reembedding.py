@@ -11,6 +11,7 @@ copied.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -170,24 +171,33 @@ class CollectionCopy:
     async def delete_gone(self) -> None:
         """Delete from the target what the source no longer has."""
         present = {one["id"] async for one in self._documents()}
-        for document_id in sorted(self.known.keys() - present):
-            await self._delete(document_id)
-            del self.known[document_id]
+        gone = sorted(self.known.keys() - present)
+        for at in range(0, len(gone), DOCUMENTS_PER_REQUEST):
+            ids = gone[at : at + DOCUMENTS_PER_REQUEST]
+            # Some may have expired there, too.
+            self.copied.deleted += (await self._client.delete_documents(self.target, ids=ids))["deleted"]
+            for one in ids:
+                del self.known[one]
 
     async def finish(self, alias: str) -> None:
         """Copy what is left while the source refuses writes, and move the alias: nothing is left to be copied then, and
         no write that began before goes to the source."""
-        held = await self._hold()
-        while True:
-            # Shards are listed one after the other, so what is new is not at the end.
-            await self.copy_changed(self._cursor if isinstance(held, int) else None, after_batch=self._hold)
-            if (await self._client.count(self._source))["documents"] != len(self.known):
-                await self.delete_gone()
-            before, held = held, await self._hold()
-            if held == before:  # no hold ended before the next one began
-                break
-        await self._client.set_alias(alias, self.target)
-        await self._client.hold(self._source, 0)
+        try:
+            held = await self._hold()
+            while True:
+                # Shards are listed one after the other, so what is new is not at the end.
+                await self.copy_changed(
+                    self._cursor if isinstance(held, int) else None, after_batch=self._hold
+                )
+                if (await self._client.count(self._source))["documents"] != len(self.known):
+                    await self.delete_gone()
+                before, held = held, await self._hold()
+                if held == before:  # no hold ended before the next one began
+                    break
+            await self._client.set_alias(alias, self.target)
+        finally:
+            with contextlib.suppress(ServiceError):  # it ends by itself
+                await self._client.hold(self._source, 0)
 
     async def _hold(self) -> int | str:
         return (await self._client.hold(self._source, HELD_S))["seq"]
@@ -225,10 +235,6 @@ class CollectionCopy:
             *(("expires_at",) if "expires_at" in document else ()),
         )
         return {name: document[name] for name in wanted}
-
-    async def _delete(self, document_id: str) -> None:
-        await self._client.delete(self.target, document_id)
-        self.copied.deleted += 1
 
 
 async def none_if_missing(answer: Awaitable[JSON]) -> JSON | None:

@@ -231,6 +231,33 @@ def test_no_write_is_lost_while_the_alias_moves(http: Http, service: ServerProce
     assert {one for one in found if one == "book" or int(one[1:]) >= 1000} == there
 
 
+def test_what_expires_while_it_is_copied_is_gone_in_both(http: Http, service: ServerProcess) -> None:
+    """It is no failure, and the alias moves."""
+    source, until = http.new_collection(model=OLD), time.time() + 4
+    passing = [{**document(number), "expires_at": int(until * 1000)} for number in range(20)]
+    http.write(source, *passing, *(document(number) for number in range(20, 30)))
+
+    def wait(stage: str, done: int, total: int) -> None:
+        time.sleep(max(0.0, until + 0.1 - time.time()) if done == total else 0)
+
+    copy(service, source, "copy-9", "lasting", progress=wait)
+    assert http.ok("GET", "/v1/collections/lasting")["name"] == "copy-9"
+    assert contents(http, "copy-9").keys() == {f"n{number}" for number in range(20, 30)}
+
+
+def test_a_copy_that_fails_at_its_end_holds_no_writes(http: Http, service: ServerProcess) -> None:
+    source, alias = http.new_collection(model=OLD), "taken-meanwhile"
+    http.write(source, document(1))
+
+    def take_name(stage: str, done: int, total: int) -> None:
+        http.call("POST", "/v1/collections", {"name": alias})
+
+    with pytest.raises(ServiceError) as caught:
+        copy(service, source, "copy-10", alias, progress=take_name)
+    assert caught.value.status == 409
+    http.write(source, document(2))
+
+
 def test_a_collection_takes_no_writes_for_a_while(http: Http, service: ServerProcess) -> None:
     """Searches go on; of the writes none is done."""
     name = http.new_collection()
