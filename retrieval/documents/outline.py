@@ -30,7 +30,7 @@ CONTROL = re.compile(
     r"\W*(?:if|elif|else|for|foreach|while|until|unless|do|loop|try|except|catch|finally|rescue|ensure|with|switch|case"
     r"|match|when|select|begin|return|break|continue|await|yield|defer|go|lock|using|synchronized)\b"
 )
-QUOTES = ('"""', "'''")
+QUOTES = re.compile(r"\"{3}|'{3}")
 CODE_LEVELS = 2  # of indentation that count: classes and methods, not loops inside them
 TAB_COLUMNS = 8
 
@@ -89,8 +89,9 @@ class Outline:
         These are the headings at its start, unless more than half of it is below later ones, for example when the
         end of a function is followed by another function: then those of the first later heading with a title.
         """
-        later = self.headings[bisect_left(self.headings, start, key=lambda one: one.start) :]
-        later = [one for one in later if 2 * (one.start - start) < end - start]
+        middle = start + (end - start + 1) // 2
+        first, beyond = (bisect_left(self.headings, at, key=lambda one: one.start) for at in (start, middle))
+        later = self.headings[first:beyond]
         named = (one.start for one in later if one.title)
         return self.path(next(named, later[0].start if later else start))
 
@@ -169,7 +170,7 @@ def code_outline(text: str) -> Outline:
         column = len(line.expandtabs(TAB_COLUMNS)) - len(code.expandtabs(TAB_COLUMNS))
         counts = not quote and (not NO_OPENER.match(code) or bool(blank and COMMENT.match(code)))
         quote = quote_after(code, quote)
-        depth = sum(above < column for above, _, _ in blocks)
+        depth = bisect_left(blocks, (column,))
         if blank or (counts and depth == 0 and deepest > 0):
             found.breaks.append(start)
             found.strengths.append(PARAGRAPH + max(0, CODE_LEVELS - depth) if blank else PARAGRAPH)
@@ -188,12 +189,10 @@ def code_outline(text: str) -> Outline:
 
 def quote_after(line: str, quote: str) -> str:
     """Return the triple quote that is open after a line, or "". `quote` is the one open before it."""
-    while True:
-        ends = [(at, one) for one in ([quote] if quote else QUOTES) if (at := line.find(one)) >= 0]
-        if not ends:
-            return quote
-        at, one = min(ends)
-        quote, line = "" if quote else one, line[at + len(one) :]
+    for match in QUOTES.finditer(line):
+        if quote in ("", match[0]):
+            quote = "" if quote else match[0]
+    return quote
 
 
 def add_block(found: Outline, start: int, level: int, line: str) -> None:

@@ -165,6 +165,44 @@ def test_a_line_of_spaces_takes_time_that_grows_with_it() -> None:
     assert time.process_time() - began < 1
 
 
+UNITS = [
+    "# a\nb c d\n",
+    "# a\n## b\n",
+    "a\n---\nb\n\n",
+    "def f(x):\n  return [\n",
+    '"""',
+    "'''" + '""" ',
+    "```\na\n",
+    "- ```\n",
+    "a::\n b\n",
+    "# a {#b\n",
+    "a\n\n",
+    "a. ",
+    "\t\n",
+]
+
+
+@pytest.mark.parametrize("code", [False, True])
+@pytest.mark.parametrize("unit", UNITS)
+def test_splitting_takes_time_that_grows_with_the_text(unit: str, code: bool) -> None:
+    """Four times the text takes about four times as long, whatever it consists of: 2 MB of headings took 20 s."""
+
+    def cpu_s(chars: int) -> float:
+        text, began = unit * (chars // len(unit)), time.process_time()
+        split(text, words, tokens_max=64, overlap_tokens=8, code=code)
+        return time.process_time() - began
+
+    cpu_s(1000)
+    assert cpu_s(400_000) < 8 * cpu_s(100_000) + 0.1
+
+
+def test_deep_code_takes_time_that_grows_with_it() -> None:
+    """Each line lies one column deeper than the one before."""
+    began = time.process_time()
+    code_outline("".join(f"{' ' * column}a\n" for column in range(3000)))
+    assert time.process_time() - began < 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_headings_of_any_lines(end: str) -> None:
