@@ -116,7 +116,7 @@ async def run_stages(
         cold_skipped=found.candidates.cold_skipped,
         share_read=None if embedded.share_read is None else round(embedded.share_read, 3),
         weight_dense=None if embedded.weight_dense is None else round(embedded.weight_dense, 3),
-        evidence=evidence_of(fused.relevance[judged_by(embedded, fused, rounds)], calibration),
+        evidence=evidence_of(fused.relevance[judged_by(embedded, fused, arranged, rounds)], calibration),
         evidence_from=calibration.bounds if calibration else None,
         reranked=reranked,
         corrected=corrected_words(found.corrected, hits, rounds.budget.work),
@@ -126,9 +126,10 @@ async def run_stages(
     return Found(answer, vanished, grounds, rounds.spared)
 
 
-def judged_by(embedded: EmbeddedQuery, fused: Fused, rounds: Rounds) -> Positions:
-    """Return the candidates by which the evidence is judged, best first: those that may be hits."""
-    order = above_floors(embedded, fused)
+def judged_by(embedded: EmbeddedQuery, fused: Fused, arranged: Fused, rounds: Rounds) -> Positions:
+    """Return the candidates by which the evidence is judged: those that may be hits, best first as they were before
+    boosts, `sort` and `mmr`, which change no relevance."""
+    order = fused.order[np.isin(fused.order, above_floors(embedded, arranged))]
     return order[~np.isin(fused.candidates.ids[order], list(rounds.left_out))] if rounds.left_out else order
 
 

@@ -290,7 +290,8 @@ class Receipt(msgspec.Struct):
         Evidence | None,
         Doc(
             "What speaks for an answer being here: `none`, none of the first ten hits is about the question; `some`, "
-            "one is; `strong`, one is so relevant as few are to questions without an answer; null if unknown"
+            "one is; `strong`, one is so relevant as few are to questions without an answer; null if unknown. The "
+            "first ten are those before `boosts`, `sort` and `mmr`"
         ),
     ] = None
     corrected: Annotated[

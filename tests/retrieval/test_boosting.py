@@ -75,6 +75,21 @@ def test_boosts_multiply_scores(notes: tuple[Http, str], mode: str) -> None:
     )
 
 
+@pytest.mark.parametrize("mode", ["hybrid", "lexical"])
+def test_hits_that_only_a_boost_lifts_over_a_floor_are_evidence(notes: tuple[Http, str], mode: str) -> None:
+    """The receipt judges what may be a hit."""
+    http, name = notes
+    boosts = [{"key": "votes", "scale": "log"}]
+    asked = {"query": "river", "mode": mode, "collapse": False}
+    plain = http.search(name, **asked)
+    floor = max(hit["score"] for hit in plain["hits"]) + 0.1
+    lifted = http.search(name, **asked, boosts=boosts, min_score=floor)
+    assert lifted["hits"]
+    assert plain["receipt"]["evidence"] == lifted["receipt"]["evidence"] != "none"
+    none = http.search(name, **asked, min_score=floor)
+    assert (none["hits"], none["receipt"]["evidence"]) == ([], "none")
+
+
 def test_a_decay_counts_from_now(notes: tuple[Http, str]) -> None:
     """Without `now`, ages are those of the present; what lies ahead is as good as new."""
     http, _ = notes
