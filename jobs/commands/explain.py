@@ -14,6 +14,15 @@ from jobs.commands.labels import SCORES, TIERS
 from jobs.commands.options import COLLECTION, JSON, URL
 from jobs.commands.output import console, print_json
 
+OWN = {
+    "query",
+    "document_id",
+    "passage",
+    "k",
+    "mode",
+    "filter",
+}  # what has an argument or an option of its own
+
 
 @click.command(
     epilog="Example: nearline explain -c docs --document refunds 'how do I get my money back' -k 5"
@@ -48,7 +57,12 @@ def command(
     if condition:
         wanted["filter"] = decode(condition, "--filter")
     if others:
-        wanted |= decode(others, "--options")
+        more = decode(others, "--options")
+        if own := OWN & more.keys():
+            raise click.BadParameter(
+                f"{min(own)!r} has an argument or an option of its own", param_hint="--options"
+            )
+        wanted |= more
     answer = ask(url, lambda client: client.explain(collection, **wanted))
     if as_json:
         print_json(answer)

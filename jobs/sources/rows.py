@@ -19,6 +19,7 @@ from jobs.sources.model import (
     shorten_names,
 )
 from jobs.sources.texts import document_of
+from retrieval.wire.decoding import why_not_json
 
 Row = tuple[int, "Mapping[str, object] | SourceError"]
 """The line a row starts on, and its fields or why they cannot be read."""
@@ -83,7 +84,8 @@ def _object(file: SourceFile, number: int, content: bytes) -> Mapping[str, objec
         # The decoder reports the byte where it stopped, unless the line is truncated.
         stopped = re.search(r" \(byte (\d+)\)", str(error))
         before = line.encode()[: int(stopped[1])].decode("utf-8", "ignore") if stopped else line
-        reason = re.sub(r" \(byte \d+\)", "", str(error)).removeprefix("JSON is malformed: ")
+        words = why_not_json(error, line.encode())
+        reason = re.sub(r" \(byte \d+\)", "", words).removeprefix("JSON is malformed: ")
         return file.error(f"not JSON: {reason}", number, len(before) + 1)
     return value if isinstance(value, dict) else file.error("expected a JSON object", number)
 

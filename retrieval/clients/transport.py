@@ -168,8 +168,7 @@ class ServiceConnection:
     ) -> None:
         """Raises ServiceError for a url without http or with more than a path, for times that are none, and for a key
         that cannot be sent."""
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or parts.fragment:
+        if not is_address(url):
             raise ServiceError(f"{url!r} is not the address of a service; expected http://HOST:PORT")
         if not (0 < timeout_s < math.inf and 0 <= retry_s < math.inf):
             raise ServiceError(
@@ -284,6 +283,16 @@ class ServiceConnection:
             ) from None
         except aiohttp.ClientError as error:
             raise ServiceError(f"{self.url} cannot be reached: {error}", kind="disconnected") from None
+
+
+def is_address(url: str) -> bool:
+    """Whether a service can be at this URL: http, a host, maybe a port and a path."""
+    try:
+        parts = urlsplit(url)
+        named = parts.hostname and parts.port != 0
+    except ValueError:  # brackets around what is no address, or a port that is none
+        return False
+    return bool(parts.scheme in {"http", "https"} and named and not parts.query and not parts.fragment)
 
 
 async def lines_in(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -34,12 +34,12 @@ INSTRUCTION = (
 RULES = (
     "After each sentence cite the passages it is taken from by their numbers in brackets, as [1] or [2, 3]."
 )
-# Numbers of up to 18 digits, which fit into JSON's integers of 64 bits.
-CITED = re.compile(r" ?\[(\d{1,18}(?: ?[,;\u2013-] ?\d{1,18})*)\]")
+CITED = re.compile(r" ?\[(\d{1,99}(?: ?[,;\u2013-] ?\d{1,99})*)\]")
+NUMBER_MAX = 10**18 - 1  # larger ones are reported as this one: JSON's integers have 64 bits
 # In "It takes 14 days. [1]" the citation belongs to the sentence before it.
 AFTER_MARK = re.compile(r"([.!?…。！？])((?: ?\[\d[\d,;\u2013 -]*\])+)")
 # The end of the received text, if it may be the beginning of a citation.
-OPEN = re.compile(r" ?\[[\d,;\u2013 -]{0,64}$| $")
+OPEN = re.compile(r" ?\[[\d,;\u2013 -]{0,255}$| $")
 TICKS = re.compile(r"(`+|\n)")
 FENCE_TICKS = 3
 RANGE_MAX = 100  # passages in one range, as in [2-4]
@@ -206,7 +206,7 @@ def numbers_in(citation: str) -> list[int]:
     """Return the numbers of a citation such as "1, 3" or "1; 3-5", those within its ranges too."""
     numbers: list[int] = []
     for part in re.split("[,;]", citation):
-        first, *last = map(int, re.split("[\u2013-]", part))
+        first, *last = (min(int(one), NUMBER_MAX) for one in re.split("[\u2013-]", part))
         within = len(last) == 1 and first < last[0] < first + RANGE_MAX
         numbers += range(first, last[0] + 1) if within else [first, *last]
     return numbers

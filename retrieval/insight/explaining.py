@@ -405,6 +405,9 @@ class Inquiry:
         while needed <= most:
             if change := await self._try({"k": needed}):
                 least = await self._least(change, failed, needed)
+                for one in self.causes:
+                    if "k_needed" in one.evidence:  # by its place, which counts copies that collapse
+                        one.evidence["k_needed"] = least.patch["k"]
                 self.changes += [*await self._page(least.verified_rank), least]
                 return
             failed, needed = needed, min(2 * needed + SPARE_HITS, most if needed < most else most + 1)

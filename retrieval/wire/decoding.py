@@ -121,6 +121,9 @@ NAME_CHARS_SHOWN = 100  # of an unknown field's name, in the error
 JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}  # for Python's types
 KEYS_TRIED = 1024  # to find the one at fault; takes a few milliseconds
 ANY_KEY = "[...]"  # in msgspec's paths, for a key of an object whose keys are free
+TRUNCATED = "Input data was truncated"
+HALF = re.compile(rb'\\u[dD][89abAB][0-9a-fA-F]{2}"')
+END_BYTES = 12  # an escape and the six bytes that should follow
 _STEP = re.compile(r"\[[^\[\]]*\]|[^.\[\]]+")
 
 
@@ -134,9 +137,17 @@ def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise invalid(error, body, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedRequest(f"the body is not valid JSON: {error}") from None
+        raise MalformedRequest(f"the body is not valid JSON: {why_not_json(error, body)}") from None
     except RecursionError:
         raise MalformedRequest("the body is nested too deeply") from None
+
+
+def why_not_json(error: Exception, text: bytes | msgspec.Raw) -> str:
+    """Return the decoder's words, but not that a text is truncated that ends with half of a character in two escapes:
+    the decoder looks for the other half beyond the end."""
+    words = str(error)
+    halved = words == TRUNCATED and HALF.search(bytes(memoryview(text)[-END_BYTES:]))
+    return "JSON is malformed: unexpected end of escaped utf-16 surrogate pair" if halved else words
 
 
 def check_built(built: T) -> T:

@@ -42,3 +42,6 @@ def test_a_page_that_says_why(service: ServerProcess, http: Http) -> None:
     refused = nearline(*asked, "--options", "[]")
     assert refused.returncode == 2
     assert "--options" in refused.stderr
+    for own in ("query", "k", "document_id", "filter"):
+        refused = nearline(*asked, "--options", json.dumps({own: "x"}))
+        assert (refused.returncode, f"'{own}' has an argument" in refused.stderr) == (2, True)

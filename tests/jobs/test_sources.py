@@ -104,6 +104,8 @@ def test_jsonl_of_a_beir_collection_and_renamed_fields(tmp_path: Path) -> None:
         ('{"id": "1", "text": x}', ":2:21: not JSON: invalid character"),
         ('{"id": "ü", "text": x}', ":2:21: not JSON: invalid character"),
         ('{"id": "1", "text": "x"', ":2:24: not JSON: Input data was truncated"),
+        ('{"id": "1", "text": "\\ud800', "not JSON: Input data was truncated"),
+        ('{"id": "1", "text": "\\ud800"}', "not JSON: unexpected end of escaped utf-16 surrogate pair"),
         ('{"id": "1", "text": NaN}', ":2:21: not JSON"),
         ('["1", "x"]', ":2: expected a JSON object"),
         ("[" * 100_000, "not JSON: nested too deeply"),

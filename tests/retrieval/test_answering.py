@@ -134,6 +134,15 @@ def test_long_numbers_cite_nothing_known() -> None:
     text = check.feed("It [1000000] takes [1, 20261128] days [1-9999999].") + check.end()
     assert text == "It takes [1] days [1]."
     assert (check.cited, check.unknown) == ([1], [1000000, 20261128, 9999999])
+    for digits in (18, 19, 40):
+        check = Citations(2)
+        assert check.feed(f"All of it [{'9' * digits}].") + check.end() == "All of it."
+        assert check.unknown == [10**18 - 1]
+
+
+def test_a_long_list_that_comes_in_pieces_is_checked() -> None:
+    check, said = Citations(2), f"It is so [{', '.join(map(str, range(1, 50)))}]."
+    assert "".join(check.feed(one) for one in said) + check.end() == "It is so [1, 2]."
 
 
 def test_code_cites_nothing() -> None:

@@ -88,6 +88,11 @@ def test_the_url_and_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
         "http://127.0.0.1:8080/?a=1",
         "http://127.0.0.1:8080#top",
         "ftp://host",
+        "http://[::",
+        "http://[host]:80",
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:port",
+        "http://:8080",
     ):
         with pytest.raises(ServiceError, match="is not the address of a service"):
             Client(url)

@@ -374,6 +374,25 @@ JSON = st.recursive(
 OBJECTS = st.dictionaries(st.sampled_from("abc"), JSON, max_size=3)
 
 
+def test_as_many_hits_are_needed_as_find_it(http: Http) -> None:
+    """Copies that collapse are none of them."""
+    name = http.new_collection()
+    texts = [
+        "river bank",
+        "river bank",
+        "river bank path",
+        "a river and its long bank path",
+        "the bank by a river, and trees",
+    ]
+    http.write(name, *({"id": f"d{at}", "text": text} for at, text in enumerate(texts)))
+    asked = {"query": "river bank", "k": 1}
+    last = http.found(name, **{**asked, "k": 5})[-1]
+    found = http.ok("POST", f"/v1/collections/{name}/explain", {**asked, "document_id": last})
+    change = next(one for one in (found["change"], *found["others"]) if "k" in one["patch"])
+    assert (found["cause"]["kind"], found["cause"]["evidence"]["k_needed"]) == ("outscored", 4)
+    assert change["patch"] == {"k": 4}
+
+
 def test_options_that_leave_a_document_out_are_named(http: Http) -> None:
     """A phrase that it lacks, being an example itself, and an order that is not by score."""
     name = http.new_collection()
