@@ -37,13 +37,13 @@ setup: $(VENV)/.installed $(MODEL) ## .venv/bin/nearline and a verified model
 demo: setup ## index the docstrings of the installed Python, serve them, search them
 	$(VENV)/bin/nearline demo $(ARGS)
 
-# Most tests keep one core busy. A file's tests stay together, because they share what it sets up; conftest.py orders files.
-TWO_AT_A_TIME := $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-test: setup $(VENV)/.testing ## the tests, two files at a time (ARGS="-n 0": one by one)
-	$(TWO_AT_A_TIME) $(ARGS)
+# Most tests keep one core busy, and wait a third of their time. A file's tests stay together, because they share what it sets up; conftest.py orders files.
+THREE_AT_A_TIME := $(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+test: setup $(VENV)/.testing ## the tests, three files at a time (ARGS="-n 0": one by one)
+	$(THREE_AT_A_TIME) $(ARGS)
 
 slow: setup $(VENV)/.testing ## the tests that take seconds each and that `test` leaves out
-	$(TWO_AT_A_TIME) -m "slow and not torture" $(ARGS)
+	$(THREE_AT_A_TIME) -m "slow and not torture" $(ARGS)
 
 # Each in an environment of its own, since they bring plugins of pytest and pins of their own. Not part of `test`.
 SUITES := langchain haystack schemathesis

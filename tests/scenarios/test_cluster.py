@@ -1479,19 +1479,20 @@ def test_what_was_lost_is_not_waited_for(cluster: Cluster) -> None:
 
 def test_the_store_has_what_was_given_away(cluster: Cluster) -> None:
     """Before another node may write a shard: the machine, lost and restored from its store, would write it, too."""
+    store = cluster.folder / "store"
+    before = {folder.name for folder in (store / COLLECTIONS).iterdir()}
     cluster.http.ok("POST", "/v1/collections", {"name": "gifts", "shards": 2})
     for to in "ab":
         move_all(cluster.http, "gifts", 2, to)
-    bucket = Bucket((cluster.folder / "store").as_uri())
-    given = []
-    for folder in (cluster.folder / "store" / COLLECTIONS).iterdir():
-        slots = CollectionLog(bucket, folder.name).slots
+    bucket, given = Bucket(store.as_uri()), set[str]()
+    for uid in {folder.name for folder in (store / COLLECTIONS).iterdir()} - before:
+        slots = CollectionLog(bucket, uid).slots
         for number in map(int, bucket.names(slots.folder)):
             payload = slots.read(number).slot.payload
             state = msgspec.msgpack.decode(payload, type=LogChange).state if payload else None
             moving = parse_moving(state.files.get(MOVING)) if state else None
-            given += [folder.name] if moving and moving.role == "given" else []
-    assert len({*given}) == 2
+            given |= {uid} if moving and moving.role == "given" else set()
+    assert len(given) == 2
     cluster.http.ok("DELETE", "/v1/collections/gifts")
 
 
