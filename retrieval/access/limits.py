@@ -2,6 +2,7 @@
 
     meters in this process              enforce the limits alone, even while Redis is down
     prefix:scope:limits:<key> in Redis  counts for all services that share one, a hash with a token bucket and a day
+    prefix:scope:told:<service>         is there if Redis was not emptied since the service told it all its counts
     data/usage.json                     the counts of the day, so that a restart does not reset them
 
 A request counts as one, a batch as its searches, a context as its queries. The bucket holds what a second allows. What
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,6 +65,27 @@ full_at = string.format('%.0f', full_at + cost * a_request)
 redis.call('HSET', KEYS[1], 'full_at', full_at, 'day', day, 'used', used + cost)
 redis.call('EXPIRE', KEYS[1], 172800)
 return {0, 0, day, used + cost}
+"""
+
+
+# Raises a count of the day to one that a service knows, unless its clock is in another day. ARGV: day and count.
+TELL = """
+local t = redis.call('TIME')
+local day = math.floor(t[1] / 86400)
+local held = redis.call('HMGET', KEYS[1], 'day', 'used')
+local used = tonumber(held[1]) == day and tonumber(held[2]) or 0
+if tonumber(ARGV[1]) == day and tonumber(ARGV[2]) > used then
+  redis.call('HSET', KEYS[1], 'day', day, 'used', ARGV[2])
+  redis.call('EXPIRE', KEYS[1], 172800)
+end
+return {}
+"""
+# Whether a service has told all its counts. ARGV: 1 to note that it has.
+TOLD = """
+if ARGV[1] == '1' then
+  redis.call('SET', KEYS[1], '1')
+end
+return {redis.call('EXPIRE', KEYS[1], 172800)}
 """
 
 
@@ -130,6 +153,7 @@ class Limiter:
         self._meters: dict[str, Meter] = {}
         self._usage = read_usage(folder)
         self._written = self._usage.copy()
+        self._told = b"told:" + secrets.token_hex(8).encode()
         self.refused = {"second": 0, "day": 0, "at_once": 0}
 
     @contextmanager
@@ -201,9 +225,21 @@ class Limiter:
         return self._today().used.get(key, 0)
 
     async def keep_writing(self) -> None:
+        """Store the counts, and tell Redis, every WRITE_EVERY_S until cancelled."""
         while True:
             await asyncio.sleep(WRITE_EVERY_S)
             await asyncio.to_thread(self.write)
+            await self.tell()
+
+    async def tell(self) -> None:
+        """Tell Redis the counts of the day, if it was emptied: another service may ask for a key before this one."""
+        if (shared := self.shared) is None or await shared.run_script(TOLD, self._told, 0) != [0]:
+            return
+        usage = self._today().copy()
+        for key, used in usage.used.items():
+            if await shared.run_script(TELL, b"limits:" + key.encode(), usage.day, used) is None:
+                return  # next time
+        await shared.run_script(TOLD, self._told, 1)
 
     def write(self) -> None:
         """Store the counts of the day, if they changed. A failure is logged, and limits work without."""

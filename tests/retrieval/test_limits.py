@@ -315,6 +315,29 @@ def test_a_redis_that_was_emptied_forgives_nothing(tmp_path: Path, redis: RedisS
     asyncio.run(ask())
 
 
+def test_a_redis_that_was_emptied_is_told_by_services_that_are_not_asked(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    """Another service, which has never seen the key, lets no more through than were left."""
+
+    async def ask() -> None:
+        stores = [store(redis) for _ in range(2)]
+        limits = Limits(per_day=40)
+        asked, other = (Limiter(tmp_path / str(at), one) for at, one in enumerate(stores))
+        await asked.tell()
+        assert sum([await taken(asked, limits) for _ in range(35)]) == 35
+        for _ in range(2):
+            async with Redis.from_url(redis.url) as client:
+                await client.flushall()
+            await asked.tell()
+            await asked.tell()
+        assert sum([await taken(other, limits) for _ in range(40)]) == 5
+        for opened in stores:
+            await opened.close()
+
+    asyncio.run(ask())
+
+
 # --- over HTTP --------------------------------------------------------------------------------------------------
 
 
