@@ -37,7 +37,8 @@ setup: $(VENV)/.installed $(MODEL) ## .venv/bin/nearline and a verified model
 demo: setup ## index the docstrings of the installed Python, serve them, search them
 	$(VENV)/bin/nearline demo $(ARGS)
 
-# Most tests keep one core busy, and wait a third of their time. A file's tests stay together, because they share what it sets up; conftest.py orders files.
+# Most tests keep one core busy, and wait a third of their time. A file's tests stay together, because they share what
+# it sets up; conftest.py orders files.
 THREE_AT_A_TIME := $(VENV)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 test: setup $(VENV)/.testing ## the tests, three files at a time (ARGS="-n 0": one by one)
 	$(THREE_AT_A_TIME) $(ARGS)

@@ -14,14 +14,8 @@ from jobs.commands.labels import SCORES, TIERS
 from jobs.commands.options import COLLECTION, JSON, URL
 from jobs.commands.output import console, print_json
 
-OWN = {
-    "query",
-    "document_id",
-    "passage",
-    "k",
-    "mode",
-    "filter",
-}  # what has an argument or an option of its own
+# What has an argument or an option of its own.
+OWN = {"query", "document_id", "passage", "k", "mode", "filter"}
 
 
 @click.command(

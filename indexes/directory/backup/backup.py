@@ -209,9 +209,7 @@ def back_up_collection(source: Path, target: Path, indexes: bool, progress: Prog
         with contextlib.suppress(FileNotFoundError):  # optional: hints for the next rebuild
             copy_file(source / HITS, target / HITS)
     for name in (CHOSEN, RANKING, SYNONYMS, VECTOR_STORE):
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # there only if it was tuned, has learned, or is a vector store
+        with contextlib.suppress(FileNotFoundError):  # there only if something was tuned, learned or set
             copy_file(source / name, target / name)
     return describe_collection(source.name, state, manifest, seal(target, progress))
 
