@@ -25,6 +25,16 @@ OTHERWISE = 0.02  # share assumed for a language that no passage has
 LIKELIER = 10
 SHOUTING = 0.8  # share of capitals
 OTHERS_MAX = 15
+HAN_ALONE_MAX = 8  # Japanese titles may have no kana, sentences have
+NOT_LATIN = (  # languages that are not written in Latin letters
+    "am ar as be bg bn bo ckb dv el fa gu he hi hy ja ka km kn ko lo mk ml mr my ne or pa ps ru sa sd si ta te tg th "
+    "ug uk ur yi zh"
+)
+OF_OTHER_SCRIPTS = frozenset(NOT_LATIN.split())
+KANA = re.compile("[\u3040-\u30ff]")
+OTHER_SCRIPT = re.compile(
+    "[\u0370-\u1cff\u1f00-\u1fff\u2c80-\u2dff\u3040-\ud7ff\uf900-\ufaff\ufb1d-\ufefc\uff66-\uffdc]"
+)
 CHARS_READ = 1000  # of a text: reading more does not change the result
 # RFC 5646: language, script, region, variants, extensions, private use. `(?!.{65})` bounds the length.
 CODE = re.compile(
@@ -80,11 +90,19 @@ def language_of(title: str, text: str) -> str:
     """The likeliest language of a document, as a two- or three-letter code. Thread-safe."""
     sample = f"{title[:CHARS_READ]}\n{text[:CHARS_READ]}"[:CHARS_READ]
     # In half the time of finding the others too.
-    if sure := probabilities(sample, likelier=1, chance_min=SURE_MIN):
+    if (sure := probabilities(sample, likelier=1, chance_min=SURE_MIN)) and can_be(*sure, sample):
         return next(iter(sure))  # all others share the rest
-    found = probabilities(sample)
+    found = {code: chance for code, chance in probabilities(sample).items() if can_be(code, sample)}
     best = max(found, key=found.__getitem__, default=UNSURE)
     return best if found.get(best, 0) >= SURE_MIN or not is_latin(sample) else UNSURE
+
+
+def can_be(language: str, text: str) -> bool:
+    """Whether a text has letters of a script that a language is written in, as far as the detector mistakes it: English
+    with numbers is no Japanese, nor is a sentence of Han characters alone."""
+    if language == "ja":
+        return bool(KANA.search(text)) or 0 < len(OTHER_SCRIPT.findall(text)) < HAN_ALONE_MAX
+    return language not in OF_OTHER_SCRIPTS or OTHER_SCRIPT.search(text) is not None
 
 
 def sure_language(text: str) -> str | None:

@@ -59,6 +59,24 @@ def test_what_has_no_language_is_english(text: str) -> None:
     assert language_of("", text) == "en"
 
 
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("papers peppers harbors needles markets clouds number n353", "en"),
+        ("Replace filters and hoses of pump n353 twice", "en"),
+        ("spare parts for pumps n353", "en"),
+        ("\u9000\u6b3e\u5728\u6536\u5230\u5546\u54c1\u540e\u5341\u56db\u5929\u5185\u5b8c\u6210\u3002", "zh"),
+        ("\u8a02\u55ae\u5c07\u65bc\u4e09\u65e5\u5167\u51fa\u8ca8\u3002", "zh"),
+        ("\u6771\u4eac\u5927\u5b66", "ja"),
+        ("Nintendo Switch 2 \u672c\u4f53", "ja"),
+        ("API \u3092\u4f7f\u3046", "ja"),
+    ],
+)
+def test_the_script_of_a_text_is_one_of_its_language(text: str, language: str) -> None:
+    """The detector took English with numbers, and Chinese, for Japanese."""
+    assert language_of("", text) == language
+
+
 def test_a_query_is_in_a_language_of_the_documents() -> None:
     """The detector chooses among those, weighed by their number; what it cannot tell is in the most frequent one."""
     assert guess_language("Wo ist der Bahnhof?", {"en": 50, "de": 50}) == "de"
