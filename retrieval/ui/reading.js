@@ -3,7 +3,14 @@
 import { markdownOf } from "./markup.js";
 import { decoded } from "./numbers.js";
 
-const TEXTS = /\.(md|markdown|txt|text|rst|adoc|org|log|py|js|ts|go|rs|java|c|h|cpp|cs|rb|php|sh|sql|css|yaml|yml|toml|ini|xml)$/i;
+const TEXTS = ["md", "markdown", "txt", "text", "rst", "adoc", "org", "log", "xml"];
+const LANGUAGES = { // of programming, with their endings
+  c: "c h", "c#": "cs", "c++": "cc cpp hpp", clojure: "clj", css: "css", dart: "dart", elixir: "ex exs", erlang: "erl", go: "go",
+  haskell: "hs", ini: "ini", java: "java", javascript: "js jsx mjs", julia: "jl", kotlin: "kt", lua: "lua", ocaml: "ml", perl: "pl pm",
+  php: "php", powershell: "ps1", protobuf: "proto", python: "py pyi", r: "r", ruby: "rb", rust: "rs", scala: "scala",
+  shell: "bash sh", sql: "sql", swift: "swift", terraform: "tf", toml: "toml", typescript: "ts tsx", yaml: "yaml yml", zig: "zig",
+};
+const CODE = Object.fromEntries(Object.entries(LANGUAGES).flatMap(([name, endings]) => endings.split(" ").map((one) => [one, name])));
 const BARE = /^(readme|license|changelog|contributing|authors|notice|todo|makefile|dockerfile)$/i;
 const TEXT = "text";
 const CHARSET = /<meta[^>]{0,200}?charset\s*=\s*["']?([\w-]{1,40})/i;
@@ -18,11 +25,38 @@ export async function read(file, textField = TEXT) {
   if (kind === "json") return json(await textOf(file), file.name, textField);
   if (["csv", "tsv"].includes(kind)) return rows(await textOf(file), file.name, textField, kind === "tsv" ? "\t" : ",");
   if (["html", "htm", "xhtml"].includes(kind)) return [{ document: { id: file.name, ...markdownOf(await textOf(file, CHARSET)) } }];
-  if (TEXTS.test(file.name) || BARE.test(file.name)) {
-    const text = await textOf(file);
+  if (TEXTS.includes(kind) || CODE[kind] || BARE.test(file.name)) {
+    const text = (await textOf(file)).replace(/\r\n?/g, "\n");
     if (ACL.test(text)) return [{ id: file.name, error: "its front matter names an acl, which only nearline ingest reads: here everybody could see it" }];
-    const title = /\.(md|markdown)$/i.test(file.name) ? /^#\s+(.+)$/m.exec(text)?.[1].trim() : null;
-    return [text.trim() ? { document: { id: file.name, title: title || file.name, text } } : { id: file.name, error: "the file is empty" }];
+    if (!text.trim()) return [{ id: file.name, error: "the file is empty" }];
+    const title = ["md", "markdown"].includes(kind) ? firstHeading(text) : null;
+    return [{ document: { id: file.name, title: title || file.name, text, ...(CODE[kind] && { metadata: { programming_language: CODE[kind] } }) } }];
+  }
+  return null;
+}
+
+// The first Markdown heading, `# like this` or underlined; headings inside fenced code do not count.
+function firstHeading(text) {
+  let [fence, previous] = ["", ""];
+  for (const line of text.split("\n")) {
+    const opened = /^ {0,3}(`{3,}|~{3,})/.exec(line)?.[1];
+    if (fence) {
+      if (opened?.startsWith(fence)) fence = "";
+      continue;
+    }
+    if (opened) {
+      [fence, previous] = [opened, ""];
+      continue;
+    }
+    const marks = /^ {0,3}#{1,6}[ \t]+/.exec(line);
+    if (marks) {
+      const title = line.slice(marks[0].length).trim();
+      const without = title.replace(/#+$/, "");
+      const found = (without === "" || /\s$/.test(without) ? without : title).trim();
+      if (found) return found;
+    }
+    if (/^ {0,3}[^\s\-*+>|#=`~]/.test(previous) && /^ {0,3}(?:=+|-{2,})[ \t]*$/.test(line)) return previous.trim();
+    previous = line;
   }
   return null;
 }
@@ -78,18 +112,19 @@ function record(one, fallback, textField) {
 const isId = (value) => (typeof value === "string" && value !== "") || typeof value === "bigint" || Number.isInteger(value);
 
 function rows(text, name, textField, separator) {
-  const [header, ...cells] = separated(text, separator);
+  const [named, ...cells] = separated(text, separator);
+  const header = named?.map((column) => column.trim());
   if (!header) return [{ id: name, error: "the file is empty" }];
   const twice = header.find((column, at) => header.indexOf(column) < at);
   if (twice !== undefined) throw new Error(`the header names a column twice: ${twice}`);
-  const types = header.map((_, at) => typeOf(cells.map((row) => row[at]).filter((cell) => cell)));
+  const types = header.map((_, at) => typeOf(cells.map((row) => row[at]?.trim()).filter((cell) => cell)));
   return cells.map((row, line) => {
     const one = {};
     if (row.length !== header.length) return { id: `${name}#${line + 2}`, error: `expected ${header.length} cells as in the header, found ${row.length}` };
     header.forEach((column, at) => {
       const cell = row[at];
-      if (cell === undefined || (cell === "" && column !== textField)) return;
-      one[column] = [textField, "title", ...IDS].includes(column) ? cell : types[at](cell);
+      if (cell === undefined || (!cell.trim() && column !== textField)) return;
+      one[column] = [textField, "title", ...IDS].includes(column) ? cell : types[at](types[at] === String ? cell : cell.trim());
     });
     return record(one, `${name}#${line + 2}`, textField);
   });

@@ -1,6 +1,6 @@
 // Search: the form, the hits, what was searched and the stages; and why a document is, or is not, among the hits.
 
-import { key, names, of, post, prefer, preferred, valuesByPath } from "./api.js";
+import { names, of, post, prefer, preferred, valuesByPath } from "./api.js";
 import { announce, bar, failure, field, fixed, h, milliseconds, plural, select, svg } from "./dom.js";
 import { explained } from "./explain.js";
 import { Filters } from "./filters.js";
@@ -10,11 +10,12 @@ import { RECEIPT, STAGES, TIERS, tier, word } from "./words.js";
 const MODES = [["hybrid", "Hybrid"], ["dense", "Meaning"], ["lexical", "Words"]];
 
 export async function searchView(place, params, signal) {
-  let known = [];
+  let known = [], lists = true;
   try {
     known = await names();
   } catch (error) {
     if (error.status !== 403) throw error; // a key that sees some documents only may search, and list nothing
+    lists = false;
   }
   if (signal.aborted) return;
   const wanted = params.get("c") || preferred(known);
@@ -39,12 +40,16 @@ export async function searchView(place, params, signal) {
       h("label", { class: "check" }, grouped, " One hit per document"), filters.element));
   place.append(h("h1", { class: "sr" }, "Search"), form, results);
   collection.addEventListener("change", () => filters.set([]));
-  if (!wanted && !known.length && key()) results.append(h("p", { class: "empty" }, "This key lists no collection. Type the name of the one to search."));
-  else if (!wanted && !known.length) results.append(h("p", { class: "empty" }, "There is no collection yet. ", h("a", { href: "#/ingest" }, "Ingest a file"), " to make one."));
-  else if (!wanted) results.append(h("p", { class: "empty" }, "Choose a collection to search."));
+  if (!wanted) results.append(unnamed());
   else if (query.value) await run(asked());
   else results.append(h("p", { class: "empty" }, "Press ", h("kbd", {}, "/"), " to search ", h("b", {}, wanted), "."));
   if (matchMedia("(hover: hover)").matches && !signal.aborted) query.focus({ preventScroll: true });
+
+  function unnamed() {
+    if (!lists) return h("p", { class: "empty" }, "This key lists no collection. Type the name of the one to search.");
+    if (known.length) return h("p", { class: "empty" }, "Choose a collection to search.");
+    return h("p", { class: "empty" }, "There is no collection yet. ", h("a", { href: "#/ingest" }, "Ingest a file"), " to make one.");
+  }
 
   function asked() {
     const filter = filters.filter;
@@ -57,6 +62,7 @@ export async function searchView(place, params, signal) {
 
   // The address keeps the search, so that it can be sent to others; the part behind # reaches no server.
   async function submit() {
+    if (!collection.value.trim()) return results.replaceChildren(unnamed());
     prefer(collection.value.trim());
     await filters.learn();
     const kept = new URLSearchParams({ c: collection.value.trim(), q: query.value, mode: mode.value, k: k.value });

@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 import pytest
 
 from jobs.serving.process import ServerProcess, serving
+from jobs.sources import read_documents
 from retrieval.handlers.ui import FOLDER
 from tests.support.files import docx, xlsx
 from tests.support.guarded import Caller, guarded_service
@@ -242,6 +243,16 @@ def test_no_collection_is_chosen_by_its_name(open_page: Opener, place: Place) ->
     page.goto(page.url.partition("#")[0] + "#/ingest")
     page.locator(".drop").wait_for()
     assert page.get_by_label("Into").input_value() == "shop"
+
+
+@pytest.mark.slow
+def test_a_search_without_a_collection_asks_for_one(open_page: Opener) -> None:
+    """A key that lists none has to name it."""
+    page = open_page("#/search", key="groups")
+    page.locator("#query").fill("tent")
+    page.locator("#query").press("Enter")
+    page.get_by_text("Type the name of the one to search.").wait_for()
+    assert not [one for one in page.locator(".error").all_inner_texts() if "no such path" in one]
 
 
 def test_a_search_with_all_its_options(open_page: Opener) -> None:
@@ -585,6 +596,41 @@ def test_no_row_is_lost_in_the_browser() -> None:
     assert found["ids.jsonl"] == [*["id is neither a text nor an integer"] * 6, "7", "7", str(2**60)]
     assert found["cells.csv"] == [*(f"expected 3 cells as in the header, found {at}" for at in (2, 4)), "3"]
     assert found["twice.csv"] == "the header names a column twice: k"
+
+
+READ_ALIKE = {
+    "mod.py": "# install it\ndef one(a):\n    return a\n",
+    "App.kt": 'fun main() { println("words") }\n',
+    "run.sh": "echo # no heading\r\nmake\r\n",
+    "fenced.md": "```sh\n# install it\nmake\n```\n\n# Real title\n\ntext\n",
+    "underlined.md": "Title below\n===========\n\ntext\n",
+    "closed.md": "Text before.\n\n# Closed ##\n\ntext\n",
+    "sharp.md": "# Learning C#\n",
+    "second.md": "## Second level\n\n# First level\n",
+    "none.md": "#hashtag\n\n- a list\n---\n",
+    "notes.txt": "# no title here\r\nbut text\r\n",
+    "header.csv": " id , text , n , k \nr1,spaced, 7 , x \nr2,more,8, \n",
+    "rows.tsv": "id\ttext\tok\n1\tone\ttrue\n2\ttwo\tFALSE\n",
+    "lines.jsonl": '{"id": 7, "text": "one", "n": {"a": [1, 2]}}\n{"id": "x", "text": "two", "title": "T"}\n',
+}
+
+
+@pytest.mark.skipif(NODE is None, reason="no Node.js is installed")
+def test_files_are_read_in_the_browser_as_by_the_command(tmp_path: Path) -> None:
+    """With the same ids, titles, texts and metadata."""
+    paths = [tmp_path / name for name in READ_ALIKE]
+    for path in paths:
+        path.write_bytes(READ_ALIKE[path.name].encode())
+    wanted = {one.id: [one.title, one.text, dict(one.metadata)] for one in read_documents(paths)}
+    script = f"""import {{ read }} from {json.dumps(str(FOLDER / "reading.js"))};
+    const found = {{}};
+    for (const [name, text] of Object.entries({json.dumps(READ_ALIKE)})) {{
+      const file = {{ name, arrayBuffer: async () => new TextEncoder().encode(text).buffer }};
+      for (const {{ document: one }} of await read(file))
+        found[one.id] = [one.title ?? null, one.text, one.metadata ?? {{}}];
+    }}
+    console.log(JSON.stringify(found));"""
+    assert printed_by_node(script) == wanted
 
 
 def printed_by_node(script: str) -> Any:
