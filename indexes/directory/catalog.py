@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
@@ -339,6 +339,16 @@ class Catalog:
         self._aliases = aliases
         self._open(self.folder / name)
         write_aliases(self.folder, aliases)
+
+    @contextlib.contextmanager
+    def names_at_rest(self) -> Iterator[bool]:
+        """Let no names be changed within the block; false if one is being changed now."""
+        at_rest = self._change.acquire(blocking=False)
+        try:
+            yield at_rest
+        finally:
+            if at_rest:
+                self._change.release()
 
     def wait_for_changes(self) -> None:
         """Wait until a change of the names that is under way has ended: a collection has no usable name until then."""

@@ -28,7 +28,7 @@ from indexes.store.checkpoints import (
     kept_moments,
     live_documents,
 )
-from indexes.store.directory import COLLECTIONS
+from indexes.store.directory import COLLECTIONS, hash_of
 from indexes.store.generations import GENERATIONS, StoredGeneration, StoredGenerations, generation_in
 from indexes.store.objects import Objects
 from indexes.store.rows import LogChange, changes_since, last_change, reached_by, read_rows
@@ -83,9 +83,10 @@ class CollectionUpload:
         keep_ms: int,
         on_upload: Callable[[int], None] = lambda seq: None,
         on_append: Callable[[], None] = do_nothing,
+        on_settings: Callable[[bytes, bytes], None] = lambda before, now: None,
     ) -> None:
         """`on_upload` is called with the last operation that the store has after each upload, `on_append` after each
-        slot."""
+        slot, and `on_settings` before one with other settings, with the hashes of those in the store and of these."""
         self.log, self.held, self.writer, self._keep_ms = log, held, writer, keep_ms
         self._on_upload, self._on_append = on_upload, on_append
         self._checkpoint = checkpoint
@@ -95,6 +96,7 @@ class CollectionUpload:
         self.generation = self.stored_generation
         """The live generation, if it is in the store; the next state names it."""
         self._cleared = self.generation  # the live one when others were removed
+        self._on_settings = on_settings
         self._parts_of: dict[str, set[str]] = {}  # of checkpoints, by name
 
     @property
@@ -154,6 +156,8 @@ class CollectionUpload:
         last, state = self.writer.last.slot, change.state
         at_ms = change.operations[-1][1] if change.operations else last.at_ms
         reached = state.reached if state else last.reached
+        if state and (now := settings_in(state.files)) != (before := settings_in(self._files)):
+            self._on_settings(hash_of(before), hash_of(now))
         self.writer.append(msgspec.msgpack.encode(change), reached, at_ms, whole=state is not None)
         if state:
             self._files = state.files
@@ -223,6 +227,11 @@ class CollectionUpload:
         remove(f"{folder}/{PARTS}/{name}" for name in unneeded)
         remove(f"{folder}/log/{name_of(number)}" for number in range(self._oldest, first))
         self._oldest = first
+
+
+def settings_in(files: dict[str, bytes] | None) -> dict[str, bytes]:
+    """The settings among the files of a state."""
+    return {name: content for name, content in (files or {}).items() if name in FILES}
 
 
 def changes_of(folder: Path, names: Sequence[str]) -> tuple[object, ...]:

@@ -2,26 +2,39 @@
 
     directory/<slot>          in the store, a log of its own: names, aliases and access keys after each change of them
     data/store.json           on the disk: the epoch that this directory holds, and collections that were deleted
+    data/store.put.json       hashes of the names, keys and settings that it has put into the store
 
 The epoch tells whether any other service has written since. If none has, the newest writes of this directory belong to
-what the store holds.
+what the store holds; unless it was set back to an earlier state: then the store has names, keys or settings of which
+it does not know.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from indexes.base.durable import decode_checked, disk_errors, publish, with_checksum
+from indexes.base.errors import Damaged
 from indexes.directory.marker import KEYS, change_held_marker, changing, read_marker
 from indexes.store.objects import without_slash
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 RECORD = "store.json"
 DIRECTORY = "directory"
+PUT = "store.put.json"
 COLLECTIONS = "collections"
+NAMES = "names"  # in the place of a uid
+
+
+_noting = threading.Lock()
 
 
 class Directory(msgspec.Struct, frozen=True):
@@ -68,6 +81,48 @@ def read_record(data: Path) -> Record | None:
 
 def write_record(data: Path, record: Record) -> None:
     publish(data / RECORD, with_checksum(record))
+
+
+class Put(msgspec.Struct, frozen=True):
+    """Hashes of what the store has from here, or may have got since: by NAMES those of names and keys, by the uid of a
+    collection those of its settings."""
+
+    format: int = FORMAT
+    hashes: dict[str, list[str]] = {}
+    sha256: str = ""
+
+
+def read_put(data: Path) -> dict[str, list[str]]:
+    """Nothing for a directory that has put nothing into a store yet, or of which that is not known."""
+    path = data / PUT
+    try:
+        return decode_checked(path, path.read_bytes(), Put, FORMAT).hashes
+    except FileNotFoundError:
+        return {}
+    except Damaged as error:
+        logger.warning(
+            "whether the directory was set back to an earlier state is not known: %s", error.message
+        )
+        return {}
+
+
+def note_put(data: Path, hashes: Mapping[str, Sequence[bytes]]) -> None:
+    """Remember, durably, hashes of what is in the store and of what is about to be put there."""
+    with _noting:
+        before = read_put(data)
+        now = before | {what: list(dict.fromkeys(one.hex() for one in some)) for what, some in hashes.items()}
+        if now != before:
+            publish(data / PUT, with_checksum(Put(hashes=now)))
+
+
+def is_from_here(put: Mapping[str, Sequence[str]], what: str, stored: bytes) -> bool:
+    """Whether a directory knows what the store has; if not, it is from an earlier time."""
+    return NAMES not in put or stored.hex() in put.get(what, [hash_of({}).hex()])
+
+
+def hash_of(settings: Mapping[str, bytes]) -> bytes:
+    """The hash of the settings of a collection, given by the names of their files."""
+    return hashlib.sha256(msgspec.msgpack.encode(sorted(settings.items()))).digest()
 
 
 def note_removal(data: Path, uid: str) -> None:

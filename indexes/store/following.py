@@ -473,4 +473,4 @@ def promote(data: Path, objects: Objects, url: str) -> None:
         number, newest = newest_epoch(objects)
         if newest is None:
             raise Damaged(f"the store {url} is empty")
-        write_record(data, Record(url=url, epoch=number, token=newest.token))
+        write_record(data, Record(url=url, epoch=number, token=newest.token, restoring=True))

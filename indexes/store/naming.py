@@ -10,7 +10,7 @@ import msgspec
 from indexes.directory.catalog import Catalog
 from indexes.directory.marker import KEYS, MARKER
 from indexes.store.collection_log import CollectionLog, changes_of
-from indexes.store.directory import Directory, describe_directory
+from indexes.store.directory import NAMES, Directory, describe_directory, note_put
 from indexes.store.session import Session
 from indexes.store.slots import LogExtent
 
@@ -24,14 +24,19 @@ class NamesUpload:
         self._stored_from: object = None  # what `stored` was described from
         self._cleared: set[str] = set()
 
-    def upload(self, catalog: Catalog) -> int:
-        """Bring the store up to date; returns the slot that it is at. Raises Unavailable, Superseded."""
+    def upload(self, catalog: Catalog) -> int | None:
+        """Bring the store up to date; returns the slot that it is at, None while names are being changed. Raises
+        Unavailable, Superseded."""
         session, opened = self._session, self._session.opened
         assert opened is not None
-        described, source = self._describe(catalog)
+        with catalog.names_at_rest() as at_rest:
+            if not at_rest:
+                return None
+            described, source = self._describe(catalog)
         if described != self.stored:
             session.require_present(opened.names)
             opened.names.settle()
+            note_put(self._data, {NAMES: (opened.names.last.slot.reached.content, described.digest)})
             reached = LogExtent(opened.names.last.slot.reached.operations + 1, content=described.digest)
             opened.names.append(msgspec.msgpack.encode(described), reached, self._clock())
             self.stored = described

@@ -3,6 +3,7 @@
 | directory | store | what happens |
 |---|---|---|
 | holds the newest epoch | anything | the store gets what it lacks; what the directory lost is restored |
+| the same, but was set back to an earlier state | anything | brought up to date |
 | new | empty | the store gets everything |
 | has collections, but never had this store | not empty | refused |
 | has nothing, but perhaps keys | not empty | everything is restored; an older writer that still lives is fenced off |
@@ -20,7 +21,7 @@ import secrets
 import shutil
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from indexes.base.durable import disk_errors
+from indexes.base.durable import disk_errors, publish, remove, sync_folder
 from indexes.base.errors import (
     Conflict,
     Damaged,
@@ -55,12 +56,17 @@ from indexes.log.pinned import pin
 from indexes.parts.shelf import Shelf
 from indexes.parts.unrestored import is_unrestored, note_unrestored
 from indexes.store.checkpoints import StoredCheckpoint
-from indexes.store.collection_log import CollectionLog
+from indexes.store.collection_log import FILES, CollectionLog, settings_in
 from indexes.store.directory import (
     DIRECTORY,
+    NAMES,
     RECORD,
     Directory,
     Record,
+    hash_of,
+    is_from_here,
+    note_put,
+    read_put,
     read_record,
     restore_directory,
     write_record,
@@ -153,16 +159,29 @@ def open_store(
     opened = OpenStore(objects, url, number, record.taking, names, directory)
     learn_structs()
     fence_logs(opened)
-    if record.restoring:
+    put, stored = read_put(data), names.last.slot.reached.content
+    is_older = record.restoring or not is_from_here(put, NAMES, stored)
+    if is_older:
+        if not restores:
+            raise Conflict("the store has names that this directory lacks", param="store.url")
+        logger.warning("the names and settings of %s are taken from the store", data)
+        write_record(data, msgspec.structs.replace(record, restoring=True))
         prepare(data)
+        follow_names(data, on_disk, directory)
         restore_directory(data, directory)
+        on_disk, put = collections_on(data), {}
     listed = set(directory.collections.values())
     removed = [uid for uid in record.removed if uid in listed]
     record = msgspec.structs.replace(
-        record, epoch=number, token=record.taking, taking="", restoring=False, removed=removed
+        record, epoch=number, token=record.taking, taking="", restoring=is_older, removed=removed
     )
     write_record(data, record)
     level(opened, data, on_disk, record, progress, restores=restores)
+    level_settings(opened, data, put, takes=restores, anyway=is_older)
+    if NAMES not in put:
+        note_put(data, {NAMES: [stored]})
+    if is_older:
+        write_record(data, msgspec.structs.replace(record, restoring=False))
     return opened
 
 
@@ -313,6 +332,54 @@ def level(
             if not restores:
                 raise
             note_unrestored(data / (here.name if here else name), error.message)
+
+
+def follow_names(data: Path, on_disk: list[OnDisk], directory: Directory) -> None:
+    """Give the collections of an earlier time the names that they have in the store, and remove those that were deleted
+    since. What has no name if this process ends within it is restored by the next one."""
+    names, named = {uid: name for name, uid in directory.collections.items()}, []
+    for one in on_disk:
+        name = names.get(one.uid, "" if one.uid in directory.removed else one.name)
+        if name != one.name:
+            logger.warning("%s is %s in the store", one.name, name or "deleted")
+            aside = data / f".removed-{one.name}-{uuid.uuid4().hex}"
+            with disk_errors(data):
+                (data / one.name).rename(aside)
+            named += [(aside, data / name)] if name else []
+    with disk_errors(data):
+        for aside, folder in named:
+            if not folder.exists():
+                aside.rename(folder)
+        sync_folder(data)
+
+
+def level_settings(
+    opened: OpenStore, data: Path, put: Mapping[str, Sequence[str]], *, takes: bool, anyway: bool
+) -> None:
+    """Take the settings of collections that the store has and this directory never put there, or `anyway` all; and note
+    what it has, if that was not known."""
+    present = {one.uid: one.name for one in collections_on(data)}
+    uids = [uid for uid in opened.writers if uid in present]
+
+    def stored_settings(uid: str) -> dict[str, bytes] | None:
+        writer = opened.writers[uid]
+        try:
+            return settings_in(writer.held.files_at(writer.slots.last, writer.checkpoint))
+        except (Damaged, NotFound) as error:
+            logger.warning("the settings of %s in the store cannot be read: %s", present[uid], error.message)
+            return None
+
+    with ThreadPoolExecutor(FENCED_TOGETHER, "store-settings") as pool:
+        for uid, stored in zip(uids, pool.map(stored_settings, uids), strict=True):
+            if stored is None:
+                continue
+            is_taken = takes and (anyway or not is_from_here(put, uid, hash_of(stored)))
+            for path, content in (
+                (data / present[uid] / name, stored.get(name)) for name in FILES if is_taken
+            ):
+                remove(path) if content is None else publish(path, content)
+            if is_taken or NAMES not in put:
+                note_put(data, {uid: [hash_of(stored)]})
 
 
 def lacks_some(opened: OpenStore, uid: str, here: OnDisk | None) -> bool:

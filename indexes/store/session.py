@@ -16,6 +16,7 @@ from indexes.collection.collection import Collection
 from indexes.store.availability import Availability
 from indexes.store.checkpoints import DAY_MS
 from indexes.store.collection_log import CollectionUpload
+from indexes.store.directory import note_put
 from indexes.store.objects import Objects
 from indexes.store.opening import OpenStore, open_store
 from indexes.store.slots import SlotWriter
@@ -132,5 +133,6 @@ class Session:
                     keep_ms=self.keep_ms,
                     on_upload=partial(self.on_upload, uid),
                     on_append=self.on_append,
+                    on_settings=lambda *hashes: note_put(self._data, {uid: hashes}),
                 )
         return self._uploads[uid]

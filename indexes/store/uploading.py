@@ -294,7 +294,7 @@ class Uploader(Replication):
     def _upload_names(self) -> None:
         waiting = self._confirmations.files()
         slot, stored = self._names.upload(self._catalog), set(self._names.stored.collections.values())
-        if all(one.uid in stored for one in self._catalog.collections.values()):
+        if slot is not None and all(one.uid in stored for one in self._catalog.collections.values()):
             self._confirmations.confirmed(waiting, slot)
 
     # -- on threads of the pool

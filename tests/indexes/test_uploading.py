@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from indexes.base import failures
@@ -24,13 +25,14 @@ from indexes.directory.catalog import Catalog
 from indexes.directory.marker import KEYS, KEYS_LOCK, Marker, is_locked, write
 from indexes.parts.learned import VectorStoreSettings
 from indexes.store import availability, confirming, naming, rows, session
-from indexes.store.directory import Directory, Record, describe_directory, write_record
+from indexes.store.directory import DIRECTORY, PUT, Directory, Record, describe_directory, write_record
 from indexes.store.following import promote
 from indexes.store.generations import StoredGeneration
 from indexes.store.objects import Bucket, Objects
 from indexes.store.offers import Offers
 from indexes.store.opening import restore_from
 from indexes.store.restoring import NEWEST, Until
+from indexes.store.slots import SlotLog
 from indexes.store.uploading import StoreOptions, Uploader
 from indexes.upkeep.erasing import Erasure
 from tests.support.object_stores import Fault, MemoryObjects
@@ -339,6 +341,109 @@ def test_an_object_in_a_folder_outlives_a_crash(tmp_path: Path, monkeypatch: pyt
     synced.clear()
     assert bucket.create("a/b/two", b"2")
     assert synced == ["/bucket/a/b/two", "/bucket/a/b"]
+
+
+def described(service: Service) -> dict[str, Any]:
+    """What concerns more than the documents: names with their ids, aliases, and settings."""
+    held, data = service.catalog.collections, service.catalog.folder
+    return {
+        "names": {name: one.uid for name, one in held.items()},
+        "aliases": dict(service.catalog.aliases),
+        "settings": {
+            name: one.vector_store.current.name for name, one in held.items() if one.vector_store.current
+        },
+        "documents": {name: one.documents for name, one in held.items()},
+        "keys": (data / KEYS).read_bytes() if (data / KEYS).exists() else None,
+    }
+
+
+def live_a_while(service: Service) -> None:
+    """Change everything that a directory had."""
+    catalog = service.catalog
+    catalog.delete("gone")
+    catalog.rename("one", "three")
+    catalog.rename("two", "one")
+    catalog.set_alias("new", "three")
+    catalog.remove_alias("old")
+    catalog.get("set").vector_store.set(VectorStoreSettings(name="later"))
+    catalog.get("unset").vector_store.clear()
+    service.write("docs", 2, 3).result(WAIT_S)
+    (catalog.folder / KEYS).write_bytes(b'{"revision":2,"keys":[]}')
+    service.uploader.directory_changed().result(WAIT_S)
+
+
+@pytest.mark.parametrize("then", ["set back", "promoted", "only settings"])
+def test_a_directory_of_an_earlier_time_gets_what_the_store_has(
+    then: str, tmp_path: Path, objects: MemoryObjects
+) -> None:
+    """Names, deletions, aliases, keys and settings, whether it was set back itself, or followed and is promoted."""
+    data = tmp_path / "a"
+    with serving(data, objects) as service:
+        for name in ("gone", "one", "two", "set", "unset", "docs"):
+            service.create(name)
+            service.write(name, 1).result(WAIT_S)
+        service.catalog.set_alias("first", "one")
+        service.catalog.set_alias("old", "docs")
+        service.catalog.get("unset").vector_store.set(VectorStoreSettings(name="before"))
+        (data / KEYS).write_bytes(b'{"revision":1,"keys":[]}')
+        service.uploader.directory_changed().result(WAIT_S)
+    earlier = shutil.copytree(data, tmp_path / "earlier")
+    with serving(data, objects) as service:
+        if then == "only settings":
+            service.catalog.get("set").vector_store.set(VectorStoreSettings(name="later"))
+            service.catalog.get("unset").vector_store.clear()
+        else:
+            live_a_while(service)
+        wanted = described(service)
+    if then == "promoted":
+        write_record(earlier, Record(url=BUCKET.url, replica=True))
+        (earlier / PUT).unlink()
+        promote(earlier, objects, BUCKET.url)
+    else:
+        shutil.rmtree(data)
+        earlier = earlier.rename(data)
+    for _ in range(2):
+        with serving(earlier, objects) as service:
+            assert described(service) == wanted
+    with serving(tmp_path / "empty", objects) as service:
+        assert described(service) == wanted
+
+
+def test_what_the_store_did_not_get_is_no_earlier_time(tmp_path: Path, objects: MemoryObjects) -> None:
+    """A directory keeps what it acknowledged by itself while the store was away, or lost the answer."""
+    with serving(tmp_path / "a", objects, LOCAL) as service:
+        service.create("docs")
+        service.write("docs", 1).result(WAIT_S)
+        wait_for(service.is_level)
+    for number, fault in enumerate((away, lambda operation, name: "after" if operation == "create" else "")):
+        with serving(tmp_path / "a", objects, LOCAL) as service:
+            objects.fault = fault
+            service.catalog.set_alias(f"alias{number}", "docs")
+            service.catalog.get("docs").vector_store.set(VectorStoreSettings(name=f"{number}"))
+            (tmp_path / "a" / KEYS).write_bytes(b'{"revision":%d,"keys":[]}' % number)
+            wanted = described(service)
+        objects.fault = near
+        with serving(tmp_path / "a", objects, LOCAL) as service:
+            assert described(service) == wanted
+
+
+def test_no_name_is_missing_in_the_store_while_it_changes(tmp_path: Path, objects: MemoryObjects) -> None:
+    """Wherever a machine is lost during a rename, its aliases name a collection."""
+    with serving(tmp_path / "a", objects, LOCAL) as service:
+        service.create("docs0")
+        service.catalog.set_alias("live", "docs0")
+        service.write("docs0", 1).result(WAIT_S)
+        for number in range(20):
+            service.uploader.directory_changed()
+            service.catalog.rename(f"docs{number}", f"docs{number + 1}")
+    names = SlotLog(objects, DIRECTORY)
+    stored = [
+        msgspec.msgpack.decode(payload, type=Directory)
+        for number in range(1, names.last_number() + 1)
+        if (payload := names.read(number).slot.payload)
+    ]
+    assert [one for one in stored if one.collections and {*one.aliases.values()} - {*one.collections}] == []
+    assert [one for one in stored if not one.collections][2:] == []
 
 
 def test_a_slash_at_the_end_is_no_other_store(tmp_path: Path) -> None:
