@@ -26,7 +26,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from retrieval.clients.errors import ServiceError
-from retrieval.clients.transport import JSON, TIMEOUT_S, Patience, ServiceConnection, encode_json, path_of
+from retrieval.clients.transport import (
+    JSON,
+    TIMEOUT_S,
+    Patience,
+    ServiceConnection,
+    decode_answer,
+    encode_json,
+    path_of,
+)
 
 if TYPE_CHECKING:
     from retrieval.clients.wire.records import RequestLimits, Written
@@ -137,7 +145,7 @@ def plan_ingestion(
     try:
         if limits is None:
             shown = yield connection.content("GET", path_of(collection), patience=patience)
-            limits = limits_in(msgspec.json.decode(shown))
+            limits = limits_in(decode_answer(shown))
         numbered = enumerate(documents, bulk.total.read)
         for batch in batches(numbered, limits, bulk.unsent.append, lambda: chars_per_request(connection)):
             yield bulk.send(batch)
@@ -249,7 +257,7 @@ class Bulk:
             part = parts.pop()
             try:
                 body = {"documents": [msgspec.Raw(one.body) for one in part]}
-                written: Written = msgspec.json.decode(await self._request(body))
+                written: Written = decode_answer(await self._request(body))
                 if not written.get("unchanged"):  # unchanged documents cost no time
                     self._learn(sum(one.chars for one in part), written.get("took_ms", 0) / 1000)
                 self._count(written)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-import msgspec
-
 from retrieval.clients.errors import ServiceError
-from retrieval.clients.transport import AWAY, BUSY, Patience, ServiceConnection
+from retrieval.clients.transport import AWAY, BUSY, Patience, ServiceConnection, decode_answer
 
 MISMATCH = "model_mismatch"
 
@@ -79,7 +77,7 @@ async def embed_at(
             kind=MISMATCH,
         )
     body = {"input": list(texts), "model": name, "input_type": kind}
-    answer = msgspec.json.decode(await connection.content("POST", "/v1/embeddings", body, patience=patience))
+    answer = decode_answer(await connection.content("POST", "/v1/embeddings", body, patience=patience))
     return {
         "vectors": [one["embedding"] for one in answer["data"]],
         "model": name,
@@ -93,10 +91,10 @@ async def served_model(
     connection: ServiceConnection, model: str | None, patience: Patience | None
 ) -> tuple[str, str]:
     """Return name and fingerprint of a model, which may be given by an alias; None is the default model."""
-    info: Any = msgspec.json.decode(await connection.content("GET", "/info", patience=patience))
+    info: Any = decode_answer(await connection.content("GET", "/info", patience=patience))
     if model is None:
         return info["model_id"], info["model_sha"]
-    listed: Any = msgspec.json.decode(await connection.content("GET", "/v1/models", patience=patience))
+    listed: Any = decode_answer(await connection.content("GET", "/v1/models", patience=patience))
     names = {one["id"]: one["root"] for one in listed["data"]}
     if model not in names:
         known = ", ".join(names)

@@ -17,7 +17,7 @@ from retrieval.clients.blocking import Core, endpoint, steps, stream
 from retrieval.clients.bulk import REQUESTS_AT_ONCE, Ingested, OnProgress, OnRefused, Steps, plan_ingestion
 from retrieval.clients.embedding import Embedded, embed_with_fallback
 from retrieval.clients.errors import ServiceError
-from retrieval.clients.transport import JSON, Patience, path_of, refusal
+from retrieval.clients.transport import JSON, Patience, decode_answer, path_of, refusal
 
 if TYPE_CHECKING:
     from retrieval.clients.wire import answers, records
@@ -56,7 +56,7 @@ class Endpoints(Core):
         """Send a request to any path and return the decoded answer, None if empty. `twice` is whether the service
         may receive the request twice if a connection breaks."""
         content = await self.connection.content(method, path, body, twice=twice, patience=patience)
-        return msgspec.json.decode(content) if content else None
+        return decode_answer(content) if content else None
 
     @endpoint
     async def metrics(self) -> str:

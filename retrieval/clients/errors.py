@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-UNREACHABLE, OPEN = "unreachable", "circuit_open"
+UNREACHABLE, OPEN, UNREADABLE = "unreachable", "circuit_open", "unreadable"
 
 
 class ServiceError(Exception):

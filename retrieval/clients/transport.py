@@ -25,7 +25,7 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 import msgspec
 
-from retrieval.clients.errors import OPEN, UNREACHABLE, ServiceError
+from retrieval.clients.errors import OPEN, UNREACHABLE, UNREADABLE, ServiceError
 
 JSON = Mapping[str, Any]  # a decoded object
 
@@ -34,6 +34,7 @@ CONNECT_S = 30.0
 RETRY_S = 10.0
 PAUSE_S, PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 0.05, 2.0  # the minimum applies if Retry-After is 0
 # The service's own answer about a missed deadline says more than ours, so wait this much longer for it.
+SHOWN_BYTES = 60  # of an answer that cannot be read
 GRACE_S = 0.25
 
 BUSY = {429, 503}
@@ -124,15 +125,16 @@ class CircuitBreaker:
         self._probing = False
 
     @contextlib.contextmanager
-    def one_try(self, url: str) -> Iterator[None]:
-        """Wrap each try. Raises ServiceError of the kind `circuit_open` instead of letting it begin."""
-        probing = self._enter(url)
+    def one_try(self, url: str, *, again: bool = False) -> Iterator[None]:
+        """Wrap each try. Raises ServiceError of the kind `circuit_open` instead of letting a request begin. What is
+        tried `again` is a request that has begun: it goes on, and counts once."""
+        probing = not again and self._enter(url)
         try:
             yield
             self._failures = 0
         except ServiceError as error:
             sick = error.kind not in FINAL and error.status in AWAY | {503}
-            self._failures = self._failures + 1 if sick else 0
+            self._failures = self._failures + (not again) if sick else 0
             self._last = error.message
             if self._failures >= self._failures_max:
                 self._open_until = time.monotonic() + self._open_s
@@ -224,15 +226,16 @@ class ServiceConnection:
         begun = time.monotonic()
         deadline_s = deadline_of(body)
         ends = begun + (self.timeout_s if deadline_s is None else deadline_s)
+        refused = False  # by the circuit breaker
         for attempt in itertools.count():
             left_s = patience.try_s or ends - time.monotonic()
             try:
-                with patience.one_try(), self._breaker.one_try(self.url):
+                with patience.one_try(), self._breaker.one_try(self.url, again=attempt > 0 and not refused):
                     if deadline_s is None:
                         return await self._once(method, path, body, left_s)
                     return await self._once(method, path, with_deadline(body, left_s), left_s + GRACE_S)
             except ServiceError as error:
-                failure = error
+                failure, refused = error, error.kind == OPEN
             pause_s = patience.pause_s(failure, begun=begun, attempt=attempt, twice=twice)
             if patience.try_s is None and time.monotonic() + pause_s >= ends:
                 raise failure
@@ -283,6 +286,15 @@ class ServiceConnection:
             ) from None
         except aiohttp.ClientError as error:
             raise ServiceError(f"{self.url} cannot be reached: {error}", kind="disconnected") from None
+
+
+def decode_answer(content: bytes) -> Any:
+    """Decode the JSON of an answer. Raises ServiceError for what is none, as of something else behind the address."""
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        shown = content[:SHOWN_BYTES].decode(errors="replace")
+        raise ServiceError(f"the answer is no JSON ({error}): {shown!r}", kind=UNREADABLE) from None
 
 
 def is_address(url: str) -> bool:

@@ -392,6 +392,26 @@ def test_the_breaker_opens_and_closes() -> None:
         assert len(stub.seen) == 5
 
 
+def test_the_tries_of_one_request_open_no_breaker() -> None:
+    """A service that starts again is waited for, however often it is tried, and others are counted from anew."""
+    sick, well = Reply({"error": {"type": "not_ready", "message": "starting"}}, 503), Reply({"hits": []})
+    with (
+        Stub(*[sick] * 6, well) as stub,
+        Client(stub.url, retry_s=30, failures_max=2, open_s=30) as client,
+    ):
+        assert client.search("docs", query="x")["hits"] == []
+        assert client.search("docs", query="y")["hits"] == []
+        assert len(stub.seen) == 8
+
+
+@pytest.mark.parametrize("content", [b"<html>proxy says hello</html>", b'{"hits":"\xff"}', b"{"])
+def test_an_answer_that_is_no_json_is_a_failure(content: bytes) -> None:
+    with Stub(Reply(content)) as stub, Client(stub.url, retry_s=0) as client:
+        with pytest.raises(ServiceError, match="the answer is no JSON") as caught:
+            client.search("docs", query="x")
+        assert caught.value.kind == "unreadable"
+
+
 def test_a_refusal_is_no_failure() -> None:
     """A service that answers 404, or 429, is there: the breaker stays closed."""
     missing = Reply({"error": {"type": "not_found", "message": "no such collection"}}, 404)
