@@ -77,7 +77,8 @@ class CollectionView:
     def _release(self) -> None:
         """Drop the indexes now: they may be in a reference cycle that was frozen (`gc.freeze`) when serving began."""
         self._assembly.clear()
-        self._snapshot = replace(self._snapshot, parts=(), skipper=None, bounds=None)
+        if hasattr(self, "_snapshot"):  # not if opening it has failed
+            self._snapshot = replace(self._snapshot, parts=(), skipper=None, bounds=None)
 
     @property
     def generation(self) -> int:

@@ -8,6 +8,7 @@ callers that have left. The process ends when its socket does, which is when the
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -314,6 +315,8 @@ class SearchWorker:
             wanted = self._opening.get()
             try:
                 found = self._open(wanted)
+            except NotFollowed:
+                found = None
             except Exception as error:  # noqa: BLE001 - the service then searches it itself
                 logger.warning("collection %s is not searched here: %s", wanted.name, error)
                 found = None
@@ -322,7 +325,13 @@ class SearchWorker:
 
     def _open(self, wanted: Opened) -> FollowedCollection:
         hits = HitList()
-        replica = Replica(self._data / wanted.name, options_of(self._config), hits)
+
+        def on_step(passages: int) -> None:
+            if self._being_opened.get(wanted.name):
+                raise NotFollowed(wanted.name)
+
+        options = dataclasses.replace(options_of(self._config), read=on_step)
+        replica = Replica(self._data / wanted.name, options, hits)
         try:
             settings = replica.settings
             reader = self._reader(settings.model, settings.fingerprint) if settings.embeds else None
@@ -371,7 +380,7 @@ class SearchWorker:
         self._caught_up, self._catching_up = time.monotonic(), True
         for found in list(self._followed.values()):
             if found.behind or found.replica.ready:
-                self._catch_up_with(found, self._answer_between)
+                self._catch_up_with(found)
         self._catching_up = False
 
     def _first_behind(self) -> FollowedCollection | None:
@@ -384,16 +393,18 @@ class SearchWorker:
         name = followed.opened.name
         waiting = {one.id for one in self._waiting if one.collection == name}
         self._catching_up = True
-        self._catch_up_with(followed, self._answer_between)
+        self._catch_up_with(followed)
         self._catching_up = False
         # What is there now is all there is: an operation that was asked for may not come.
         self._waiting = deque(replace(one, seq=0) if one.id in waiting else one for one in self._waiting)
 
-    def _answer_between(self) -> None:
+    def _answer_between(self, name: str) -> None:
         """Answer a search that needs nothing of what is being read. While others wait for that, now and then: it takes
-        as long as the answers between its steps."""
+        as long as the answers between its steps. Raises NotFollowed if the collection is to be closed."""
         self._give_sign()
         self._receive(0)
+        if any(isinstance(order, Forget) and order.name == name for order in self._orders):
+            raise NotFollowed(name)
         is_awaited = not all(map(self._can_be_planned, self._waiting))
         if not is_awaited or time.monotonic() - self._between > BETWEEN_S:
             self._answer_next()
@@ -407,12 +418,15 @@ class SearchWorker:
         found = self._followed.get(ask.collection)
         return found is None or found.replica.snapshot.seq >= ask.seq
 
-    def _catch_up_with(self, followed: FollowedCollection, on_step: OnStep) -> bool:
+    def _catch_up_with(self, followed: FollowedCollection, on_step: OnStep | None = None) -> bool:
         """Bring a collection to the last commit. If that cannot be done, close it and return False: the service has it
-        opened again."""
+        opened again, unless it is to be closed."""
         followed.behind = False  # until something more is written, which may be before this ends
         try:
-            followed.replica.catch_up(on_step)
+            followed.replica.catch_up(on_step or partial(self._answer_between, followed.opened.name))
+        except NotFollowed:
+            self._close(followed.opened.name)
+            return False
         except NearlineError as error:
             logger.info("collection %s is opened again: %s", followed.opened.name, error.message)
             self._close(followed.opened.name)

@@ -50,6 +50,7 @@ from retrieval.processes.spending import Spending
 from retrieval.processes.worker import (
     FollowedCollection,
     HitList,
+    NotFollowed,
     Overtaken,
     PlannedSearch,
     SearchWorker,
@@ -462,6 +463,34 @@ def test_searches_are_answered_while_a_collection_catches_up(
         replica.close()
 
 
+def test_a_collection_that_is_deleted_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """A process closes it at once, whether it follows it or is just opening it: else it would be killed."""
+    collection = make_collection(tmp_path / "long")
+    near, far = socket.socketpair()
+    with ExitStack() as stack:
+        for one in (near, far, collection):
+            stack.callback(one.close)
+        worker = SearchWorker(near, lambda _: None)
+        worker._data = collection.folder.parent
+        replica = Replica(collection.folder, IndexOptions(), HitList())
+        stack.callback(replica.close)
+        name = collection.folder.name
+        opened = Opened(name, collection.uid.encode(), 0, 0)
+        worker._followed[name] = FollowedCollection(replica, opened, HitList(), None)
+        text = "".join(chr(0xAC00 + number * 37 % 11_000) for number in range(60_000))
+        passage = NewPassage(0, len(text), 1, World().vector(1))
+        collection.write([Upsert("l", text, "", {}, (passage,), language="ko")]).result()
+        worker._followed[name].behind = True
+        far.sendall(encode_frame(Forget(name)))
+        worker._catch_up()
+        assert replica.snapshot.seq < collection.snapshot.seq
+        assert name not in worker._followed
+        worker._obey(worker._orders.popleft())
+        worker._being_opened[name] = True  # it was to be forgotten while it waited to be opened
+        with pytest.raises(NotFollowed):
+            worker._open(opened)
+
+
 def test_a_search_waits_for_no_collection_but_its_own(tmp_path: Path) -> None:
     """While a long text is read for a search that needs it, and orders about its collection wait, those of others are
     answered; and an operation that never comes is not waited for."""
@@ -486,7 +515,7 @@ def test_a_search_waits_for_no_collection_but_its_own(tmp_path: Path) -> None:
             worker._waiting.append(replace(ask(request), id=number, collection=name, seq=seq))
             worker._under_way.add(number)
         worker._orders.append(FollowCollection(worker._followed["long"].opened))
-        worker._answer_between()
+        worker._answer_between("long")
         assert worker._under_way == {1}
         worker._orders.clear()
         behind = worker._first_behind()
