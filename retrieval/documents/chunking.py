@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from indexes.base.work import OnStep, do_nothing
 from retrieval.documents.outline import PARAGRAPH, Outline, code_outline, outline
 
 CHUNKING_VERSION = 4  # of the rules below; a document cut by other rules is rewritten
@@ -40,7 +41,13 @@ class Span:
 
 
 def split(
-    text: str, starts_of: StartsOf, *, tokens_max: int, overlap_tokens: int, code: bool = False
+    text: str,
+    starts_of: StartsOf,
+    *,
+    tokens_max: int,
+    overlap_tokens: int,
+    code: bool = False,
+    on_step: OnStep = do_nothing,
 ) -> list[Span]:
     """Return passages of `text` in order. Every character that is not white space is in at least one.
 
@@ -49,15 +56,17 @@ def split(
     alone is none. `starts_of` returns the character at which each token of a text begins, ascending; it is called
     once for the whole text, and again only for a passage whose edge cuts a word.
 
-    With `code`, the text is source code and is cut before functions, whose first lines are the headings.
+    With `code`, the text is source code and is cut before functions, whose first lines are the headings. `on_step` is
+    called every few milliseconds.
     """
     if tokens_max < 1 or not 0 <= overlap_tokens < tokens_max:
         raise ValueError(f"need 0 <= overlap_tokens < tokens_max, not {overlap_tokens} and {tokens_max}")
     starts = starts_of(text)
-    structure = code_outline(text) if code else outline(text)
+    structure = code_outline(text, on_step) if code else outline(text, on_step)
     spans: list[Span] = []
     begin = _skip_spaces(text, 0)
     while begin < len(text):
+        on_step()
         beyond = spans[-1].end if spans else 0
         cut, whole = _window_end(text, begin, starts, structure, tokens_max, beyond=beyond)
         end, tokens = _fit(text, begin, cut, starts, starts_of, tokens_max)

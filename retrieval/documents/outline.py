@@ -13,6 +13,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from indexes.base.work import OnStep, do_nothing
+
 LINE = re.compile(r"[^\n]*\n?")
 # A list item may begin with one.
 FENCE = re.compile(r" {0,3}(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]{1,4})?(`{3,}|~{3,})")
@@ -33,6 +35,7 @@ CONTROL = re.compile(
 QUOTES = re.compile(r"\"{3}|'{3}")
 CODE_LEVELS = 2  # of indentation that count: classes and methods, not loops inside them
 TAB_COLUMNS = 8
+STEP_LINES = 1000
 
 PARAGRAPH = 1  # the weakest break; a heading of level n breaks with strength 8 - n
 STRONGEST = 7
@@ -96,14 +99,16 @@ class Outline:
         return self.path(next(named, later[0].start if later else start))
 
 
-def outline(text: str) -> Outline:
-    """Outline a text in one pass, line by line."""
+def outline(text: str, on_step: OnStep = do_nothing) -> Outline:
+    """Outline a text in one pass, line by line. `on_step` is called every few milliseconds."""
     found = Outline()
     fence = ""
     blank = True  # whether the previous line was blank or there was none
     previous: tuple[int, str] | None = None  # start and text of the previous line, if it may be a heading
     heading_open = False  # only white space since the last heading
-    for start, line, literal in lines_of(text):
+    for count, (start, line, literal) in enumerate(lines_of(text)):
+        if count % STEP_LINES == 0:
+            on_step()
         if fence:
             end = FENCE.match(line.lstrip(" "))  # inside a list it is indented
             if end and end[1].startswith(fence) and not line.strip(" `~"):
@@ -151,7 +156,7 @@ def lines_of(text: str) -> Iterator[tuple[int, str, bool]]:
             yield match.start(), line, opened is not None
 
 
-def code_outline(text: str) -> Outline:
+def code_outline(text: str, on_step: OnStep = do_nothing) -> Outline:
     """Outline source code of any language with indented blocks, in one pass, line by line.
 
     A blank line is a stronger break the fewer blocks enclose the next line; the end of an outermost block is a weak
@@ -161,7 +166,9 @@ def code_outline(text: str) -> Outline:
     blocks: list[tuple[int, int, str]] = []  # first lines of open blocks: column, start, text
     blank, deepest = True, 0  # since the last relevant line
     quote = ""  # the closing quote, inside a multi-line string
-    for match in LINE.finditer(text):
+    for count, match in enumerate(LINE.finditer(text)):
+        if count % STEP_LINES == 0:
+            on_step()
         start, line = match.start(), match[0].rstrip()
         if not line:
             blank = True

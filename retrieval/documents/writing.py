@@ -351,9 +351,18 @@ def chunk(
     overlap = min(config.passages.overlap_tokens, tokens_max // 4)
     starts_of = partial(counter.starts, on_step=on_step)
     spans = split(
-        document.text, starts_of, tokens_max=tokens_max, overlap_tokens=overlap, code=is_code(document)
+        document.text,
+        starts_of,
+        tokens_max=tokens_max,
+        overlap_tokens=overlap,
+        code=is_code(document),
+        on_step=on_step,
     )
-    return [Piece(span, searchable_text(title, document.text[span.start : span.end])) for span in spans]
+    pieces = []
+    for span in spans:
+        on_step()
+        pieces.append(Piece(span, searchable_text(title, document.text[span.start : span.end])))
+    return pieces
 
 
 def is_code(document: NewDocument) -> bool:

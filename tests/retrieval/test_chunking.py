@@ -196,6 +196,16 @@ def test_splitting_takes_time_that_grows_with_the_text(unit: str, code: bool) ->
     assert cpu_s(400_000) < 8 * cpu_s(100_000) + 0.1
 
 
+@pytest.mark.parametrize("code", [False, True])
+@pytest.mark.parametrize("unit", ["word\n\n", "word\n", "# a\nb\n", "a. "])
+def test_splitting_looks_often_whether_its_caller_is_there(unit: str, code: bool) -> None:
+    """At each passage, and every thousand lines."""
+    steps: list[None] = []
+    text = unit * (200_000 // len(unit))
+    spans = split(text, words, tokens_max=64, overlap_tokens=8, code=code, on_step=lambda: steps.append(None))
+    assert len(steps) >= len(spans) + text.count("\n") // 1000
+
+
 def test_deep_code_takes_time_that_grows_with_it() -> None:
     """Each line lies one column deeper than the one before."""
     began = time.process_time()
