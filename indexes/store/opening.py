@@ -428,15 +428,16 @@ def restore_collection(
 
 @dataclass(frozen=True, slots=True)
 class RestoredFromStore:
-    """A collection that was restored, with its last operation, its live generation or 0, and the aliases restored with
-    it."""
+    """A collection that was restored, with its last operation, its live generation or 0, the aliases restored with it,
+    and those that are `taken` by something else."""
 
     name: str
     uid: str
     seq: int
     documents: int
     generation: int
-    aliases: list[str]
+    aliases: list[str] = field(default_factory=list)
+    taken: list[str] = field(default_factory=list)
 
 
 def restore_from(
@@ -486,13 +487,19 @@ def restore_from(
                 continue
             with pin(data / name / "log.db") as log:
                 documents, live = log.state().documents, Shelf(data / name).current()
-                made.append(RestoredFromStore(name, new_uid, state.reached.operations, documents, live, []))
+                made.append(RestoredFromStore(name, new_uid, state.reached.operations, documents, live))
         restored = {one.name: one.uid for one in made}
-        placed = {} if new_name is not None else restore_aliases(data, directory.aliases, restored)
+        aliases = {} if new_name is not None else directory.aliases
+        placed = restore_aliases(data, aliases, restored)
     if failed:
         raise Damaged(f"{'; '.join(failed)}; restored: {', '.join(sorted(restored)) or 'nothing'}")
     return [
-        replace(one, aliases=sorted(alias for alias, to in placed.items() if to == one.name)) for one in made
+        replace(
+            one,
+            aliases=sorted(alias for alias, to in placed.items() if to == one.name),
+            taken=sorted(alias for alias, to in aliases.items() if to == one.name and alias not in placed),
+        )
+        for one in made
     ]
 
 

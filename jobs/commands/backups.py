@@ -108,7 +108,8 @@ def restore(
         if from_store and one.seq < until_of(moment).seq < NEWEST.seq:
             live += ", the last state that the store has up to there"
         named = f", named {', '.join(one.aliases)} too" if one.aliases else ""
-        lines.append(f"{one.name}: {one.documents} documents at seq {one.seq}, {live}{named}")
+        taken = f"; NOT named {', '.join(one.taken)}: something else here is" if one.taken else ""
+        lines.append(f"{one.name}: {one.documents} documents at seq {one.seq}, {live}{named}{taken}")
     if not restored:
         lines.append("there are no collections to restore")
     if note := restoring.about_keys(data):

@@ -276,6 +276,14 @@ def test_several_collections_and_their_aliases(catalog: Catalog) -> None:
     restored.close()
     [added] = restore(folder.with_name("all"), folder.with_name("restored"), ["other"], progress=quiet)
     assert (added.name, added.documents, added.aliases) == ("other", 5, ["second"])
+    elsewhere = Catalog(folder.with_name("elsewhere"), TUNING)
+    elsewhere.create("live", settings())
+    elsewhere.close()
+    named = restore(folder.with_name("all"), elsewhere.folder, progress=quiet)
+    assert [(one.name, one.aliases, one.taken) for one in named] == [
+        ("docs", [], ["live"]),
+        ("other", ["second"], []),
+    ]
 
 
 def test_what_a_backup_refuses(catalog: Catalog) -> None:
@@ -493,7 +501,7 @@ def test_a_taken_name_is_refused(kept: Path, tmp_path: Path) -> None:
             restore(kept, data, progress=quiet, **arguments)
     assert names_in(data) == ["LOCK", "docs", "nearline.copy.json", "nearline.json"]
     [restored] = restore(kept, data, ["docs"], new_name="docs-old", progress=quiet)
-    assert restored == Restored("docs-old", restored.uid, 300, 300, 300, 1, [])
+    assert restored == Restored("docs-old", restored.uid, 300, 300, 300, 1, [], [])
     again = Catalog(data, TUNING)
     assert again.aliases == {"other": "docs", "live": "docs"}
     assert again.get("docs-old").snapshot.live == 300

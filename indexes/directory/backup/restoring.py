@@ -51,7 +51,7 @@ from indexes.parts.shelf import Shelf
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A restored collection. `aliases` are those restored with it."""
+    """A restored collection. `aliases` are those restored with it, and `taken` those that name something else."""
 
     name: str
     uid: str
@@ -60,6 +60,7 @@ class Restored:
     passages: int
     generation: int
     aliases: list[str]
+    taken: list[str]
 
 
 def restore(
@@ -92,7 +93,8 @@ def restore(
         if backup.locked is True:  # before anything can be served
             change_marker(data, lambda found: msgspec.structs.replace(found, locked=True))
         uids = place_all(folder, chosen, data, progress)
-        named = {} if new_name is not None else restore_aliases(data, backup.aliases, chosen)
+        aliases = {} if new_name is not None else backup.aliases
+        named = restore_aliases(data, aliases, chosen)
     return [
         Restored(
             name,
@@ -102,6 +104,7 @@ def restore(
             one.passages,
             one.generation,
             sorted(alias for alias, target in named.items() if target == name),
+            sorted(alias for alias, target in aliases.items() if target == name and alias not in named),
         )
         for name, one in chosen.items()
     ]
