@@ -160,7 +160,7 @@ def open_store(
     learn_structs()
     fence_logs(opened)
     put, stored = read_put(data), names.last.slot.reached.content
-    is_older = record.restoring or not is_from_here(put, NAMES, stored)
+    is_older = record.restoring or bool(stored and not is_from_here(put, NAMES, stored))
     if is_older:
         if not restores:
             raise Conflict("the store has names that this directory lacks", param="store.url")
@@ -188,14 +188,15 @@ def open_store(
 def claim(objects: Objects, url: str, data: Path, on_disk: list[OnDisk]) -> tuple[Record, int]:
     """Take the next epoch, if this directory may. Returns its record, with the token as `taking`, and the epoch."""
     prove(objects)
-    record = read_record(data)
+    record, (number, newest) = read_record(data), newest_epoch(objects)
+    if record is not None and record.url != url and newest and newest.token in {record.token, record.taking}:
+        record = msgspec.structs.replace(record, url=url)  # the same store at another place
     if record is None or record.url != url:
         record = Record(url=url)  # another store keeps what it has
     if record.replica:
         raise Conflict(
             f"{data} is a replica of the store: serve it with --replica, or let it write with `nearline promote`"
         )
-    number, newest = newest_epoch(objects)
     by = f"{socket.gethostname()}:{data.resolve()}"
     if newest is None and record.token:
         raise Unavailable(

@@ -409,6 +409,22 @@ def test_a_directory_of_an_earlier_time_gets_what_the_store_has(
         assert described(service) == wanted
 
 
+def test_a_store_may_move_and_another_may_be_taken(tmp_path: Path, objects: MemoryObjects) -> None:
+    """Nothing that the directory has is lost, whatever the address."""
+    other = MemoryObjects()
+    for where, held in (("one", objects), ("two", objects), ("three", other)):
+        with serving(tmp_path / "a", held, replace(BUCKET, url=f"memory:{where}")) as service:
+            if not service.catalog.collections:
+                service.create("docs")
+                service.catalog.set_alias("live", "docs")
+                service.catalog.get("docs").vector_store.set(VectorStoreSettings(name="kept"))
+            service.write("docs", len(service.ids("docs"))).result(WAIT_S)
+            wanted = described(service) | {"documents": None}
+            assert (wanted["aliases"], wanted["settings"]) == ({"live": "docs"}, {"docs": "kept"})
+    with serving(tmp_path / "b", other, replace(BUCKET, url="memory:three")) as service:
+        assert described(service) | {"documents": None} == wanted
+
+
 def test_what_the_store_did_not_get_is_no_earlier_time(tmp_path: Path, objects: MemoryObjects) -> None:
     """A directory keeps what it acknowledged by itself while the store was away, or lost the answer."""
     with serving(tmp_path / "a", objects, LOCAL) as service:
