@@ -42,6 +42,7 @@ LONG, LONG_PASSAGES = 20, 100
 LISTS, LISTED = 300, 500  # documents with a long list in their metadata, and its dates
 LETTERS = "abcdefghiklmnoprstuvwz"
 QUIET_S = 0.25  # that a service is watched for, to see whether it does anything
+PROBE_S, SLOWER_MAX = 0.05, 5.0
 TRIES, PAUSE_S = 12, 0.1  # the second pause takes twice as long as the first, and so on
 MUCH_S = 0.03  # of CPU time, from which on the speed of the machine counts
 
@@ -159,7 +160,11 @@ class Service:
             one.close()
 
     def wait(self, seconds: float) -> None:
-        time.sleep(seconds)
+        """Wait as long as an idle machine would for this time: other programs may keep the cores busy."""
+        begun, until = time.monotonic(), time.thread_time() + PROBE_S
+        while time.thread_time() < until:
+            pass
+        time.sleep(seconds * min((time.monotonic() - begun) / PROBE_S, SLOWER_MAX))
 
     def quiet_cpu_s(self) -> float:
         """What the process takes in QUIET_S without a request."""
