@@ -88,7 +88,7 @@ def check_limits(title: str, metadata: Metadata, where: str, config: Config) -> 
     limits = config.limits
     paths = {key: [path for path, _ in leaves({key: value})] for key, value in metadata.items()}
     sizes = {key: len(msgspec.json.encode(value)) for key, value in metadata.items()}
-    bytes_all = len(msgspec.json.encode((title, metadata)))
+    bytes_all = len(msgspec.json.encode(metadata)) + len(title.encode())
     for unit, most, of_each, total in (
         ("bytes with the title", limits.metadata_bytes_max, sizes, bytes_all),
         ("values", limits.metadata_values_max, {key: len(some) for key, some in paths.items()}, None),

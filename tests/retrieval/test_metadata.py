@@ -21,7 +21,7 @@ from indexes.filters.grammar import parse_filter
 from indexes.reading.choosing import named
 from nearline import AsyncClient, ServiceError
 from retrieval.base.cancellation import Stopping
-from retrieval.base.settings import Config
+from retrieval.base.settings import Config, LimitsSection
 from retrieval.documents.metadata import DEPTH_MAX, check_metadata, patch_metadata
 from retrieval.documents.writing import patcher, write_in_parts
 from tests.support.http import Http
@@ -656,3 +656,13 @@ def test_a_filter_on_an_empty_collection(http: Http) -> None:
     name = http.new_collection()
     search = {"query": "x", "filter": {"type": "eq", "key": "lang", "value": "en"}}
     assert http.ok("POST", f"/v1/collections/{name}/search", search)["hits"] == []
+
+
+def test_metadata_may_have_as_many_bytes_as_its_json(http: Http) -> None:
+    """And the bytes of the title count, too."""
+    name, most = http.new_collection(), LimitsSection().metadata_bytes_max
+    path = f"/v1/collections/{name}/documents"
+    for title, over, status in (("", 0, 200), ("", 1, 413), ("né", 0, 413), ("né", -3, 200)):
+        metadata = {"a": "y" * (most - len('{"a":""}') + over)}
+        document = {"id": "m", "text": "a", "title": title, "metadata": metadata}
+        assert http.call("POST", path, {"documents": [document]}).status == status, (title, over)
