@@ -177,7 +177,7 @@ def open_store(
     )
     write_record(data, record)
     level(opened, data, on_disk, record, progress, restores=restores)
-    level_settings(opened, data, put, takes=restores, anyway=is_older)
+    level_settings(opened, data, on_disk, put, takes=restores, anyway=is_older)
     if NAMES not in put:
         note_put(data, {NAMES: [stored]})
     if is_older:
@@ -355,11 +355,18 @@ def follow_names(data: Path, on_disk: list[OnDisk], directory: Directory) -> Non
 
 
 def level_settings(
-    opened: OpenStore, data: Path, put: Mapping[str, Sequence[str]], *, takes: bool, anyway: bool
+    opened: OpenStore,
+    data: Path,
+    on_disk: list[OnDisk],
+    put: Mapping[str, Sequence[str]],
+    *,
+    takes: bool,
+    anyway: bool,
 ) -> None:
     """Take the settings of collections that the store has and this directory never put there, or `anyway` all; and note
     what it has, if that was not known."""
-    present = {one.uid: one.name for one in collections_on(data)}
+    restored = {uid: name for name, uid in opened.directory.collections.items() if (data / name).exists()}
+    present = restored | {one.uid: one.name for one in on_disk}
     uids = [uid for uid in opened.writers if uid in present]
 
     def stored_settings(uid: str) -> dict[str, bytes] | None:
