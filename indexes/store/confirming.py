@@ -12,11 +12,11 @@ from typing import TypeVar
 
 from indexes.base.errors import NearlineError, Unavailable
 from indexes.base.model import WriteResult
+from indexes.store.directory import NAMES
 
 T = TypeVar("T")
 
 CONFIRM_S = 15.0  # how long a caller waits for the store
-NAMES = ""  # of the directory, where otherwise the uid of a collection is
 
 
 @dataclass(frozen=True, slots=True)
