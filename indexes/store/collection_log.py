@@ -57,11 +57,17 @@ class CollectionLog:
 
     def files_at(self, last: Read, checkpoint: StoredCheckpoint | None) -> dict[str, bytes] | None:
         """The files of the last state up to a slot; None if there is none."""
+        return self.numbered_files_at(last, checkpoint)[1]
+
+    def numbered_files_at(
+        self, last: Read, checkpoint: StoredCheckpoint | None
+    ) -> tuple[int, dict[str, bytes] | None]:
+        """The same, with the number of the slot that has them."""
         for number in range(last.slot.number, checkpoint.slot if checkpoint else 0, -1):
             payload = self.slots.read(number).slot.payload
             if payload and (state := msgspec.msgpack.decode(payload, type=LogChange).state) is not None:
-                return state.files
-        return checkpoint.state.files if checkpoint else None
+                return number, state.files
+        return (checkpoint.slot, checkpoint.state.files) if checkpoint else (0, None)
 
     def objects_held(self) -> Iterator[str]:
         """Every object of the collection."""
@@ -83,10 +89,11 @@ class CollectionUpload:
         keep_ms: int,
         on_upload: Callable[[int], None] = lambda seq: None,
         on_append: Callable[[], None] = do_nothing,
-        on_settings: Callable[[bytes, bytes], None] = lambda before, now: None,
+        on_settings: Callable[[int, bytes, bytes], None] = lambda slot, before, now: None,
     ) -> None:
         """`on_upload` is called with the last operation that the store has after each upload, `on_append` after each
-        slot, and `on_settings` before one with other settings, with the hashes of those in the store and of these."""
+        slot, and `on_settings` before one with other settings, with its number and the hashes of those in the store and
+        of these."""
         self.log, self.held, self.writer, self._keep_ms = log, held, writer, keep_ms
         self._on_upload, self._on_append = on_upload, on_append
         self._checkpoint = checkpoint
@@ -157,7 +164,7 @@ class CollectionUpload:
         at_ms = change.operations[-1][1] if change.operations else last.at_ms
         reached = state.reached if state else last.reached
         if state and (now := settings_in(state.files)) != (before := settings_in(self._files)):
-            self._on_settings(hash_of(before), hash_of(now))
+            self._on_settings(last.number + 1, hash_of(before), hash_of(now))
         self.writer.append(msgspec.msgpack.encode(change), reached, at_ms, whole=state is not None)
         if state:
             self._files = state.files

@@ -5,8 +5,8 @@
     data/store.put.json       hashes of the names, keys and settings that it has put into the store
 
 The epoch tells whether any other service has written since. If none has, the newest writes of this directory belong to
-what the store holds; unless it was set back to an earlier state: then the store has names, keys or settings of which
-it does not know.
+what the store holds; unless it was set back to an earlier state: then the store has names, keys or settings in later
+slots than those of which it knows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -84,40 +84,38 @@ def write_record(data: Path, record: Record) -> None:
 
 
 class Put(msgspec.Struct, frozen=True):
-    """Hashes of what the store has from here, or may have got since: by NAMES those of names and keys, by the uid of a
-    collection those of its settings."""
+    """What a directory knows of the store: by NAMES of names and keys, by the uid of a collection of its settings. Each
+    has hashes of what is in the store and of what may have come there since, and the number of the last slot for it."""
 
     format: int = FORMAT
-    hashes: dict[str, list[str]] = {}
+    known: dict[str, tuple[int, list[str]]] = {}
     sha256: str = ""
 
+    def lacks(self, what: str, stored: bytes, slot: int) -> bool:
+        """Whether the store has something else in a later slot. False if nothing was ever noted."""
+        known_slot, hashes = self.known.get(what, (0, [hash_of({}).hex()]))
+        return NAMES in self.known and stored.hex() not in hashes and slot > known_slot
 
-def read_put(data: Path) -> dict[str, list[str]]:
-    """Nothing for a directory that has put nothing into a store yet, or of which that is not known."""
+
+def read_put(data: Path) -> Put:
+    """Nothing is known to a directory that has not put anything into a store yet."""
     path = data / PUT
     try:
-        return decode_checked(path, path.read_bytes(), Put, FORMAT).hashes
+        return decode_checked(path, path.read_bytes(), Put, FORMAT)
     except FileNotFoundError:
-        return {}
+        return Put()
     except Damaged as error:
-        logger.warning(
-            "whether the directory was set back to an earlier state is not known: %s", error.message
-        )
-        return {}
+        logger.warning("it is not known whether the directory was set back: %s", error.message)
+        return Put()
 
 
-def note_put(data: Path, hashes: Mapping[str, Sequence[bytes]]) -> None:
-    """Remember, durably, hashes of what is in the store and of what is about to be put there."""
+def note_put(data: Path, what: str, slot: int, *hashes: bytes) -> None:
+    """Remember, durably, hashes of what the store has and of what is about to be put there, by this slot."""
     with _noting:
-        before = read_put(data)
-        now = before | {what: list(dict.fromkeys(one.hex() for one in some)) for what, some in hashes.items()}
+        before = read_put(data).known
+        now = before | {what: (slot, list(dict.fromkeys(one.hex() for one in hashes)))}
         if now != before:
-            publish(data / PUT, with_checksum(Put(hashes=now)))
-
-
-def is_from_here(put: Mapping[str, Sequence[str]], what: str, stored: bytes) -> bool:
-    """Whether a directory knows what the store has; if not, it is from an earlier time."""
-    return NAMES not in put or stored.hex() in put.get(what, [hash_of({}).hex()])
+            publish(data / PUT, with_checksum(Put(known=now)))
 
 
 def hash_of(settings: Mapping[str, bytes]) -> bytes:

@@ -48,7 +48,17 @@ from indexes.parts.unrestored import note_unrestored
 from indexes.rebuild.chosen import FILE as CHOSEN
 from indexes.rebuild.chosen import TunedSettings
 from indexes.store.collection_log import ERASED, CollectionLog
-from indexes.store.directory import DIRECTORY, Directory, Record, read_record, restore_directory, write_record
+from indexes.store.directory import (
+    DIRECTORY,
+    NAMES,
+    Directory,
+    Record,
+    note_put,
+    read_put,
+    read_record,
+    restore_directory,
+    write_record,
+)
 from indexes.store.generations import GENERATIONS, generation_in
 from indexes.store.objects import Objects
 from indexes.store.opening import OnDisk, collections_on, directory_at, restore_collection
@@ -112,7 +122,7 @@ class Follower(Replication):
         self._wake = threading.Event()
         self._began = time.monotonic()
         self._names = SlotLog(objects, DIRECTORY)
-        self._names_read = 0
+        self._names_read, self._names_content = 0, b""
         self.names = Arrivals(0)  # of slots of names and keys, once they are taken over
         self._followed: dict[str, FollowedLog] = {}  # by name
         self._is_level = False
@@ -194,6 +204,7 @@ class Follower(Replication):
         for name, uid in directory.collections.items():
             here = present.get(name)
             self._begin(name, uid, here.reached if here else None, progress)
+        self._note_names()
         self._is_level = True
 
     def _resume(self) -> None:
@@ -209,7 +220,12 @@ class Follower(Replication):
                 )
             self._followed[name] = follow_from(one.uid, log, last)
         self._take(directory)
+        self._note_names()
         self._is_level = True
+
+    def _note_names(self) -> None:
+        """Remember up to where this machine has names and keys, so that it can be promoted."""
+        note_put(self._data, NAMES, self._names_read, self._names_content)
 
     def _read_directory(self) -> Directory:
         """The newest one. Raises NotFound if no service has written to the store yet."""
@@ -218,7 +234,8 @@ class Follower(Replication):
             raise NotFound(f"the store {self._url} is empty: start the service that writes to it first")
         if self._names_writer:
             self._writer = f"the service on {newest.by.partition(':')[0]}"  # callers need no paths
-        self._names_read = self._names.last().slot.number
+        last = self._names.last().slot
+        self._names_read, self._names_content = last.number, last.reached.content
         return directory_at(self._names, NEWEST)
 
     def _begin(self, name: str, uid: str, here: LogExtent | None, progress: Progress) -> None:
@@ -313,6 +330,7 @@ class Follower(Replication):
             changed = slot
         if changed is not None:
             self._take(self._read_directory())
+            self._note_names()
         self.names.arrived(self._names_read)
 
     def _take(self, directory: Directory) -> None:
@@ -473,4 +491,7 @@ def promote(data: Path, objects: Objects, url: str) -> None:
         number, newest = newest_epoch(objects)
         if newest is None:
             raise Damaged(f"the store {url} is empty")
-        write_record(data, Record(url=url, epoch=number, token=newest.token, restoring=True))
+        write_record(
+            data,
+            Record(url=url, epoch=number, token=newest.token, restoring=NAMES not in read_put(data).known),
+        )

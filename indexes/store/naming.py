@@ -36,7 +36,8 @@ class NamesUpload:
         if described != self.stored:
             session.require_present(opened.names)
             opened.names.settle()
-            note_put(self._data, {NAMES: (opened.names.last.slot.reached.content, described.digest)})
+            last = opened.names.last.slot
+            note_put(self._data, NAMES, last.number + 1, last.reached.content, described.digest)
             reached = LogExtent(opened.names.last.slot.reached.operations + 1, content=described.digest)
             opened.names.append(msgspec.msgpack.encode(described), reached, self._clock())
             self.stored = described

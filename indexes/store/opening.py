@@ -21,7 +21,7 @@ import secrets
 import shutil
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -62,9 +62,9 @@ from indexes.store.directory import (
     NAMES,
     RECORD,
     Directory,
+    Put,
     Record,
     hash_of,
-    is_from_here,
     note_put,
     read_put,
     read_record,
@@ -159,8 +159,9 @@ def open_store(
     opened = OpenStore(objects, url, number, record.taking, names, directory)
     learn_structs()
     fence_logs(opened)
-    put, stored = read_put(data), names.last.slot.reached.content
-    is_older = record.restoring or bool(stored and not is_from_here(put, NAMES, stored))
+    put, stored, slot = read_put(data), names.last.slot.reached.content, last_named(names)
+    is_older = record.restoring or put.lacks(NAMES, stored, slot)
+    takes_all = record.restoring
     if is_older:
         if not restores:
             raise Conflict("the store has names that this directory lacks", param="store.url")
@@ -169,7 +170,7 @@ def open_store(
         prepare(data)
         follow_names(data, on_disk, directory)
         restore_directory(data, directory)
-        on_disk, put = collections_on(data), {}
+        on_disk = collections_on(data)
     listed = set(directory.collections.values())
     removed = [uid for uid in record.removed if uid in listed]
     record = msgspec.structs.replace(
@@ -177,9 +178,9 @@ def open_store(
     )
     write_record(data, record)
     level(opened, data, on_disk, record, progress, restores=restores)
-    level_settings(opened, data, on_disk, put, takes=restores, anyway=is_older)
-    if NAMES not in put:
-        note_put(data, {NAMES: [stored]})
+    level_settings(opened, data, on_disk, put, takes=restores, anyway=takes_all)
+    if is_older or NAMES not in put.known:
+        note_put(data, NAMES, slot, stored)
     if is_older:
         write_record(data, msgspec.structs.replace(record, restoring=False))
     return opened
@@ -335,6 +336,14 @@ def level(
             note_unrestored(data / (here.name if here else name), error.message)
 
 
+def last_named(names: SlotWriter) -> int:
+    """The number of the last slot with names, 0 if there is none."""
+    number = names.last.slot.number
+    while number and not names.log.read(number).slot.payload:
+        number -= 1
+    return number
+
+
 def follow_names(data: Path, on_disk: list[OnDisk], directory: Directory) -> None:
     """Give the collections of an earlier time the names that they have in the store, and remove those that were deleted
     since. What has no name if this process ends within it is restored by the next one."""
@@ -358,7 +367,7 @@ def level_settings(
     opened: OpenStore,
     data: Path,
     on_disk: list[OnDisk],
-    put: Mapping[str, Sequence[str]],
+    put: Put,
     *,
     takes: bool,
     anyway: bool,
@@ -369,25 +378,27 @@ def level_settings(
     present = restored | {one.uid: one.name for one in on_disk}
     uids = [uid for uid in opened.writers if uid in present]
 
-    def stored_settings(uid: str) -> dict[str, bytes] | None:
+    def stored_settings(uid: str) -> tuple[int, dict[str, bytes]] | None:
         writer = opened.writers[uid]
         try:
-            return settings_in(writer.held.files_at(writer.slots.last, writer.checkpoint))
+            slot, files = writer.held.numbered_files_at(writer.slots.last, writer.checkpoint)
         except (Damaged, NotFound) as error:
             logger.warning("the settings of %s in the store cannot be read: %s", present[uid], error.message)
             return None
+        return slot, settings_in(files)
 
     with ThreadPoolExecutor(FENCED_TOGETHER, "store-settings") as pool:
-        for uid, stored in zip(uids, pool.map(stored_settings, uids), strict=True):
-            if stored is None:
+        for uid, found in zip(uids, pool.map(stored_settings, uids), strict=True):
+            if found is None:
                 continue
-            is_taken = takes and (anyway or not is_from_here(put, uid, hash_of(stored)))
+            slot, stored = found
+            is_taken = takes and (anyway or put.lacks(uid, hash_of(stored), slot))
             for path, content in (
                 (data / present[uid] / name, stored.get(name)) for name in FILES if is_taken
             ):
                 remove(path) if content is None else publish(path, content)
-            if is_taken or NAMES not in put:
-                note_put(data, {uid: [hash_of(stored)]})
+            if is_taken or NAMES not in put.known:
+                note_put(data, uid, slot, hash_of(stored))
 
 
 def lacks_some(opened: OpenStore, uid: str, here: OnDisk | None) -> bool:

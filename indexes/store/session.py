@@ -133,6 +133,6 @@ class Session:
                     keep_ms=self.keep_ms,
                     on_upload=partial(self.on_upload, uid),
                     on_append=self.on_append,
-                    on_settings=lambda *hashes: note_put(self._data, {uid: hashes}),
+                    on_settings=partial(note_put, self._data, uid),
                 )
         return self._uploads[uid]

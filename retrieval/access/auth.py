@@ -269,6 +269,12 @@ class Keys(KeyStore):
         if self._locked:
             self.lock(self._revision)
 
+    def read_again(self) -> None:
+        """Read what a store has restored since this was made, before anybody is admitted. Raises Damaged."""
+        locked, self._revision = self.read_lock()
+        self._locked, self._stamp = self._locked or locked, None
+        self._look()
+
     def on_change(self) -> None:
         self._look()
 

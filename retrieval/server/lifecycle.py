@@ -114,6 +114,7 @@ def catalog_ctx(data: Path) -> Context:
             options = replace(options, read=start.read, room=app[CEILING].left, replication=replication)
             before = partial(store.open, start.restoring) if store else do_nothing
             app[CATALOG] = await start.on_thread(Catalog, data, options, start.collection, before)
+            await asyncio.to_thread(app[KEYS].read_again)
             await asyncio.to_thread(app[KEYS].remember)
             app[METRICS].watch(partial(collectors.collections, app[CATALOG]))
             asked = asyncio.Event()

@@ -409,6 +409,28 @@ def test_a_directory_of_an_earlier_time_gets_what_the_store_has(
         assert described(service) == wanted
 
 
+def test_a_store_of_an_earlier_time_gets_what_the_directory_has(
+    tmp_path: Path, objects: MemoryObjects
+) -> None:
+    """It was set back, which is noticed while the service runs, and a restart completes it."""
+    with serving(tmp_path / "a", objects) as service:
+        for name in ("gone", "one", "two", "set", "unset", "docs"):
+            service.create(name)
+            service.write(name, 1).result(WAIT_S)
+        service.catalog.set_alias("old", "docs")
+        service.catalog.get("unset").vector_store.set(VectorStoreSettings(name="before"))
+        service.uploader.directory_changed().result(WAIT_S)
+        earlier = dict(objects.held)
+        live_a_while(service)
+        wanted = described(service)
+        objects.held = earlier
+    for _ in range(2):
+        with serving(tmp_path / "a", objects) as service:
+            assert described(service) == wanted
+    with serving(tmp_path / "empty", objects) as service:
+        assert described(service) == wanted
+
+
 def test_a_store_may_move_and_another_may_be_taken(tmp_path: Path, objects: MemoryObjects) -> None:
     """Nothing that the directory has is lost, whatever the address."""
     other = MemoryObjects()

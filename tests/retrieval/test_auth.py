@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +18,10 @@ import pytest
 from click.testing import CliRunner
 
 from indexes.base.errors import Conflict, Damaged, InvalidInput, NotFound
-from indexes.base.model import now_ms
+from indexes.base.model import IndexOptions, now_ms
 from indexes.directory.backup.backup import back_up
 from indexes.directory.backup.restoring import restore
+from indexes.directory.catalog import Catalog
 from indexes.directory.marker import KEYS, KEYS_LOCK, MARKER, prepare
 from jobs.commands.keys import command as keys_command
 from jobs.serving.process import log_of, serving
@@ -1013,6 +1015,19 @@ def test_a_signature_that_does_not_hold_is_refused(guarded: Guarded, headers: di
     """Expired, of another secret, of another form, unsigned, or without an end."""
     caller = guarded.caller("search", signed_groups=True)
     assert caller.call("POST", "/v1/collections/none/search", {"query": "x"}, headers=headers).status == 401
+
+
+def test_restored_keys_count_from_the_first_request(tmp_path: Path) -> None:
+    """A store restores them after the service has read that there are none."""
+    for name in ("new", "old"):
+        Catalog(tmp_path / name, IndexOptions()).close()
+    keys = Keys(tmp_path / "new", now=lambda: 0.0)
+    made, text = Keys(tmp_path / "old").create(key("search"))
+    shutil.copy(tmp_path / "old" / KEYS, tmp_path / "new" / KEYS)
+    keys.read_again()
+    with pytest.raises(Unauthorized):
+        keys.admit({}, "search")
+    assert keys.admit({"Authorization": f"Bearer {text}"}, "search").key == made.id
 
 
 def test_a_key_with_groups_does_nothing_but_read(tmp_path: Path) -> None:

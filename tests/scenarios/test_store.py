@@ -151,6 +151,7 @@ def test_settings_and_keys_outlive_the_machine(tmp_path: Path, environ: dict[str
         held["search"] = made_key["key"]
         server.kill()
     with serving(tmp_path / "b", environ) as server:
+        assert Http(server.url).call("GET", "/v1/collections").status == 401  # from the first moment on
         assert call(server, "GET", docs).body["ranking"]["weight_dense"] == 0.25
         assert call(server, "GET", synonyms).body["synonyms"] == [["boat", "ship"]]
         assert call(server, "GET", "/v1/vector_stores/docs").body["name"] == "Häufige Fragen"
