@@ -247,9 +247,13 @@ class SearchWorker:
                 self._follow(order.collection)
             case Forget(name, withheld=False):
                 self._close(name)
+                gc.unfreeze()  # garbage in cycles may hold snapshots, and with them files, and nobody else looks for it
+                gc.collect()
+                gc.freeze()
                 give_back()
             case Forget():
                 self._close(order.name)
+                gc.collect()
                 if order.name in self._being_opened:
                     self._being_opened[order.name] = True
                 else:

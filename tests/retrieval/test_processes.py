@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, closing
 from itertools import pairwise
@@ -489,6 +491,28 @@ def test_a_collection_that_is_deleted_is_not_read_to_its_end(tmp_path: Path) -> 
         worker._being_opened[name] = True  # it was to be forgotten while it waited to be opened
         with pytest.raises(NotFollowed):
             worker._open(opened)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_a_search_left_in_a_cycle_leaves_memory(tmp_path: Path, frozen: bool) -> None:
+    """A process that is at rest allocates nothing, so its garbage collector does not run by itself."""
+    collection = make_collection(tmp_path / "docs")
+    near, far = socket.socketpair()
+    with ExitStack() as stack:
+        for one in (near, far, collection):
+            stack.callback(one.close)
+        worker = SearchWorker(near, lambda _: None)
+        replica = Replica(collection.folder, IndexOptions(), HitList())
+        name = collection.folder.name
+        worker._followed[name] = FollowedCollection(replica, Opened(name, b"", 0, 0), HitList(), None)
+        cycle: list[Any] = [replica.snapshot]
+        cycle.append(cycle)
+        held = weakref.ref(replica.snapshot)
+        if frozen:
+            gc.freeze()
+        del cycle, replica
+        worker._obey(Forget(name, withheld=False))
+        assert held() is None
 
 
 def test_a_search_waits_for_no_collection_but_its_own(tmp_path: Path) -> None:
