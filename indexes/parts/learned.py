@@ -100,14 +100,12 @@ class SettingsFile(Generic[S]):
         """Publish the settings. They are durable once this returns, and used by every search that starts afterwards."""
         self.change(lambda _: settings)
 
-    def change(self, change: Callable[[S | None], S]) -> S:
-        """Publish what is made of the current settings, with no other change in between, and return it."""
+    def change(self, change: Callable[[S | None], S]) -> None:
+        """Publish what is made of the current settings, with no other change in between."""
         with self._change:
             settings = change(self.current)
-            if settings != self.current:
-                publish(self._path, with_checksum(settings))
-                self.current = settings
-            return settings
+            publish(self._path, with_checksum(settings))
+            self.current = settings
 
     def take(self, content: bytes | None) -> None:
         """Replace the file by that of another machine; None: there is none. Raises Damaged."""

@@ -393,12 +393,19 @@ def level_settings(
                 continue
             slot, stored = found
             is_taken = takes and (anyway or put.lacks(uid, hash_of(stored), slot))
-            for path, content in (
-                (data / present[uid] / name, stored.get(name)) for name in FILES if is_taken
-            ):
-                remove(path) if content is None else publish(path, content)
+            if is_taken:
+                take_settings(data / present[uid], stored)
             if is_taken or NAMES not in put.known:
                 note_put(data, uid, slot, hash_of(stored))
+
+
+def take_settings(folder: Path, stored: dict[str, bytes]) -> None:
+    """Replace the settings beside a log by those that the store has."""
+    for name in FILES:
+        if name in stored:
+            publish(folder / name, stored[name])
+        else:
+            remove(folder / name)
 
 
 def lacks_some(opened: OpenStore, uid: str, here: OnDisk | None) -> bool:
@@ -508,18 +515,10 @@ def restore_from(
                 documents, live = log.state().documents, Shelf(data / name).current()
                 made.append(RestoredFromStore(name, new_uid, state.reached.operations, documents, live))
         restored = {one.name: one.uid for one in made}
-        aliases = {} if new_name is not None else directory.aliases
-        placed = restore_aliases(data, aliases, restored)
+        named = restore_aliases(data, {} if new_name is not None else directory.aliases, restored)
     if failed:
         raise Damaged(f"{'; '.join(failed)}; restored: {', '.join(sorted(restored)) or 'nothing'}")
-    return [
-        replace(
-            one,
-            aliases=sorted(alias for alias, to in placed.items() if to == one.name),
-            taken=sorted(alias for alias, to in aliases.items() if to == one.name and alias not in placed),
-        )
-        for one in made
-    ]
+    return [replace(one, aliases=named[one.name][0], taken=named[one.name][1]) for one in made]
 
 
 def directory_at(names: SlotLog, until: Until, *, damaged: bool = False) -> Directory:

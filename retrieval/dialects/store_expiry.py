@@ -67,8 +67,8 @@ def is_due(collection: Collection, used_at: int, now: float) -> bool:
         return False
 
     def note(current: VectorStoreSettings | None) -> VectorStoreSettings:
-        before = current or VectorStoreSettings()
-        return msgspec.structs.replace(before, used_at=max(used_at, before.used_at))
+        return msgspec.structs.replace(current or VectorStoreSettings(), used_at=used_at)
 
-    days = collection.vector_store.change(note).expires_days
-    return days is not None and last_used_s(collection) + days * DAY_S <= now
+    if used_at > settings.used_at:
+        collection.vector_store.change(note)
+    return last_used_s(collection) + settings.expires_days * DAY_S <= now

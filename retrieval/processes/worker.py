@@ -190,6 +190,7 @@ class SearchWorker:
         self._catching_up = False
         self._between = 0.0  # when a search was answered in the middle of that
         self._begun: int | None = None  # the search that the service was told of since the last reply
+        self._let_go = False  # of a collection, whose memory is still to be given back
         self._being_opened: dict[str, bool] = {}  # by name, whether it was to be forgotten since
         self._opening: queue.SimpleQueue[Opened] = queue.SimpleQueue()
         self._opened: queue.SimpleQueue[tuple[Opened, FollowedCollection | None]] = queue.SimpleQueue()
@@ -214,6 +215,17 @@ class SearchWorker:
                 self._catch_up()
             if busy:
                 self._answer_next()
+            elif self._let_go:
+                self._give_back()
+
+    def _give_back(self) -> None:
+        """Give back the memory of all that was closed. Garbage in cycles may hold snapshots, and with them files; in a
+        process at rest the collector does not run by itself."""
+        self._let_go = False
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        give_back()
 
     # -- the socket
 
@@ -247,13 +259,8 @@ class SearchWorker:
                 self._follow(order.collection)
             case Forget(name, withheld=False):
                 self._close(name)
-                gc.unfreeze()  # garbage in cycles may hold snapshots, and with them files, and nobody else looks for it
-                gc.collect()
-                gc.freeze()
-                give_back()
             case Forget():
                 self._close(order.name)
-                gc.collect()
                 if order.name in self._being_opened:
                     self._being_opened[order.name] = True
                 else:
@@ -312,6 +319,7 @@ class SearchWorker:
         found = self._followed.pop(name, None)
         if found is not None:
             found.replica.close()
+            self._let_go = True
 
     def _open_collections(self) -> None:
         """On a thread of its own: open what is asked for, one after the other."""

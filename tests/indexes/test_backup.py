@@ -34,7 +34,7 @@ from indexes.directory.backup.restoring import Restored, restore
 from indexes.directory.backup.verifying import verify_data
 from indexes.directory.catalog import Catalog
 from indexes.log import pinned as pinned_log
-from indexes.parts.learned import VECTOR_STORE, VectorStoreSettings
+from indexes.parts.learned import VECTOR_STORE, VectorStoreSettings, read_settings
 from indexes.parts.manifest import read_manifest
 from indexes.rebuild.chosen import TunedSettings
 from tests.support.vectors import World, delete, fill, found_ids, rebuild, settings
@@ -620,3 +620,13 @@ def test_a_vector_store_stays_one(catalog: Catalog) -> None:
     assert [check.ok for check in verify_data(path.parents[1], [], quiet) if check.name == VECTOR_STORE] == [
         False
     ]
+
+
+def test_setting_the_same_again_mends_a_damaged_file(catalog: Catalog) -> None:
+    """As `verify` advises: what the service holds in memory says nothing of the disk."""
+    docs = catalog.get("docs")
+    path = docs.folder / VECTOR_STORE
+    docs.vector_store.set(VectorStoreSettings(name="FAQ"))
+    path.write_bytes(path.read_bytes()[:-20])
+    docs.vector_store.change(lambda current: current or VectorStoreSettings())
+    assert read_settings(path, VectorStoreSettings) is not None

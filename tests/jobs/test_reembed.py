@@ -246,7 +246,7 @@ def test_what_expires_while_it_is_copied_is_gone_in_both(http: Http, service: Se
 
 
 def test_a_copy_that_fails_at_its_end_holds_no_writes(http: Http, service: ServerProcess) -> None:
-    source, alias = http.new_collection(model=OLD), "taken-meanwhile"
+    source, alias = http.new_collection(model=OLD), "taken-later"
     http.write(source, document(1))
 
     def take_name(stage: str, done: int, total: int) -> None:

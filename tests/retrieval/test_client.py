@@ -393,7 +393,7 @@ def test_the_breaker_opens_and_closes() -> None:
 
 
 def test_the_tries_of_one_request_open_no_breaker() -> None:
-    """A service that starts again is waited for, however often it is tried, and others are counted from anew."""
+    """A service that starts again is waited for, however often it is tried, and the count begins again after it."""
     sick, well = Reply({"error": {"type": "not_ready", "message": "starting"}}, 503), Reply({"hits": []})
     with (
         Stub(*[sick] * 6, well) as stub,

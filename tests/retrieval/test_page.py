@@ -617,7 +617,7 @@ READ_ALIKE = {
 
 @pytest.mark.skipif(NODE is None, reason="no Node.js is installed")
 def test_files_are_read_in_the_browser_as_by_the_command(tmp_path: Path) -> None:
-    """With the same ids, titles, texts and metadata."""
+    """Ids, titles, texts and metadata are the same."""
     paths = [tmp_path / name for name in READ_ALIKE]
     for path in paths:
         path.write_bytes(READ_ALIKE[path.name].encode())

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
@@ -465,54 +465,57 @@ def test_searches_are_answered_while_a_collection_catches_up(
         replica.close()
 
 
-def test_a_collection_that_is_deleted_is_not_read_to_its_end(tmp_path: Path) -> None:
-    """A process closes it at once, whether it follows it or is just opening it: else it would be killed."""
-    collection = make_collection(tmp_path / "long")
+@pytest.fixture
+def follower(tmp_path: Path) -> Iterator[tuple[SearchWorker, Collection, socket.socket]]:
+    """A process that follows an empty collection, and the service's end of its socket."""
+    collection = make_collection(tmp_path / "docs")
     near, far = socket.socketpair()
-    with ExitStack() as stack:
-        for one in (near, far, collection):
-            stack.callback(one.close)
+    with closing(near), closing(far), closing(collection):
         worker = SearchWorker(near, lambda _: None)
         worker._data = collection.folder.parent
         replica = Replica(collection.folder, IndexOptions(), HitList())
-        stack.callback(replica.close)
-        name = collection.folder.name
-        opened = Opened(name, collection.uid.encode(), 0, 0)
-        worker._followed[name] = FollowedCollection(replica, opened, HitList(), None)
-        text = "".join(chr(0xAC00 + number * 37 % 11_000) for number in range(60_000))
-        passage = NewPassage(0, len(text), 1, World().vector(1))
-        collection.write([Upsert("l", text, "", {}, (passage,), language="ko")]).result()
-        worker._followed[name].behind = True
-        far.sendall(encode_frame(Forget(name)))
-        worker._catch_up()
-        assert replica.snapshot.seq < collection.snapshot.seq
-        assert name not in worker._followed
-        worker._obey(worker._orders.popleft())
-        worker._being_opened[name] = True  # it was to be forgotten while it waited to be opened
-        with pytest.raises(NotFollowed):
-            worker._open(opened)
+        opened = Opened(collection.name, b"", 0, 0)
+        worker._followed[collection.name] = FollowedCollection(replica, opened, HitList(), None)
+        yield worker, collection, far
+
+
+def test_a_collection_that_is_deleted_is_not_read_to_its_end(
+    follower: tuple[SearchWorker, Collection, socket.socket],
+) -> None:
+    """A process closes it at once, whether it follows it or is just opening it: else it would be killed."""
+    worker, collection, far = follower
+    name, followed = collection.name, worker._followed[collection.name]
+    text = "".join(chr(0xAC00 + number * 37 % 11_000) for number in range(60_000))
+    passage = NewPassage(0, len(text), 1, World().vector(1))
+    collection.write([Upsert("l", text, "", {}, (passage,), language="ko")]).result()
+    followed.behind = True
+    far.sendall(encode_frame(Forget(name)))
+    worker._catch_up()
+    assert followed.replica.snapshot.seq < collection.snapshot.seq
+    assert name not in worker._followed
+    worker._obey(worker._orders.popleft())
+    worker._being_opened[name] = True  # it was to be forgotten while it waited to be opened
+    with pytest.raises(NotFollowed):
+        worker._open(followed.opened)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_what_a_search_left_in_a_cycle_leaves_memory(tmp_path: Path, frozen: bool) -> None:
+def test_what_a_search_left_in_a_cycle_leaves_memory(
+    follower: tuple[SearchWorker, Collection, socket.socket], frozen: bool
+) -> None:
     """A process that is at rest allocates nothing, so its garbage collector does not run by itself."""
-    collection = make_collection(tmp_path / "docs")
-    near, far = socket.socketpair()
-    with ExitStack() as stack:
-        for one in (near, far, collection):
-            stack.callback(one.close)
-        worker = SearchWorker(near, lambda _: None)
-        replica = Replica(collection.folder, IndexOptions(), HitList())
-        name = collection.folder.name
-        worker._followed[name] = FollowedCollection(replica, Opened(name, b"", 0, 0), HitList(), None)
-        cycle: list[Any] = [replica.snapshot]
-        cycle.append(cycle)
-        held = weakref.ref(replica.snapshot)
-        if frozen:
-            gc.freeze()
-        del cycle, replica
-        worker._obey(Forget(name, withheld=False))
-        assert held() is None
+    worker, collection, _ = follower
+    cycle: list[Any] = [worker._followed[collection.name].replica.snapshot]
+    cycle.append(cycle)
+    held = weakref.ref(cycle[0])
+    if frozen:
+        gc.freeze()
+    del cycle
+    worker._obey(Forget(collection.name, withheld=False))
+    assert worker._let_go
+    worker._give_back()
+    assert held() is None
+    assert not worker._let_go
 
 
 def test_a_search_waits_for_no_collection_but_its_own(tmp_path: Path) -> None:

@@ -93,8 +93,7 @@ def restore(
         if backup.locked is True:  # before anything can be served
             change_marker(data, lambda found: msgspec.structs.replace(found, locked=True))
         uids = place_all(folder, chosen, data, progress)
-        aliases = {} if new_name is not None else backup.aliases
-        named = restore_aliases(data, aliases, chosen)
+        named = restore_aliases(data, {} if new_name is not None else backup.aliases, chosen)
     return [
         Restored(
             name,
@@ -103,8 +102,7 @@ def restore(
             one.documents,
             one.passages,
             one.generation,
-            sorted(alias for alias, target in named.items() if target == name),
-            sorted(alias for alias, target in aliases.items() if target == name and alias not in named),
+            *named[name],
         )
         for name, one in chosen.items()
     ]
@@ -282,8 +280,11 @@ def renew_uid(path: Path) -> str:
     return uid
 
 
-def restore_aliases(data: Path, aliases: dict[str, str], placed: Names[str]) -> dict[str, str]:
-    """Restore the backup's aliases of the placed collections where they are free. Returns the restored ones."""
+def restore_aliases(
+    data: Path, aliases: dict[str, str], placed: Names[str]
+) -> dict[str, tuple[list[str], list[str]]]:
+    """Restore the aliases of the placed collections where they are free. Returns for each collection those that were
+    restored, and those that name something else."""
     present = prepare(data)
     free = {
         alias: name
@@ -292,4 +293,9 @@ def restore_aliases(data: Path, aliases: dict[str, str], placed: Names[str]) -> 
     }
     if free:
         write_aliases(data, {**present, **free})
-    return free
+    kept = {alias: name for alias, name in aliases.items() if alias not in free}
+    return {name: (names_for(name, free), names_for(name, kept)) for name in placed}
+
+
+def names_for(name: str, aliases: Mapping[str, str]) -> list[str]:
+    return sorted(alias for alias, target in aliases.items() if target == name)
