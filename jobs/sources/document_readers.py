@@ -10,7 +10,7 @@ import codecs
 import io
 import re
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from jobs.sources.chapters import decode_chapter_names
@@ -133,7 +133,7 @@ def page_text(page: str) -> tuple[str | None, str]:
     for node in body.css(OUTER_BOILERPLATE):
         if not is_within(node, TEXT_PARTS):
             node.decompose()
-    mains = [node for node in body.css(MAIN) if not node.css(MAIN)[1:] and node.text().strip()]
+    mains = [node for node in innermost(body.css(MAIN)) if node.text().strip()]
     if len(mains) == 1:
         main = mains[0]
     else:
@@ -167,6 +167,16 @@ def flatten(tree: Any, main: Any) -> None:
             node.insert_after(tree.create_node("br"))
         if node.tag != "br":
             node.unwrap()
+
+
+def innermost(nodes: Sequence[Any]) -> list[Any]:
+    """Return the elements that hold no other one of them."""
+    around: set[int] = set()
+    for node in nodes:
+        outer = node
+        while (outer := outer.parent) is not None and outer.mem_id not in around:
+            around.add(outer.mem_id)
+    return [node for node in nodes if node.mem_id not in around]
 
 
 def is_within(node: Any, tags: Collection[str]) -> bool:
