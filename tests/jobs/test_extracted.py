@@ -77,7 +77,9 @@ def test_text_is_read_however_deep(begin: str, end: str, depth: int) -> None:
     assert depth > TEXT_DEPTH or "inmost" in re.sub(r"\W", "", text)
 
 
-@pytest.mark.parametrize("tag", ["<main>", "<article>", "<header>", "<footer>", "<ul><li>", "<div role=main>"])
+@pytest.mark.parametrize(
+    "tag", ["<main>", "<article>", "<header>", "<footer>", "<ul><li>", "<div role=main>"]
+)
 def test_elements_that_are_never_closed(tag: str) -> None:
     """Each is inside all before it; comparing it with each of them would take half a minute of CPU."""
     page = f"<html><body>{f'{tag}word ' * 16_000}"
