@@ -46,6 +46,8 @@ SORTED_TERMS = 1024  # per sort, to bound how long it holds the GIL
 SLICE_POSTINGS = 1 << 18  # a numpy call over this many takes about a millisecond
 TERMS_CACHED_MAX = 4096  # per sealed index, about 3 MiB: a few words make up most queries
 LONG_CHARS = 20_000  # of a text that takes milliseconds to analyze: once analyzed, its terms are used again
+# Of an index that grows: its terms, postings and names, as tracemalloc counts them.
+TERM_BYTES, POSTING_BYTES, NAME_BYTES = 300, 8, 180
 POSTINGS_PER_CHAR = 100  # that are read in less time than a character is analyzed
 
 
@@ -73,6 +75,12 @@ class GrowingLexical:
         self._long: dict[int, Terms] = {}  # of the rows with long texts
         self._places: dict[Terms, tuple[int, int]] = {}  # their row in the postings, and the newest row
         self._moved = NO_ROWS, NO_ROWS  # where these differ: rows in the postings, and what they became
+
+    @property
+    def bytes(self) -> int:
+        """About what it holds in memory."""
+        words = TERM_BYTES * len(self._rows) + POSTING_BYTES * self.postings_held
+        return words + NAME_BYTES * len(self._named)
 
     def add(self, text: str, language: str = "en", names: Iterable[int] = ()) -> int:
         """Index a passage as the next row, under the keys of its names too; returns its number of terms."""

@@ -76,7 +76,8 @@ class DeltaView:
 
     @property
     def bytes(self) -> int:
-        return int(self.vectors.bytes + self.ids.nbytes + self.filters.bytes)
+        lexical = self.delta.lexical.bytes
+        return int(self.vectors.bytes + self.ids.nbytes + self.filters.bytes + lexical)
 
     def tier_bytes(self) -> dict[Tier, int]:
         return {"delta": self.vectors.bytes}

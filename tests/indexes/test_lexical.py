@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import tracemalloc
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,6 +21,7 @@ from indexes.collection.collection import Collection
 from indexes.lexical import postings
 from indexes.lexical.analysis import TAG, AnalyzedQuery, index_terms, terms
 from indexes.lexical.bm25 import Statistics, best_of, by_form, round_count, weigh
+from indexes.lexical.names import name_keys
 from indexes.lexical.postings import LONG_CHARS, GrowingLexical, SealedLexical
 from indexes.parts import assembly
 from indexes.parts.delta import DeltaView
@@ -328,3 +330,19 @@ def test_ties_are_cut_in_row_order() -> None:
     part = growing.seal(5)
     query = weigh(AnalyzedQuery.of("apple"), [part], Statistics(part.size, part.length), Bm25())
     assert best_of(part, query, 3)[0].tolist() == [1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("passages", "words", "known"), [(4000, 14, 3000), (400, 200, 20_000), (2, 40_000, 9**9)]
+)
+def test_what_a_growing_index_says_it_holds(passages: int, words: int, known: int) -> None:
+    """Of short texts, of long ones, and of words that are all different."""
+    random = np.random.default_rng(passages)
+    texts = [" ".join(f"w{one}" for one in random.integers(known, size=words)) for _ in range(passages)]
+    index = GrowingLexical()
+    tracemalloc.start()
+    for at, text in enumerate(texts):
+        index.add(text, "en", name_keys(f"d{at}", "", "", 0))
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert 0.7 < index.bytes / held < 1.4
