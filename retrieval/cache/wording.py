@@ -39,7 +39,8 @@ ENGLISH: Final = {
 }  # fmt: skip
 """In a text without any of them, only case and punctuation may differ."""
 CAPITALS: Final = {
-    "a", "aids", "all", "am", "as", "at", "can", "in", "is", "it", "may", "me", "no", "or", "so", "us", "who",
+    "a", "aids", "all", "am", "as", "at", "can", "gb", "in", "is", "it", "kb", "ma", "may", "mb", "me", "mw", "no",
+    "or", "pb", "so", "tb", "us", "who",
 }  # fmt: skip
 """Words with another meaning in all capitals, in a text that otherwise is not."""
 ALIKE: Final = {
@@ -58,6 +59,7 @@ OPENING: Final = re.compile(
     )""",
     re.VERBOSE,
 )
+UNIT_CHARS_MAX = 3
 PHRASES_DROPPED_MAX = 4  # at either end
 CLOSING: Final = re.compile(r"(?<![\s,])[\s,]+(?:please|pls|thanks|thank you)[\s.!?]*$")
 REWRITTEN: Final = [
@@ -96,7 +98,8 @@ def wording(text: str) -> tuple[str, ...]:
     exact = [
         word
         for before, word in pairwise(["", *written])
-        if word != word.lower() and (before[-1:].isdigit() or word[0].isdigit() or word[0] == "-")
+        if word != word.lower()
+        and (before[-1:].isdigit() or word[:1].isdigit() or word[:1] == "-" or is_unit(word))
     ]
     if text.isupper() or capitals == {first} == {"A"}:
         capitals = set()
@@ -125,6 +128,11 @@ def wording(text: str) -> tuple[str, ...]:
         *(words[2:] if words[:2] == ["what", "is"] else words),
         *exact,
     )  # what is the capital, the capital
+
+
+def is_unit(word: str) -> bool:
+    """Whether a word is written as only a unit is: mW, kWh, dB."""
+    return len(word) <= UNIT_CHARS_MAX and word[0].islower()
 
 
 def is_light(before: str, word: str) -> bool:

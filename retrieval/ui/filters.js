@@ -16,9 +16,14 @@ export function filterOf(rows, types) {
     if (WITHOUT_VALUE.includes(row.operator)) return { type: "exists", key: row.key, value: row.operator === "exists" };
     const several = ["in", "nin"].includes(row.operator);
     const typed = (text) => converted(text.trim(), types.get(row.key));
-    return { type: row.operator, key: row.key, value: several ? row.value.split(",").map(typed) : typed(row.value) };
+    return { type: row.operator, key: row.key, value: several ? listed(row.value).map(typed) : typed(row.value) };
   });
   return filters.length > 1 ? { type: "and", filters } : filters[0] || null;
+}
+
+// The values between commas; one that holds a comma stands in quotes.
+function listed(text) {
+  return [...text.matchAll(/\s*"([^"]*)"\s*(?:,|$)|([^,]+)/g)].map(([, quoted, plain]) => quoted ?? plain);
 }
 
 function converted(text, type) {
@@ -81,7 +86,7 @@ export class Filters {
 
   fit(inputs) {
     inputs.value.hidden = WITHOUT_VALUE.includes(inputs.operator.value);
-    inputs.value.placeholder = ["in", "nin"].includes(inputs.operator.value) ? "value, value" : "value";
+    inputs.value.placeholder = ["in", "nin"].includes(inputs.operator.value) ? 'value, "a, b"' : "value";
   }
 
   // Once for each collection; who asks while it is on its way waits for it too.

@@ -255,6 +255,21 @@ def test_a_search_without_a_collection_asks_for_one(open_page: Opener) -> None:
     assert not [one for one in page.locator(".error").all_inner_texts() if "no such path" in one]
 
 
+def test_values_that_hold_a_comma(open_page: Opener) -> None:
+    """Commas separate the values of `one of`, except in quotes."""
+    page = open_page("#/search")
+    script = """async (value) => {
+        const { filterOf } = await import(new URL('ui/assets/filters.js', location.href).href);
+        return filterOf([{ key: 'author', operator: 'in', value }], new Map()).value;
+    }"""
+    for text, values in [
+        ("Smith, 5", ["Smith", 5]),
+        ('"Smith, John", "Doe, Jane",Poe', ["Smith, John", "Doe, Jane", "Poe"]),
+        ('5" pipe, say "hi', ['5" pipe', 'say "hi']),
+    ]:
+        assert page.evaluate(script, text) == values
+
+
 def test_a_search_with_all_its_options(open_page: Opener) -> None:
     """Keys and values of filters are proposed; the address holds the search, also when it is loaded again."""
     page = open_page("#/search")

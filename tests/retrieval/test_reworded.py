@@ -80,6 +80,8 @@ def test_the_same_in_other_words(one: str, other: str) -> None:
         ("who cuts the cost", "who cut the cost"),
         ("what is a plant of 5 MW", "what is a plant of 5 mW"),
         ("a file of 10MB on the disk", "a file of 10Mb on the disk"),
+        ("what is the mW of a lamp", "what is the MW of a lamp"),
+        ("how many Mb does the disk have", "how many MB does the disk have"),
         ("what does chmod -R do", "what does chmod -r do"),
         ("how do you say please in French", "how do you say in French"),
         ("how can you help me", "how can I help me"),
