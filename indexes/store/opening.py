@@ -155,11 +155,11 @@ def open_store(
     record, number = claim(objects, url, data, on_disk)
     clear_unrestored(data)
     names = fence_slots(SlotLog(objects, DIRECTORY), number, NOTHING)
-    directory = directory_at(names.log, NEWEST)
+    slot, directory = named_at(names.log, NEWEST)
     opened = OpenStore(objects, url, number, record.taking, names, directory)
     learn_structs()
     fence_logs(opened)
-    put, stored, slot = read_put(data), names.last.slot.reached.content, last_named(names)
+    put, stored = read_put(data), names.last.slot.reached.content
     is_older = record.restoring or put.lacks(NAMES, stored, slot)
     takes_all = record.restoring
     if is_older:
@@ -334,14 +334,6 @@ def level(
             if not restores:
                 raise
             note_unrestored(data / (here.name if here else name), error.message)
-
-
-def last_named(names: SlotWriter) -> int:
-    """The number of the last slot with names, 0 if there is none."""
-    number = names.last.slot.number
-    while number and not names.log.read(number).slot.payload:
-        number -= 1
-    return number
 
 
 def follow_names(data: Path, on_disk: list[OnDisk], directory: Directory) -> None:
@@ -522,8 +514,12 @@ def restore_from(
 
 
 def directory_at(names: SlotLog, until: Until, *, damaged: bool = False) -> Directory:
-    """The names of collections, and what else concerns all, at a moment. With `damaged`, what is damaged is passed over
-    for what was there before. Raises NotFound, Damaged."""
+    return named_at(names, until, damaged=damaged)[1]
+
+
+def named_at(names: SlotLog, until: Until, *, damaged: bool = False) -> tuple[int, Directory]:
+    """The names of collections, and what else concerns all, at a moment, and the number of their slot, 0 if there is
+    none. With `damaged`, what is damaged is passed over for what was there before. Raises NotFound, Damaged."""
     number = names.last_number()
     while number > 0:
         try:
@@ -534,8 +530,8 @@ def directory_at(names: SlotLog, until: Until, *, damaged: bool = False) -> Dire
             logger.warning("%s: what was there before is read", error.message)
         else:
             if slot.payload and slot.at_ms <= until.at_ms:
-                return msgspec.msgpack.decode(slot.payload, type=Directory)
+                return number, msgspec.msgpack.decode(slot.payload, type=Directory)
         number -= 1
     if until == NEWEST:
-        return Directory()  # no collection was ever made
+        return 0, Directory()  # no collection was ever made
     raise NotFound("the store holds nothing that is so early")
