@@ -39,7 +39,7 @@ from indexes.log.owed import OWED, Owed
 from indexes.log.reader import FORMAT, LogReader
 from indexes.log.rewriting import Copy, remove_copies
 from indexes.log.schema import CREATED, FORGOTTEN, INSERT_CONTENT, SCHEMA
-from indexes.log.sqlite import Checkpoints, checkpoint, connect, empty_wal, sqlite_errors
+from indexes.log.sqlite import Checkpoints, checkpoint, connect, empty_wal, sqlite_errors, transaction
 from indexes.log.wal import require_whole_wal, wal_of
 
 # Idle logs that keep their write connection open, with up to four descriptors each: 1,024 descriptors must suffice for
@@ -118,11 +118,11 @@ class Log(LogReader):
             CREATED: str(now_ms()),
         }
         with changing(path):
-            db = create_empty(path)
-            db.executemany("INSERT INTO meta VALUES(?, ?)", list(meta.items()))
-            checkpoint(db, path)  # closing would checkpoint too, but hides a failed sync
-            make_mark(path, db)
-            db.close()
+            with contextlib.closing(create_empty(path)) as db:
+                with sqlite_errors(path, db):
+                    db.executemany("INSERT INTO meta VALUES(?, ?)", list(meta.items()))
+                checkpoint(db, path)  # closing would checkpoint too, but hides a failed sync
+                make_mark(path, db)
         return Log(path)
 
     def close(self, *, as_is: bool = False) -> None:
@@ -251,15 +251,12 @@ class Log(LogReader):
         db, newest_before = self._db, self.newest_seq
         with changing(self.path, db):
             failpoints.reach("commit.begin")
-            db.execute("BEGIN IMMEDIATE")
             try:
-                yield db
-                failpoints.reach("commit.before_sync")
-                db.execute("COMMIT")
+                with transaction(db):
+                    yield db
+                    failpoints.reach("commit.before_sync")
             except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                    self.newest_seq = newest_before
+                self.newest_seq = newest_before
                 raise
 
     def replay(self, write: Callable[[apsw.Connection], int]) -> None:
@@ -346,7 +343,7 @@ class Log(LogReader):
         """Delete operations up to and including `before_seq`; no kept generation may be older than that."""
         with self._changing() as db:
             failpoints.reach("forget.begin")
-            with db:
+            with transaction(db):
                 db.execute(KEEP_FORGOTTEN, (FORGOTTEN, before_seq))
                 db.execute("DELETE FROM operations WHERE seq <= ?", (before_seq,))
                 cycle = self._begin_cycle(db)
@@ -382,11 +379,15 @@ class Log(LogReader):
 def create_empty(path: Path) -> apsw.Connection:
     """Make a log without documents and without `meta`, in a cycle of its own."""
     db = connect(path, create=True)
-    with db:
-        for table in SCHEMA:
-            db.execute(table)
-        db.execute(INSERT_CONTENT, (ContentHash().stored,))
-        db.execute(f"PRAGMA user_version = {first_cycle()}")
+    try:
+        with sqlite_errors(path, db), transaction(db):
+            for table in SCHEMA:
+                db.execute(table)
+            db.execute(INSERT_CONTENT, (ContentHash().stored,))
+            db.execute(f"PRAGMA user_version = {first_cycle()}")
+    except BaseException:
+        db.close()
+        raise
     return db
 
 

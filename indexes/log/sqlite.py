@@ -59,6 +59,7 @@ def _connect(path: Path, read_only: bool, create: bool) -> apsw.Connection:
     with sqlite_errors(path):
         db = apsw.Connection(str(path), flags=flags)
         db.set_busy_timeout(BUSY_TIMEOUT_MS)
+    with sqlite_errors(path, db):
         if not read_only:
             if db.readonly("main"):  # SQLite opens it anyway
                 db.close()
@@ -79,6 +80,20 @@ def connect_frozen(path: Path) -> apsw.Connection:
     """A connection to the database file alone, as if it had no WAL and nothing wrote it."""
     uri = f"file:{quote(str(path))}?immutable=1"
     return apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+
+
+@contextlib.contextmanager
+def transaction(db: apsw.Connection) -> Iterator[None]:
+    """A transaction that is committed at the end of the block, or rolled back if that raises. After a full disk SQLite
+    has rolled it back by itself, and asking again would be an error that hides the cause."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
 
 
 class Checkpoints:

@@ -23,7 +23,7 @@ from indexes.log.log import create_empty, make_mark
 from indexes.log.owed import OWED, Owed
 from indexes.log.reader import LogReader
 from indexes.log.schema import FORGOTTEN, ORIGIN
-from indexes.log.sqlite import checkpoint, sqlite_errors
+from indexes.log.sqlite import checkpoint, sqlite_errors, transaction
 from indexes.store.slots import LogExtent
 
 PART_BYTES = 16 << 20  # of rows in one object; a single document may be larger
@@ -190,14 +190,14 @@ class RestoredLog:
 
     def insert(self, rows: Rows) -> None:
         """Add rows. A document replaces that of the same id."""
-        with sqlite_errors(self._path, self._db), self._db as db:
+        with sqlite_errors(self._path, self._db), transaction(db := self._db):
             insert(db, rows)
 
     def apply(self, changes: list[LogChange]) -> None:
         """Apply the changes that lead to the next state, the last of which has it."""
         state = changes[-1].state
         assert state is not None
-        with sqlite_errors(self._path, self._db), self._db as db:
+        with sqlite_errors(self._path, self._db), transaction(db := self._db):
             write_changes(db, changes)
         self.state = state
 
@@ -221,7 +221,7 @@ class RestoredLog:
             meta = {**meta, OWED: known_now(Owed.read(meta[OWED])).stored}
             if self._forgotten_ms:
                 meta = {**meta, FORGOTTEN: str(self._forgotten_ms)}
-            with db:
+            with transaction(db):
                 db.execute("DELETE FROM meta")
                 db.executemany("INSERT INTO meta VALUES(?, ?)", list(meta.items()))
                 db.execute("DELETE FROM content")

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import msgspec
 import pytest
 
-from indexes.base import durable
+from indexes.base import durable, failures
 from indexes.base.durable import Disk
 from indexes.base.errors import DiskFull
 from indexes.base.model import IndexOptions
@@ -28,13 +28,14 @@ from indexes.directory.catalog import Catalog
 from indexes.directory.marker import is_locked, prepare
 from indexes.parts.generation import Generation
 from indexes.rebuild.builder import BuildRequest
+from indexes.upkeep.erasing import Erasure
 from jobs.serving.process import ServerProcess, serving
 from retrieval.access.auth import Keys
 from tests.support.commands import nearline
 from tests.support.guarded import key
 from tests.support.http import Http
 from tests.support.inspection import consistent
-from tests.support.vectors import World, fill, make_collection, settings
+from tests.support.vectors import World, delete, fill, make_collection, settings
 from tests.support.versions import document
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +86,17 @@ def fill_up(other: Path) -> None:
     with other.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
+
+
+@contextlib.contextmanager
+def fill_up_to(other: Path, left: int) -> Iterator[None]:
+    """Inside this block there are so many bytes left on a small disk."""
+    free = os.statvfs(other.parent)
+    other.write_bytes(bytes(free.f_bavail * free.f_frsize - left))
+    try:
+        yield
+    finally:
+        other.unlink()
 
 
 def mounted(folder: Path) -> Iterator[Room]:
@@ -219,6 +231,60 @@ def test_a_first_key_without_room_leaves_the_directory_open(
         if disk.left >= 0:
             break
     assert 3 <= failed < left
+
+
+def create(catalog: Catalog, number: int) -> None:
+    catalog.create(f"new{number}", settings())
+
+
+def write(catalog: Catalog, number: int) -> None:
+    catalog.get("docs").write([document(number + 100, 1)]).result()
+
+
+def remove(catalog: Catalog, number: int) -> None:
+    collection = catalog.get("docs")
+    delete(collection, [number])
+    collection.on_writer(lambda: collection.log.forget_operations(collection.log.newest_seq))
+
+
+def rename(catalog: Catalog, number: int) -> None:
+    catalog.rename(next(iter(catalog.collections)), f"named{number}")
+
+
+def drop(catalog: Catalog, number: int) -> None:
+    create(catalog, number)
+    catalog.delete(f"new{number}")
+
+
+def call(catalog: Catalog, number: int) -> None:
+    catalog.set_alias(f"alias{number}", "docs")
+
+
+def erase(catalog: Catalog, number: int) -> None:
+    delete(collection := catalog.get("docs"), [number])
+    Erasure(collection).run(lambda *_: None)
+
+
+@pytest.mark.parametrize("act", [create, write, remove, rename, drop, call, erase])
+def test_however_little_room_is_left(tmp_path: Path, act: Callable[[Catalog, int], None]) -> None:
+    """What is asked for is done, or refused because there is no room, and never taken for a failure of the disk."""
+    with small_disk(data := tmp_path / "data"):
+        with contextlib.closing(Catalog(data / "held", IndexOptions())) as catalog:
+            fill(catalog.create("docs", settings()), WORLD, range(100))
+            done, refused = 0, 0
+            for pages in itertools.count():
+                with fill_up_to(data / "other", 4096 * pages):
+                    try:
+                        act(catalog, pages)
+                        done += 1
+                    except DiskFull:
+                        refused += 1
+                assert not failures.any_reported()
+                if done > 3:
+                    break
+            assert refused
+            catalog.create("last", settings())
+        assert all(one.ok for one in verify_data(data / "held", [], lambda *_: None))
 
 
 BUILDER_WITH_A_LIMIT = """
