@@ -69,7 +69,7 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
     """`renaming` is (old, new) while a collection's folder is renamed; `aliases` already use the new name.
 
     `locked`: every request needs a key, even if none is left. `keys_revision`: the newest published revision of the
-    keys.
+    keys. `revision` grows with each change of the marker.
     """
 
     format: int
@@ -77,6 +77,7 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
     renaming: tuple[str, str] | None = None
     locked: bool = False
     keys_revision: int = 0
+    revision: int = 0
     sha256: str = ""
 
 
@@ -127,7 +128,7 @@ def prepare(folder: Path) -> dict[str, str]:
 def settle(folder: Path) -> dict[str, str]:
     """Repair the marker, finish any rename that it records, then return the aliases. Requires the service's lock."""
     marker = read_marker(folder)
-    if any(read(folder / name) != with_checksum(marker) for name in (MARKER, MARKER_COPY)):
+    if not is_whole(folder, marker):
         change_marker(folder, lambda found: found)
     if marker.renaming is not None:
         old, new = (folder / name for name in marker.renaming)
@@ -152,20 +153,32 @@ def change_marker(folder: Path, change: Callable[[Marker], Marker]) -> Marker:
 
 def change_held_marker(folder: Path, change: Callable[[Marker], Marker]) -> Marker:
     """The same within a block of `changing`."""
-    marker = change(read_marker(folder))
+    found = read_marker(folder)
+    marker = change(found)
+    if marker != found:
+        marker = msgspec.structs.replace(marker, revision=marker.revision + 1)
+    elif is_whole(folder, found):
+        return found  # without room for the same once more, a service starts
     if decode_marker(folder / MARKER) is None and (content := read(folder / MARKER)):
         replace_unsynced(folder / DAMAGED, content, mode=0o600)
     write(folder, marker)
     return marker
 
 
+def is_whole(folder: Path, marker: Marker) -> bool:
+    """Whether both files hold this marker."""
+    content = with_checksum(marker)
+    return all(read(folder / name) == content for name in (MARKER, MARKER_COPY))
+
+
 def read_marker(folder: Path) -> Marker:
     """Read the marker. Raises NewerFormat, and Damaged if nothing shows what the directory is."""
+    copy = decode_marker(folder / MARKER_COPY)  # first, for one that is being written is newer after that
     found = decode_marker(folder / MARKER)
-    if found is not None:
+    if found is not None and (copy is None or copy.revision <= found.revision):
         return found
-    wrong = f"{folder / MARKER} is {'damaged' if (folder / MARKER).is_file() else 'gone'}"
-    copy = decode_marker(folder / MARKER_COPY)
+    wrong = "from an earlier time" if found else "damaged" if (folder / MARKER).is_file() else "gone"
+    wrong = f"{folder / MARKER} is {wrong}"
     if copy is not None:
         logger.error("%s: its copy %s is used instead", wrong, MARKER_COPY)
         return copy

@@ -21,7 +21,14 @@ import msgspec
 
 from indexes.base.durable import decode_checked, disk_errors, publish, with_checksum
 from indexes.base.errors import Damaged
-from indexes.directory.marker import KEYS, change_held_marker, changing, read_marker
+from indexes.directory.marker import (
+    KEYS,
+    Marker,
+    change_held_marker,
+    changing,
+    is_data_directory,
+    read_marker,
+)
 from indexes.store.objects import without_slash
 
 logger = logging.getLogger(__name__)
@@ -31,7 +38,8 @@ RECORD = "store.json"
 DIRECTORY = "directory"
 PUT = "store.put.json"
 COLLECTIONS = "collections"
-NAMES = "names"  # in the place of a uid
+NAMES, EPOCHS, REMOVED = "names", "epochs", "removed"  # in the place of a uid
+REMEMBERED = 1000  # epochs, and deleted collections
 
 
 _noting = threading.Lock()
@@ -39,7 +47,7 @@ _noting = threading.Lock()
 
 class Directory(msgspec.Struct, frozen=True):
     """The uids of the collections by name, their aliases, and the file of the access keys, empty if there is none.
-    `removed` says when collections were deleted, in milliseconds since 1970, by uid."""
+    `removed` says when collections were deleted, in milliseconds since 1970, by uid; `revision` is the marker's."""
 
     format: int = FORMAT
     collections: dict[str, str] = {}
@@ -48,6 +56,7 @@ class Directory(msgspec.Struct, frozen=True):
     keys_revision: int = 0
     locked: bool = False
     removed: dict[str, int] = {}
+    revision: int = 0
 
     @property
     def digest(self) -> bytes:
@@ -85,7 +94,9 @@ def write_record(data: Path, record: Record) -> None:
 
 class Put(msgspec.Struct, frozen=True):
     """What a directory knows of the store: by NAMES of names and keys, by the uid of a collection of its settings. Each
-    has hashes of what is in the store and of what may have come there since, and the number of the last slot for it."""
+    has hashes of what is in the store and of what may have come there since, and the number of the last slot for it.
+    By EPOCHS it has the tokens of those on which this directory has built, by REMOVED the uids of deleted collections
+    that the store has unlisted."""
 
     format: int = FORMAT
     known: dict[str, tuple[int, list[str]]] = {}
@@ -95,6 +106,9 @@ class Put(msgspec.Struct, frozen=True):
         """Whether the store has something else in a later slot. False if nothing was ever noted."""
         known_slot, hashes = self.known.get(what, (0, [hash_of({}).hex()]))
         return NAMES in self.known and stored.hex() not in hashes and slot > known_slot
+
+    def remembered(self, what: str) -> list[str]:
+        return self.known.get(what, (0, []))[1]
 
 
 def read_put(data: Path) -> Put:
@@ -112,10 +126,20 @@ def read_put(data: Path) -> Put:
 def note_put(data: Path, what: str, slot: int, *hashes: bytes) -> None:
     """Remember, durably, hashes of what the store has and of what is about to be put there, by this slot."""
     with _noting:
-        before = read_put(data).known
-        now = before | {what: (slot, list(dict.fromkeys(one.hex() for one in hashes)))}
-        if now != before:
-            publish(data / PUT, with_checksum(Put(known=now)))
+        _note(data, what, slot, [one.hex() for one in hashes])
+
+
+def remember(data: Path, what: str, *values: str) -> None:
+    """Add, durably, to the EPOCHS or REMOVED that the directory knows."""
+    with _noting:
+        _note(data, what, 0, [*read_put(data).remembered(what), *values])
+
+
+def _note(data: Path, what: str, slot: int, values: list[str]) -> None:
+    before = read_put(data).known
+    now = before | {what: (slot, list(dict.fromkeys(values))[-REMEMBERED:])}
+    if now != before:
+        publish(data / PUT, with_checksum(Put(known=now)))
 
 
 def hash_of(settings: Mapping[str, bytes]) -> bytes:
@@ -131,10 +155,13 @@ def note_removal(data: Path, uid: str) -> None:
 
 
 def describe_directory(data: Path, collections: dict[str, str], before: Directory, now_ms: int) -> Directory:
-    """The directory as it is on the disk, with these collections. What `before` had and is gone was removed now."""
+    """The directory as it is on the disk, with these collections. What `before` had and is gone was removed now. Keys
+    from an earlier time, which no service takes, are not put in the place of newer ones."""
     with changing(data):
         marker = read_marker(data)
         keys = (data / KEYS).read_bytes() if (data / KEYS).is_file() else b""
+        if marker.locked and is_older(keys, marker) and before.keys_revision >= marker.keys_revision:
+            keys = before.keys
     removed = {**before.removed, **dict.fromkeys(before.collections.values(), now_ms)}
     present = set(collections.values())
     return Directory(
@@ -143,8 +170,34 @@ def describe_directory(data: Path, collections: dict[str, str], before: Director
         keys=keys,
         keys_revision=marker.keys_revision,
         locked=marker.locked,
+        revision=marker.revision,
         removed={uid: before.removed.get(uid, at) for uid, at in removed.items() if uid not in present},
     )
+
+
+def is_older(keys: bytes, marker: Marker) -> bool:
+    """Whether a file of access keys is from before the newest one that the marker knows, or is no such file."""
+    try:
+        return msgspec.json.decode(keys, type=Revised).revision < marker.keys_revision
+    except msgspec.DecodeError:
+        return marker.keys_revision > 0
+
+
+class Revised(msgspec.Struct):
+    revision: int = 0
+
+
+def restore_keys(data: Path, directory: Directory) -> None:
+    """Put the newest access keys in the place of a lost or an older file, if the store has them."""
+    if not is_data_directory(data):
+        return
+    with changing(data):
+        marker, path = read_marker(data), data / KEYS
+        keys = path.read_bytes() if path.is_file() else b""
+        has_newest = directory.keys and directory.keys_revision == marker.keys_revision
+        if marker.locked and has_newest and is_older(keys, marker):
+            logger.warning("%s is restored from the store", path)
+            publish(path, directory.keys, mode=0o600)
 
 
 def restore_directory(data: Path, directory: Directory) -> None:
@@ -158,6 +211,7 @@ def restore_directory(data: Path, directory: Directory) -> None:
                 aliases=directory.aliases,
                 locked=found.locked or directory.locked or bool(directory.keys),
                 keys_revision=directory.keys_revision if directory.keys else found.keys_revision,
+                revision=max(found.revision, directory.revision),
             ),
         )
         if directory.keys:

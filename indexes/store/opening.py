@@ -4,6 +4,7 @@
 |---|---|---|
 | holds the newest epoch | anything | the store gets what it lacks; what the directory lost is restored |
 | the same, but was set back to an earlier state | anything | brought up to date |
+| one that the store no longer has | was set back to an epoch on which this one built | the store gets what it lacks |
 | new | empty | the store gets everything |
 | has collections, but never had this store | not empty | refused |
 | has nothing, but perhaps keys | not empty | everything is restored; an older writer that still lives is fenced off |
@@ -59,8 +60,10 @@ from indexes.store.checkpoints import StoredCheckpoint
 from indexes.store.collection_log import FILES, CollectionLog, settings_in
 from indexes.store.directory import (
     DIRECTORY,
+    EPOCHS,
     NAMES,
     RECORD,
+    REMOVED,
     Directory,
     Put,
     Record,
@@ -68,7 +71,9 @@ from indexes.store.directory import (
     note_put,
     read_put,
     read_record,
+    remember,
     restore_directory,
+    restore_keys,
     write_record,
 )
 from indexes.store.generations import restore_generation
@@ -160,7 +165,7 @@ def open_store(
     learn_structs()
     fence_logs(opened)
     put, stored = read_put(data), names.last.slot.reached.content
-    is_older = record.restoring or put.lacks(NAMES, stored, slot)
+    is_older = record.restoring or put.lacks(NAMES, stored, slot) or is_behind(data, directory)
     takes_all = record.restoring
     if is_older:
         if not restores:
@@ -171,8 +176,11 @@ def open_store(
         follow_names(data, on_disk, directory)
         restore_directory(data, directory)
         on_disk = collections_on(data)
+    restore_keys(data, directory)
+    on_disk = without_copies(data, on_disk, directory)
     listed = set(directory.collections.values())
     removed = [uid for uid in record.removed if uid in listed]
+    remember(data, REMOVED, *record.removed)
     record = msgspec.structs.replace(
         record, epoch=number, token=record.taking, taking="", restoring=is_older, removed=removed
     )
@@ -190,6 +198,7 @@ def claim(objects: Objects, url: str, data: Path, on_disk: list[OnDisk]) -> tupl
     """Take the next epoch, if this directory may. Returns its record, with the token as `taking`, and the epoch."""
     prove(objects)
     record, (number, newest) = read_record(data), newest_epoch(objects)
+    put = read_put(data)
     if record is not None and record.url != url and newest and newest.token in {record.token, record.taking}:
         record = msgspec.structs.replace(record, url=url)  # the same store at another place
     if record is None or record.url != url:
@@ -206,7 +215,11 @@ def claim(objects: Objects, url: str, data: Path, on_disk: list[OnDisk]) -> tupl
         )
     if newest is None:
         logger.warning("the store %s is empty: a new one begins there", url)
-    if newest is not None and newest.token not in {record.token, record.taking}:
+    is_set_back = newest is not None and number < record.epoch and newest.token in put.remembered(EPOCHS)
+    if is_set_back:
+        logger.warning("the store %s is from an earlier time, and gets what it lacks", url)
+        record = msgspec.structs.replace(record, removed=[*record.removed, *put.remembered(REMOVED)])
+    elif newest is not None and newest.token not in {record.token, record.taking}:
         lacking = [one for one in (only_on(objects, held, record) for held in on_disk) if one]
         aliases = read_marker(data).aliases if is_data_directory(data) else {}
         if lacking or ((on_disk or aliases) and newest.by != by):
@@ -214,8 +227,10 @@ def claim(objects: Objects, url: str, data: Path, on_disk: list[OnDisk]) -> tupl
         logger.warning("%s is empty or from an earlier time: restoring from %s", data, url)
         record = msgspec.structs.replace(record, restoring=True)
     token, taking = newest.token if newest else "", secrets.token_hex(16)
+    number = max(number, record.epoch)
     record = msgspec.structs.replace(record, epoch=number, token=token, taking=taking)
     write_record(data, record)
+    remember(data, EPOCHS, *filter(None, [token]), taking)
     if not take_epoch(objects, number + 1, taking, by, now_ms()):
         raise Conflict("another service has just taken over the store", param="store.url")
     return record, number + 1
@@ -247,7 +262,8 @@ def refusal(lacking: list[str], record: Record, newest: Epoch) -> str:
 
 
 def only_on(objects: Objects, held: OnDisk, record: Record) -> str:
-    """Which operations of a collection on the disk are not in the store; "" if it has all."""
+    """Which operations of a collection on the disk are not in the store; "" if it has all. Those that came there after
+    this directory was copied may be in it, and nothing proves it."""
     if held.reached is None:
         return f"{held.name} (cannot be read)"
     log = CollectionLog(objects, held.uid)
@@ -256,7 +272,10 @@ def only_on(objects: Objects, held: OnDisk, record: Record) -> str:
     if not last.number:
         return f"{held.name} (all of it)"
     known = min(shared_until(last, record.epoch), here)
-    return f"{held.name} (operations {known + 1} to {here})" if here > known else ""
+    if here <= known:
+        return ""
+    doubt = ", for all that the store tells" if here <= last.reached.operations else ""
+    return f"{held.name} (operations {known + 1} to {here}{doubt})"
 
 
 def shared_until(last: Slot, epoch: int) -> int:
@@ -334,6 +353,35 @@ def level(
             if not restores:
                 raise
             note_unrestored(data / (here.name if here else name), error.message)
+
+
+def is_behind(data: Path, directory: Directory) -> bool:
+    """Whether the marker of a directory was set back to before what the store has of it."""
+    return is_data_directory(data) and read_marker(data).revision < directory.revision
+
+
+def without_copies(data: Path, on_disk: list[OnDisk], directory: Directory) -> list[OnDisk]:
+    """Leave out, and keep closed, an older folder of a renamed collection that was put back beside the newer one: both
+    would go on in one log of the store."""
+    names, kept = {uid: name for name, uid in directory.collections.items()}, dict[str, OnDisk]()
+    unreadable = {one.name for one in on_disk if one.reached is None}
+
+    def rank(one: OnDisk) -> tuple[bool, int]:
+        return names.get(one.uid) == one.name, one.reached.operations if one.reached else 0
+
+    for one in on_disk:
+        kept[one.uid] = max(kept.get(one.uid, one), one, key=rank)
+    found = []
+    for one in on_disk:
+        named = names.get(one.uid, one.name)
+        other = named if named != one.name and named in unreadable else kept[one.uid].name
+        if one.reached is None or other == one.name:
+            found.append(one)
+        else:
+            reason = f"the folder {other} is the same collection, and one of them is a copy: move that away"
+            logger.error("%s stays closed: %s", one.name, reason)
+            note_unrestored(data / one.name, reason)
+    return found
 
 
 def follow_names(data: Path, on_disk: list[OnDisk], directory: Directory) -> None:

@@ -22,7 +22,17 @@ from indexes.base.errors import Conflict, Damaged, NotFound, Quarantined, Storag
 from indexes.base.model import Delete, IndexOptions, Upsert, WriteResult
 from indexes.directory.backup.verifying import verify_data
 from indexes.directory.catalog import Catalog
-from indexes.directory.marker import KEYS, KEYS_LOCK, Marker, is_locked, write
+from indexes.directory.marker import (
+    KEYS,
+    KEYS_LOCK,
+    MARKER,
+    MARKER_COPY,
+    Marker,
+    change_marker,
+    is_locked,
+    read_marker,
+    write,
+)
 from indexes.parts.learned import VectorStoreSettings
 from indexes.store import availability, confirming, naming, rows, session
 from indexes.store.directory import DIRECTORY, PUT, Directory, Record, describe_directory, write_record
@@ -409,10 +419,11 @@ def test_a_directory_of_an_earlier_time_gets_what_the_store_has(
         assert described(service) == wanted
 
 
+@pytest.mark.parametrize("runs", [0, 1, 3])
 def test_a_store_of_an_earlier_time_gets_what_the_directory_has(
-    tmp_path: Path, objects: MemoryObjects
+    runs: int, tmp_path: Path, objects: MemoryObjects
 ) -> None:
-    """It was set back, which is noticed while the service runs, and a restart completes it."""
+    """It was set back, which is noticed while the service runs, or only after further runs; a restart completes it."""
     with serving(tmp_path / "a", objects) as service:
         for name in ("gone", "one", "two", "set", "unset", "docs"):
             service.create(name)
@@ -423,12 +434,77 @@ def test_a_store_of_an_earlier_time_gets_what_the_directory_has(
         earlier = dict(objects.held)
         live_a_while(service)
         wanted = described(service)
-        objects.held = earlier
+        objects.held = objects.held if runs else earlier
+    for run in range(runs):
+        with serving(tmp_path / "a", objects) as service:
+            service.write("docs", 10 + run).result(WAIT_S)
+            wanted = described(service)
+    objects.held = earlier
     for _ in range(2):
         with serving(tmp_path / "a", objects) as service:
             assert described(service) == wanted
     with serving(tmp_path / "empty", objects) as service:
         assert described(service) == wanted
+
+
+@pytest.mark.parametrize(
+    "older",
+    [[KEYS], [MARKER], [MARKER_COPY], [KEYS, MARKER], [MARKER, MARKER_COPY], [KEYS, MARKER, MARKER_COPY]],
+)
+def test_files_of_an_earlier_time_beside_newer_ones(
+    older: list[str], tmp_path: Path, objects: MemoryObjects
+) -> None:
+    """A key that was revoked does not work again, and an alias that was removed does not come back, here or in the
+    store."""
+    data = tmp_path / "a"
+
+    def change(service: Service, revision: int) -> None:
+        (data / KEYS).write_bytes(b'{"revision":%d,"keys":[]}' % revision)
+        change_marker(data, lambda found: msgspec.structs.replace(found, locked=True, keys_revision=revision))
+        service.uploader.directory_changed().result(WAIT_S)
+
+    with serving(data, objects) as service:
+        service.create("docs")
+        service.write("docs", 1).result(WAIT_S)
+        service.catalog.set_alias("old", "docs")
+        change(service, 1)
+    shutil.copytree(data, tmp_path / "earlier")
+    with serving(data, objects) as service:
+        service.catalog.remove_alias("old")
+        service.catalog.set_alias("new", "docs")
+        change(service, 2)
+        wanted = described(service)
+    for name in older:
+        shutil.copy2(tmp_path / "earlier" / name, data / name)
+    for where in (data, data, tmp_path / "empty"):
+        with serving(where, objects) as service:
+            assert described(service) == wanted
+            assert read_marker(where).keys_revision == 2
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_older_folder_beside_a_renamed_collection(
+    lost: bool, tmp_path: Path, objects: MemoryObjects
+) -> None:
+    """It stays closed, also if the newer one has lost its log: both would be one collection in the store."""
+    data = tmp_path / "a"
+    with serving(data, objects) as service:
+        service.create("old")
+        service.write("old", 1).result(WAIT_S)
+    shutil.copytree(data / "old", tmp_path / "copy")
+    with serving(data, objects) as service:
+        service.catalog.rename("old", "new")
+        service.write("new", 2).result(WAIT_S)
+    shutil.copytree(tmp_path / "copy", data / "old")
+    if lost:
+        (data / "new/log.db").unlink()
+    with serving(data, objects) as service:
+        assert "the folder new is the same collection" in service.catalog.quarantined["old"]
+        if not lost:
+            service.write("new", 3).result(WAIT_S)
+    with serving(tmp_path / "empty", objects) as service:
+        assert service.ids("new") == ({"d1", "d2"} if lost else {"d1", "d2", "d3"})
+        assert "old" not in service.catalog.collections
 
 
 def test_a_store_may_move_and_another_may_be_taken(tmp_path: Path, objects: MemoryObjects) -> None:
