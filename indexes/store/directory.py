@@ -38,7 +38,7 @@ RECORD = "store.json"
 DIRECTORY = "directory"
 PUT = "store.put.json"
 COLLECTIONS = "collections"
-NAMES, EPOCHS, REMOVED = "names", "epochs", "removed"  # in the place of a uid
+NAMES, EPOCHS, REMOVED, COMPLETES = "names", "epochs", "removed", "completes"  # in the place of a uid
 REMEMBERED = 1000  # epochs, and deleted collections
 
 
@@ -96,7 +96,7 @@ class Put(msgspec.Struct, frozen=True):
     """What a directory knows of the store: by NAMES of names and keys, by the uid of a collection of its settings. Each
     has hashes of what is in the store and of what may have come there since, and the number of the last slot for it.
     By EPOCHS it has the tokens of those on which this directory has built, by REMOVED the uids of deleted collections
-    that the store has unlisted."""
+    that the store has unlisted. COMPLETES is there while it completes a store that was set back."""
 
     format: int = FORMAT
     known: dict[str, tuple[int, list[str]]] = {}
@@ -133,6 +133,15 @@ def remember(data: Path, what: str, *values: str) -> None:
     """Add, durably, to the EPOCHS or REMOVED that the directory knows."""
     with _noting:
         _note(data, what, 0, [*read_put(data).remembered(what), *values])
+
+
+def forget(data: Path, what: str) -> None:
+    with _noting:
+        if what in (known := read_put(data).known):
+            publish(
+                data / PUT,
+                with_checksum(Put(known={name: one for name, one in known.items() if name != what})),
+            )
 
 
 def _note(data: Path, what: str, slot: int, values: list[str]) -> None:

@@ -59,6 +59,7 @@ from indexes.parts.unrestored import is_unrestored, note_unrestored
 from indexes.store.checkpoints import StoredCheckpoint
 from indexes.store.collection_log import FILES, CollectionLog, settings_in
 from indexes.store.directory import (
+    COMPLETES,
     DIRECTORY,
     EPOCHS,
     NAMES,
@@ -67,6 +68,7 @@ from indexes.store.directory import (
     Directory,
     Put,
     Record,
+    forget,
     hash_of,
     note_put,
     read_put,
@@ -91,6 +93,7 @@ from indexes.store.slots import (
     SlotWriter,
     Superseded,
     newest_epoch,
+    newest_tokens,
     read_epoch,
     take_epoch,
 )
@@ -165,7 +168,9 @@ def open_store(
     learn_structs()
     fence_logs(opened)
     put, stored = read_put(data), names.last.slot.reached.content
-    is_older = record.restoring or put.lacks(NAMES, stored, slot) or is_behind(data, directory)
+    completes = COMPLETES in put.known
+    lacks = not completes and (put.lacks(NAMES, stored, slot) or is_behind(data, directory))
+    is_older = record.restoring or lacks
     takes_all = record.restoring
     if is_older:
         if not restores:
@@ -180,15 +185,16 @@ def open_store(
     on_disk = without_copies(data, on_disk, directory)
     listed = set(directory.collections.values())
     removed = [uid for uid in record.removed if uid in listed]
-    remember(data, REMOVED, *record.removed)
+    remember(data, REMOVED, *record.removed, *directory.removed)
     record = msgspec.structs.replace(
         record, epoch=number, token=record.taking, taking="", restoring=is_older, removed=removed
     )
     write_record(data, record)
     level(opened, data, on_disk, record, progress, restores=restores)
-    level_settings(opened, data, on_disk, put, takes=restores, anyway=takes_all)
-    if is_older or NAMES not in put.known:
+    level_settings(opened, data, on_disk, put, takes=restores and not completes, anyway=takes_all)
+    if is_older or completes or NAMES not in put.known:
         note_put(data, NAMES, slot, stored)
+    forget(data, COMPLETES)
     if is_older:
         write_record(data, msgspec.structs.replace(record, restoring=False))
     return opened
@@ -218,19 +224,22 @@ def claim(objects: Objects, url: str, data: Path, on_disk: list[OnDisk]) -> tupl
     is_set_back = newest is not None and number < record.epoch and newest.token in put.remembered(EPOCHS)
     if is_set_back:
         logger.warning("the store %s is from an earlier time, and gets what it lacks", url)
+        remember(data, COMPLETES)
         record = msgspec.structs.replace(record, removed=[*record.removed, *put.remembered(REMOVED)])
     elif newest is not None and newest.token not in {record.token, record.taking}:
         lacking = [one for one in (only_on(objects, held, record) for held in on_disk) if one]
         aliases = read_marker(data).aliases if is_data_directory(data) else {}
-        if lacking or ((on_disk or aliases) and newest.by != by):
-            raise Conflict(refusal(lacking, record, newest), param="store.url")
+        is_earlier = number < record.epoch
+        if lacking or ((on_disk or aliases) and (is_earlier or newest.by != by)):
+            raise Conflict(refusal(lacking, record, newest, is_earlier), param="store.url")
         logger.warning("%s is empty or from an earlier time: restoring from %s", data, url)
         record = msgspec.structs.replace(record, restoring=True)
     token, taking = newest.token if newest else "", secrets.token_hex(16)
+    known = put.remembered(EPOCHS) or newest_tokens(objects)
     number = max(number, record.epoch)
     record = msgspec.structs.replace(record, epoch=number, token=token, taking=taking)
     write_record(data, record)
-    remember(data, EPOCHS, *filter(None, [token]), taking)
+    remember(data, EPOCHS, *known, *filter(None, [token]), taking)
     if not take_epoch(objects, number + 1, taking, by, now_ms()):
         raise Conflict("another service has just taken over the store", param="store.url")
     return record, number + 1
@@ -250,11 +259,13 @@ def collections_on(data: Path) -> list[OnDisk]:
     return found
 
 
-def refusal(lacking: list[str], record: Record, newest: Epoch) -> str:
+def refusal(lacking: list[str], record: Record, newest: Epoch, is_earlier: bool) -> str:
     """Why a directory must not write to a store, and what only it has."""
     when = datetime.fromtimestamp(newest.at_ms / 1000, UTC).isoformat(timespec="seconds")
     if not record.token:
         why = f"the store belongs to another data directory ({newest.by}, since {when})"
+    elif is_earlier:
+        why = f"the store is from an earlier time ({newest.by}, {when}) than any that this directory knows"
     else:
         why = f"another service has taken over the store: {newest.by}, at {when}"
     only = "; only here are " + ", ".join(lacking) if lacking else ", and it has everything that is here"
@@ -435,7 +446,7 @@ def level_settings(
             is_taken = takes and (anyway or put.lacks(uid, hash_of(stored), slot))
             if is_taken:
                 take_settings(data / present[uid], stored)
-            if is_taken or NAMES not in put.known:
+            if is_taken or COMPLETES in put.known or NAMES not in put.known:
                 note_put(data, uid, slot, hash_of(stored))
 
 

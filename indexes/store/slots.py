@@ -17,6 +17,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -28,6 +30,7 @@ FORMAT = 1
 DIGEST_BYTES = 32
 EPOCHS_KEPT = 64  # in each slot: an older directory than that is refused
 EPOCH_FOLDER = "epoch"
+TOKENS_READ, READ_TOGETHER = 100, 16  # of epochs, by a directory that knows none
 
 
 class Superseded(StorageError):
@@ -224,6 +227,13 @@ def newest_epoch(objects: Objects) -> tuple[int, Epoch | None]:
     if not names:
         return 0, None
     return int(names[-1]), unseal(names[-1], objects.read(f"{EPOCH_FOLDER}/{names[-1]}"), Epoch)
+
+
+def newest_tokens(objects: Objects) -> list[str]:
+    """The tokens of the newest epochs, ascending."""
+    names = objects.names(EPOCH_FOLDER)[-TOKENS_READ:]
+    with ThreadPoolExecutor(READ_TOGETHER, "store-epochs") as pool:
+        return [epoch.token for epoch in pool.map(partial(read_epoch, objects), map(int, names))]
 
 
 def read_epoch(objects: Objects, number: int) -> Epoch:

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from indexes.base import failures
+from indexes.base.durable import with_checksum
 from indexes.base.errors import Conflict, Damaged, NotFound, Quarantined, StorageError, Unavailable
 from indexes.base.model import Delete, IndexOptions, Upsert, WriteResult
 from indexes.directory.backup.verifying import verify_data
@@ -35,7 +36,16 @@ from indexes.directory.marker import (
 )
 from indexes.parts.learned import VectorStoreSettings
 from indexes.store import availability, confirming, naming, rows, session
-from indexes.store.directory import DIRECTORY, PUT, Directory, Record, describe_directory, write_record
+from indexes.store.directory import (
+    DIRECTORY,
+    PUT,
+    Directory,
+    Put,
+    Record,
+    describe_directory,
+    read_put,
+    write_record,
+)
 from indexes.store.following import promote
 from indexes.store.generations import StoredGeneration
 from indexes.store.objects import Bucket, Objects
@@ -419,11 +429,12 @@ def test_a_directory_of_an_earlier_time_gets_what_the_store_has(
         assert described(service) == wanted
 
 
-@pytest.mark.parametrize("runs", [0, 1, 3])
+@pytest.mark.parametrize(("runs", "is_lost"), [(0, False), (1, False), (3, False), (2, True)])
 def test_a_store_of_an_earlier_time_gets_what_the_directory_has(
-    runs: int, tmp_path: Path, objects: MemoryObjects
+    runs: int, is_lost: bool, tmp_path: Path, objects: MemoryObjects
 ) -> None:
-    """It was set back, which is noticed while the service runs, or only after further runs; a restart completes it."""
+    """It was set back, which is noticed while the service runs, or only after further runs; a restart completes it.
+    Also where the directory was restored since."""
     with serving(tmp_path / "a", objects) as service:
         for name in ("gone", "one", "two", "set", "unset", "docs"):
             service.create(name)
@@ -436,9 +447,14 @@ def test_a_store_of_an_earlier_time_gets_what_the_directory_has(
         wanted = described(service)
         objects.held = objects.held if runs else earlier
     for run in range(runs):
+        if is_lost and not run:
+            shutil.rmtree(tmp_path / "a")
         with serving(tmp_path / "a", objects) as service:
             service.write("docs", 10 + run).result(WAIT_S)
             wanted = described(service)
+    if runs:  # as if its slots had been counted further, by starts that came to nothing
+        known = {what: (0, hashes) for what, (_, hashes) in read_put(tmp_path / "a").known.items()}
+        (tmp_path / "a" / PUT).write_bytes(with_checksum(Put(known=known)))
     objects.held = earlier
     for _ in range(2):
         with serving(tmp_path / "a", objects) as service:
@@ -913,7 +929,9 @@ def test_a_disk_from_before_a_restart_catches_up(tmp_path: Path, objects: Memory
     alone = Catalog(tmp_path / "a", IndexOptions())
     alone.get("docs").write([WORLD.document(9)]).result(WAIT_S)
     alone.close()
-    with pytest.raises(Conflict, match=r"only here are docs \(operations 2 to 2\)"):
+    with pytest.raises(
+        Conflict, match=r"only here are docs \(operations 2 to 2, for all that the store tells\)"
+    ):
         Service(tmp_path / "a", objects, BUCKET)
 
 
