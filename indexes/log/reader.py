@@ -180,13 +180,16 @@ class LogReader:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[apsw.Connection]:
         """A connection for several reads at the same commit. Hold it for one page of results at most."""
-        with self._sound(), self._readers.borrow() as db:
-            db.execute("BEGIN")
-            try:
-                yield db
-            finally:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
+        with self._sound(), self._readers.transaction() as db:
+            yield db
+
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[int]:
+        """Inside this block this thread reads the log as it was after one operation, which is returned, whatever is
+        written. Hold it for one search at most."""
+        with self._sound(), self._readers.pinned() as db:
+            rows: Any = db.execute(POSITION).fetchall()
+            yield position_of(rows).seq
 
     # -- single records
 

@@ -168,9 +168,42 @@ class Readers:
         self._borrowed = 0
         self._kept_out = False
         self._coming_and_going = threading.Condition()
+        self._of_thread = threading.local()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[apsw.Connection]:
+        """A connection for several reads at the same commit. Until it ends, no checkpoint passes that commit."""
+        with self.borrow() as db:
+            if db is self._pinned:
+                yield db
+                return
+            db.execute("BEGIN")
+            try:
+                yield db
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+
+    @property
+    def _pinned(self) -> apsw.Connection | None:
+        return getattr(self._of_thread, "pinned", None)
+
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[apsw.Connection]:
+        """A transaction which has all that this thread reads inside the block."""
+        with self.transaction() as db:
+            self._of_thread.pinned = db
+            try:
+                yield db
+            finally:
+                self._of_thread.pinned = None
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[apsw.Connection]:
+        if self._pinned is not None:
+            with sqlite_errors(self._path):
+                yield self._pinned
+            return
         if self._closed:
             message = f"{self._path.parent.name} was closed, renamed or deleted while it was read; ask again"
             raise NotReady(message, retry_after_s=1, param="collection")

@@ -73,10 +73,9 @@ from retrieval.processes.frames import (
 from retrieval.processes.spending import Spending
 from retrieval.search.calls import CallRefused, PartitionCall, answer_call
 from retrieval.search.plan import EmbeddedQuery, Plan, make_plan
-from retrieval.search.rounds import rounds_of
 from retrieval.search.shard import LocalShard, run_at_once
 from retrieval.search.similar import read_examples
-from retrieval.search.stages import SEARCHES_MAX, Found, count_facets_of, run_stages
+from retrieval.search.stages import Found, search_at_once
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.search.travel import unpack
 from retrieval.wire.search import SearchRequest
@@ -564,15 +563,15 @@ class SearchWorker:
         budget = AnswerBudget(ask.bytes_max, param=ask.param)
         budget.taken, budget.work = ask.taken, ask.work
         share, embedded = BudgetShare(budget), embedded_query(search)
-        for _ in range(SEARCHES_MAX):  # as the pipeline does
-            shard = LocalShard(replica, replica.snapshot, watch, budget.work)
-            answer = self._search(shard, embedded, watch, share)
-            if not answer.vanished:
-                break
-            if self._catching_up:
-                raise Overtaken
-            if not self._catch_up_with(search.followed, self._give_sign) or replica.snapshot.seq == shard.seq:
-                break
+        shard = LocalShard(replica, replica.snapshot, watch, budget.work)
+        answer = self._search(shard, embedded, watch, share)
+        if answer.vanished and self._catching_up:
+            raise Overtaken
+        if answer.vanished:
+            with replica.log.pinned():  # which has all that is read here, so that no hit can be gone
+                if self._catch_up_with(search.followed, self._give_sign):
+                    shard = LocalShard(replica, replica.snapshot, watch, budget.work)
+                    answer = self._search(shard, embedded, watch, share)
         return SearchReply(
             id=ask.id,
             answer=answer.answer,
@@ -597,12 +596,7 @@ class SearchWorker:
             dimensions = shard.collection.settings.dimensions
             read = partial(read_examples, shard, embedded.request, dimensions)
             embedded = embedded.with_examples(run_at_once(read))
-        rounds = rounds_of(shard.collection, embedded, share, watch)
-        while (found := run_at_once(partial(run_stages, embedded, shard, watch, rounds))) is None:
-            embedded = embedded.deeper()
-        if embedded.plan.facets:
-            run_at_once(partial(count_facets_of, embedded, shard, shard.work, found.answer))
-        return found
+        return search_at_once(embedded, shard, watch, share)
 
     def _synonyms(self, replica: Replica, set_ms: int | None) -> SynonymSettings | None:
         """Return the synonyms of a collection, read again if they were set since."""

@@ -64,7 +64,15 @@ from retrieval.search.rounds import Rounds, rounds_of
 from retrieval.search.scanning import JointScan, Place, Scanner
 from retrieval.search.shard import DocumentRead, LocalShard, Partition, Searchable, Seqs, run_at_once
 from retrieval.search.similar import read_examples
-from retrieval.search.stages import SEARCHES_MAX, CachedAnswer, Found, count_facets_of, run_stages
+from retrieval.search.stages import (
+    PINNED_MAX,
+    SEARCHES_MAX,
+    CachedAnswer,
+    Found,
+    count_facets_of,
+    run_stages,
+    search_at_once,
+)
 from retrieval.search.steps import Away, run_here, run_in_steps
 from retrieval.search.stopwatch import Stopwatch, in_time
 from retrieval.search.survival import is_light, renew_grounds
@@ -487,14 +495,50 @@ class Pipeline:
         place: Place | None,
         share: BudgetShare,
     ) -> tuple[LocalShard, Found]:
-        """Return the answer, and the state it was computed on: a newer one if hits were replaced during the search."""
-        for _ in range(SEARCHES_MAX):
-            searched = shard
-            found = await self._search(searched, embedded, watch, place, share)
-            if not (found.vanished and await reaches_newer(collection, searched.snapshot, watch)):
+        """Return the answer, and the state it was computed on: a newer one if hits were replaced during the search.
+        Reranking waits for its model, and does not keep the log from being checkpointed for so long."""
+        found = await self._search(shard, embedded, watch, place, share)
+        if embedded.request.exact and not found.vanished and collection.log.newest_seq > shard.seq:
+            # What was replaced while the log was read may have been found neither here nor there.
+            found.vanished = bool(await self.on_thread(partial(collection.log.dead_since, shard.seq)))
+        if not found.vanished:
+            return shard, found
+        if embedded.plan.rerank is None:
+            return await self._search_pinned(collection, shard, found, embedded, watch, share)
+        for _ in range(SEARCHES_MAX - 1):
+            if not await reaches_newer(collection, shard.snapshot, watch):
                 break
-            shard = LocalShard(collection, collection.snapshot, watch, searched.work)
-        return searched, found
+            shard = LocalShard(collection, collection.snapshot, watch, shard.work)
+            found = await self._search(shard, embedded, watch, place, share)
+            if not found.vanished:
+                break
+        return shard, found
+
+    async def _search_pinned(
+        self,
+        collection: Collection,
+        shard: LocalShard,
+        found: Found,
+        embedded: EmbeddedQuery,
+        watch: Stopwatch,
+        share: BudgetShare,
+    ) -> tuple[LocalShard, Found]:
+        """Search a snapshot beside the log as it was then, so that no hit can be gone; what was found before if the log
+        is written too fast for that."""
+
+        def search() -> int | tuple[LocalShard, Found]:
+            with collection.log.pinned() as seq:
+                newest = LocalShard(collection, collection.snapshot, watch, shard.work)
+                if newest.seq != seq:
+                    return seq
+                return newest, search_at_once(embedded, newest, watch, share)
+
+        for _ in range(PINNED_MAX):
+            outcome = await self.on_thread(partial(watch.charge_cpu, search))
+            if not isinstance(outcome, int):
+                return outcome
+            await wait_for_seq(collection, outcome, watch.deadline or math.inf)
+        return shard, found
 
     async def _judge(
         self, collection: Collection, snapshot: Snapshot, plan: Plan, work: WorkBudget, grounds: bytes

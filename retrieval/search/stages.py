@@ -13,6 +13,7 @@ from indexes.base.errors import InvalidInput
 from indexes.base.model import Ranking, Spared, Tier
 from indexes.base.work import WorkBudget
 from retrieval.access.auth import PRINCIPAL
+from retrieval.admission.ceiling import BudgetShare
 from retrieval.search.boosting import arrange, values_queries
 from retrieval.search.diversity import diversify
 from retrieval.search.facets import facet_body
@@ -22,8 +23,8 @@ from retrieval.search.plan import EmbeddedQuery
 from retrieval.search.ranking import Fused, Positions, fuse
 from retrieval.search.relevance import evidence_of
 from retrieval.search.reranking import Reranker, rerank
-from retrieval.search.rounds import Rounds
-from retrieval.search.shard import Ask, Partition, Searchable, Searched
+from retrieval.search.rounds import Rounds, rounds_of
+from retrieval.search.shard import Ask, LocalShard, Partition, Searchable, Searched, run_at_once
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.search.survival import grounds_of
 from retrieval.wire.options import FacetBody, OverBudget, Reranked
@@ -53,9 +54,10 @@ class CachedAnswer(msgspec.Struct):
 
 
 SEARCHES_MAX = 5  # for an answer whose hits are replaced while they are searched for
+PINNED_MAX = 50  # tries to read the log at the operation with which the newest snapshot ends
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Found:
     """An answer; whether candidates were missing from the log; the grounds on which it may outlive writes, empty if it
     may not; and what the cold policy learns from it."""
@@ -124,6 +126,20 @@ async def run_stages(
         query_cut=embedded.query_cut or UNSET,
     )
     return Found(answer, vanished, grounds, rounds.spared)
+
+
+def search_at_once(embedded: EmbeddedQuery, shard: LocalShard, watch: Stopwatch, share: BudgetShare) -> Found:
+    """Search on this thread, with every round and all facets."""
+    rounds, found, exact = rounds_of(shard.collection, embedded, share, watch), None, None
+    while found is None:
+        if embedded.request.exact and (vector := embedded.query.vector) is not None:
+            scan = partial(shard.scan, vector[None], embedded.query.depth, embedded.query.condition)
+            [exact] = run_at_once(scan)
+        found = run_at_once(partial(run_stages, embedded, shard, watch, rounds, exact))
+        embedded = embedded if found else embedded.deeper()
+    if embedded.plan.facets:
+        run_at_once(partial(count_facets_of, embedded, shard, shard.work, found.answer))
+    return found
 
 
 def judged_by(embedded: EmbeddedQuery, fused: Fused, arranged: Fused, rounds: Rounds) -> Positions:

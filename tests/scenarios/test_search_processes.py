@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -156,6 +157,45 @@ def test_they_answer_as_the_service_does(service: ServerProcess, alone: ServerPr
 def comparable(answer: Reply) -> Any:
     """The status and the answer without its times."""
     return answer.status, {key: value for key, value in answer.body.items() if key != "timings_ms"}
+
+
+@pytest.mark.parametrize("place", ["service", "alone"])
+def test_a_document_that_is_changed_all_the_time_is_found(place: str, request: pytest.FixtureRequest) -> None:
+    """Its passages are replaced hundreds of times a second, and each search finds one of them."""
+    http = Http(request.getfixturevalue(place).url)
+    name, ended = http.new_collection(dimensions=2), threading.Event()
+    http.write(name, {"id": "best", "text": "best thing", "vector": [1, 0], "metadata": {"kind": 1}})
+    others = [{"id": f"o{one}", "text": f"another {one}", "vector": [1, one]} for one in range(1, 500)]
+    http.write(name, *others)
+
+    def change() -> int:
+        for version in itertools.count():
+            if ended.is_set():
+                return version
+            body = {"metadata": {"kind": 1, "version": version}}
+            assert http.call("PATCH", f"/v1/collections/{name}/documents/best", body).status == 200
+        raise AssertionError
+
+    searches: list[dict[str, Any]] = [
+        {"query": "best", "mode": "lexical"},
+        {"vector": [1, 0], "mode": "dense"},
+        {
+            "vector": [1, 0],
+            "mode": "dense",
+            "exact": True,
+            "filter": {"type": "eq", "key": "kind", "value": 1},
+        },
+        {"query": "best", "vector": [1, 0], "facets": ["kind"], "highlight": True, "expand": "document"},
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        changed = pool.submit(change)
+        try:
+            for _ in range(60):
+                for search in searches:
+                    assert http.found(name, **search, k=3, cache=False)[:1] == ["best"], search
+        finally:
+            ended.set()
+        assert changed.result() > 100
 
 
 def test_a_caller_sees_only_what_its_groups_may(service: ServerProcess) -> None:
