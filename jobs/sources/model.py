@@ -84,6 +84,15 @@ class SourceOptions:
     extracting_memory_bytes_max: int = 4 * 1024 * 1024 * 1024
     """Address space of that process; libraries reserve more than they use."""
 
+    def fields_wanted(self) -> list[tuple[str, str]]:
+        """Return the columns and fields of rows that were chosen, each after the option that names it, except that of
+        the id: a row without it fails."""
+        texts = () if self.text_fields in {("text",), ("*",)} else self.text_fields
+        named = [("--text-field", field) for field in texts]
+        named += [("--title-field", self.title_field)] if self.title_field != "title" else []
+        others = {"expires": self.expires_field, "language": self.language_field, "vector": self.vector_field}
+        return named + [(f"--{role}-field", field) for role, field in others.items() if field is not None]
+
 
 class SourceError(InvalidInput):
     """Something that cannot be read or written. `place` is the file, with line and column if known."""
@@ -145,6 +154,8 @@ class SourceReport:
     """The `columns` and `skip_columns` of the options that were found."""
     columns_known: set[str] = field(default_factory=set)
     """If the options name some: the first COLUMNS_KEPT_MAX columns, fields and keys found."""
+    fields_known: set[str] = field(default_factory=set)
+    """If the options name fields of rows: those that were found, and the first COLUMNS_KEPT_MAX others."""
     types: dict[str, list[str]] = field(default_factory=dict)
     """Types of table columns; several if files differ."""
     misfits: Counter[str] = field(default_factory=Counter)
@@ -182,6 +193,7 @@ class SourceReport:
         self.other_files += other.other_files
         self.columns_found |= other.columns_found
         self.columns_known |= other.columns_known
+        self.fields_known |= other.fields_known
         for column, kinds in other.types.items():
             known = self.types.setdefault(column, [])
             known.extend(kind for kind in kinds if kind not in known)
@@ -199,11 +211,25 @@ class SourceReport:
             if line not in self.notes:
                 self.note(line)
 
+    def note_fields(self, fields: Iterable[str], options: SourceOptions) -> None:
+        """Keep the columns or fields of rows for `check_columns`, until all that the options name were found."""
+        wanted, known = {name for _, name in options.fields_wanted()}, {*fields}
+        if wanted <= self.fields_known:
+            return
+        self.fields_known |= known & wanted
+        if len(self.fields_known) < COLUMNS_KEPT_MAX:
+            self.fields_known |= known
+
     def check_columns(self, options: SourceOptions) -> None:
-        """Record a failure for each name in `--columns`, `--skip-columns` and `--types` that was not found. Call it
-        after everything is read."""
+        """Record a failure for each name that an option such as `--columns` or `--expires-field` gives and nothing has.
+        Call it after everything is read."""
         if not self.documents:
             return
+        for option, name in options.fields_wanted():
+            if name not in self.fields_known:
+                there = _names_nearest(name, self.fields_known)
+                reason = f"no row that was read has a column or field {name!r}; there are {there}"
+                self.fail(SourceError(option, reason))
         for option, names in (("--columns", options.columns), ("--skip-columns", options.skip_columns)):
             for name in sorted({*names} - self.columns_found):
                 self.fail(SourceError(option, _explain_absent(name, self.columns_known)))
@@ -251,9 +277,14 @@ class SourceReport:
 
 
 def _explain_absent(name: str, known: Iterable[str]) -> str:
-    similar = get_close_matches(name, known := sorted(known))
-    there = shorten_names([*similar, *(one for one in known if one not in similar)]) or "none"
+    there = _names_nearest(name, known)
     return f"nothing that was read has a column, field or key {name!r} of metadata; there are {there}"
+
+
+def _names_nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known names for a message, those first that are like this one."""
+    similar = get_close_matches(name, known := sorted(known))
+    return shorten_names([*similar, *(one for one in known if one not in similar)]) or "none"
 
 
 def named_twice(columns: Sequence[str]) -> str:

@@ -78,6 +78,7 @@ def _documents(
         )
     if twice := named_twice(schema.names):
         raise file.error(f"several columns have one name: {twice}")
+    report.note_fields(schema.names, options)
     own = options.vector_field
     if own:
         _require_vectors(file, schema, own)

@@ -184,6 +184,7 @@ def _document(
             raise file.error(f"field '{field}': expected a string, found {KINDS[type(value)]}", line)
         return value or ""
 
+    report.note_fields(fields, options)
     if not has_text(fields, options):
         missing = ", ".join(f"'{field}'" for field in options.text_fields)
         found = shorten_names(fields) or "none"

@@ -81,6 +81,7 @@ class TypedColumns:
             if name and name not in strings
         }
         report.add_types(metadata_of(types, options, report))
+        report.note_fields(filter(None, names), options)
         return cls(names, types)
 
     def row(

@@ -154,3 +154,52 @@ def test_the_command_chooses_columns(http: Http, service: ServerProcess, tmp_pat
     ended = nearline(*arguments, "--columns", "c1,c2,c3")
     (one, *_) = http.ok("POST", f"/v1/collections/{name}/documents/scroll", {})["documents"]
     assert one["metadata"] == {"c1": 1, "c2": 1, "c3": 1}
+
+
+FIELDS = {
+    "--text-field": "text,body",
+    "--title-field": "head",
+    "--expires-field": "until",
+    "--language-field": "tongue",
+    "--vector-field": "numbers",
+}
+
+
+@pytest.mark.parametrize("option", FIELDS)
+def test_a_field_that_no_row_has_is_a_failure(
+    http: Http, service: ServerProcess, tmp_path: Path, option: str
+) -> None:
+    """A slip in its name would otherwise go unseen, and documents never expire. One row that has it is enough."""
+    put(tmp_path, "a.jsonl", '{"id": 1, "text": "x"}\n')
+    put(tmp_path, "b.md", f"---\n{FIELDS[option].split(',')[-1]}: 2099-01-31\n---\nText.")
+    arguments = ["ingest", tmp_path, "--url", service.url, "-c", http.new_collection()]
+    slipped = f"{FIELDS[option]}s"
+    ended = nearline(*arguments, option, slipped)
+    assert ended.returncode == 1
+    name = slipped.rsplit(",", maxsplit=1)[-1]
+    assert (
+        f"{option}: no row that was read has a column or field {name!r}; there are id, text" in ended.stderr
+    )
+    assert ended.stdout.startswith("2 documents written")
+    synced = nearline(*arguments, option, slipped, "--sync", "--state", tmp_path / ".state")
+    assert (synced.returncode, f"{option}: no row" in synced.stderr) == (1, True)
+    fields = dict.fromkeys(FIELDS[option].split(","))
+    put(tmp_path, "c.jsonl", json.dumps({"id": 2, "text": "y", **fields}) + "\n")
+    ended = nearline(*arguments, option, FIELDS[option])
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_field_of_empty_cells_is_one(tmp_path: Path) -> None:
+    """In tables and Parquet, too: the column is there, and its rows never expire."""
+    put(tmp_path, "a/a.csv", "id,text,until\n1,x,\n")
+    (tmp_path / "b").mkdir()
+    table = {"id": ["1"], "text": ["x"], "until": pa.array([None], pa.string())}
+    pq.write_table(pa.table(table), tmp_path / "b/b.parquet")
+    put(tmp_path, "c/c.xlsx", xlsx(rows=[["id", "text", "until"], ["1", "x", ""]]))
+    for folder in "abc":
+        for field, failures in (("until", 0), ("untill", 1)):
+            options = SourceOptions(expires_field=field)
+            documents, report = read(tmp_path / folder, options=options)
+            report.check_columns(options)
+            assert (len(documents), report.failures) == (1, failures), report.failed
+    assert report.failed[0].reason.endswith("'untill'; there are until, id, text")
