@@ -31,7 +31,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from indexes.base.durable import keep_private
-from indexes.base.errors import Conflict, InvalidInput, NearlineError, message_of
+from indexes.base.errors import Conflict, InvalidInput, NearlineError, NotADataDirectory, message_of
 from indexes.base.structs import learn_structs
 from jobs.serving.interpreter import share_heaps, tune_interpreter
 from jobs.serving.log_lines import set_up_logging
@@ -69,6 +69,7 @@ def run(config: Config, data: Path, reread: Callable[[], Config]) -> None:
     Raises InvalidInput for an address reachable from other machines unless the settings allow it, any error of opening
     the data directory, and SystemExit as above.
     """
+    require_folder(data)
     require_private(config.server, keys=Keys(data).required)
     keep_private()
     share_heaps()
@@ -77,6 +78,13 @@ def run(config: Config, data: Path, reread: Callable[[], Config]) -> None:
     learn_structs()
     if not asyncio.run(serve(config, data, reread)):
         sys.exit(1)
+
+
+def require_folder(data: Path) -> None:
+    """Raises NotADataDirectory if something else than a folder is at this path or above it."""
+    found = next(path for path in (data, *data.absolute().parents) if path.exists())
+    if not found.is_dir():
+        raise NotADataDirectory(f"{found} is not a folder")
 
 
 def require_private(server: ServerSection, *, keys: bool) -> None:

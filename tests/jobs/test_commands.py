@@ -444,6 +444,14 @@ def test_a_file_in_place_of_a_folder_is_one_clear_line(tmp_path: Path, words: st
     assert [path.name for path in tmp_path.iterdir()] == ["given"]
 
 
+def test_a_service_looks_at_its_folder_first(tmp_path: Path) -> None:
+    """What is no folder, or below what is none, is all that is said: nothing is read, and no port is taken."""
+    (given := tmp_path / "given").write_text("x")
+    for data in (given, given / "data"):
+        called = nearline("serve", "--data", data, "--port", "0")
+        assert (called.returncode, called.stderr) == (1, f"nearline: {given} is not a folder\n")
+
+
 def test_errors_of_the_system_are_said_in_words(tmp_path: Path) -> None:
     """They name the path that they are about, and no number."""
     with pytest.raises(OSError, match="Errno") as caught:
