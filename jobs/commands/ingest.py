@@ -20,10 +20,10 @@ from jobs.commands.ingest_output import (
 )
 from jobs.commands.options import COLLECTION, JSON, URL
 from jobs.commands.output import print_result, say
-from jobs.ingestion.ingesting import IngestProgress, ingest, limits_of
+from jobs.ingestion.ingesting import IngestProgress, find_collection, ingest
 from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
 from nearline import AsyncClient, ServiceError
-from retrieval.clients.bulk import busy_patience
+from retrieval.clients.bulk import limits_in
 
 
 def split_names(*listed: str) -> tuple[str, ...]:
@@ -240,16 +240,14 @@ def send_all(
     done = IngestProgress()
 
     async def send(client: AsyncClient) -> None:
-        if create is not None:
-            await client.ensure_collection(collection, **create)
-        limits = await limits_of(client, collection, on_progress)
+        limits = limits_in(await find_collection(client, collection, create, on_progress))
         fitted = replace(options, metadata_keys_max=limits["metadata_keys"])
         documents = read_documents(paths, options=fitted, report=report)
         await ingest(client, collection, documents, on_progress, report, done, limits=limits)
 
     try:
         with progress_bar(total_bytes(paths, options=options), hidden=hidden) as on_progress:
-            ask(url, send, patience=busy_patience)
+            ask(url, send)
     except KeyboardInterrupt:
         click.echo(describe_stop(done, collection), err=True)
         sys.exit(130)

@@ -25,12 +25,13 @@ from jobs.commands.ingest_output import (
 )
 from jobs.commands.options import exit_on_sigterm
 from jobs.commands.output import print_json, say
+from jobs.ingestion.ingesting import find_collection
 from jobs.ingestion.sync_record import SyncRecord
 from jobs.ingestion.syncing import Synced, record_path, state_folder, sync
 from jobs.ingestion.watching import watch
 from jobs.sources import SourceOptions, SourceReport, as_named, total_bytes
 from nearline import AsyncClient, ServiceError, bulk_patience
-from retrieval.clients.bulk import busy_patience, limits_in
+from retrieval.clients.bulk import limits_in
 
 GONE_SHOWN = 20
 
@@ -111,11 +112,8 @@ class Syncs:
         hidden = self.as_json or self.quiet
 
         async def work(client: AsyncClient) -> Synced:
-            if self.create is not None and not self.dry_run:
-                found = await client.ensure_collection(self.collection, **self.create)
-            else:
-                found = await client.collection(self.collection)
-            client.connection.patience = bulk_patience  # the address is right
+            create = None if self.dry_run else self.create
+            found = await find_collection(client, self.collection, create, on_progress)
             name = found["name"]
             state = self.state or state_folder()
             with contextlib.closing(SyncRecord(record_path(state, self.url, found), str(folder))) as record:
@@ -135,7 +133,7 @@ class Syncs:
 
         with progress_bar(total_bytes([folder], options=self.options), hidden=hidden) as on_progress:
             try:
-                done = ask(self.url, work, patience=busy_patience)
+                done = ask(self.url, work, patience=bulk_patience)
             except ServiceError:
                 show_failures(report)
                 raise

@@ -11,8 +11,8 @@ from typing import Any
 
 import nearline
 from jobs.sources import FirstFailure, SourceDocument, SourceError, SourceReport
-from nearline import AsyncClient, Refused, bulk_patience, path_of
-from retrieval.clients.bulk import REQUESTS_AT_ONCE, limits_in
+from nearline import AsyncClient, CollectionBody, Refused, bulk_patience
+from retrieval.clients.bulk import REQUESTS_AT_ONCE
 from retrieval.clients.wire.records import RequestLimits
 
 
@@ -32,10 +32,21 @@ Progress = Callable[[IngestProgress], None]
 TELL_EVERY_S = 1.0  # also without acknowledgments: one large document can take minutes
 
 
-async def limits_of(client: AsyncClient, collection: str, progress: Progress) -> RequestLimits:
-    """Return the service's limits. Waits for a busy or unreachable service as `ingest` does, and tells
+async def find_collection(
+    client: AsyncClient, name: str, create: Mapping[str, Any] | None, progress: Progress
+) -> CollectionBody:
+    """Return the collection. If it does not exist, it is created with the settings `create`, unless these are None."""
+    async with waiting_for_service(client, progress):
+        if create is None:
+            return await client.collection(name)
+        return await client.ensure_collection(name, **create)
+
+
+@contextlib.asynccontextmanager
+async def waiting_for_service(client: AsyncClient, progress: Progress) -> AsyncIterator[None]:
+    """Let the requests within the block wait for a busy or unreachable service as those of `ingest` do, and tell
     `progress` so."""
-    patience, begun = bulk_patience(), time.monotonic()
+    connection, patience, begun = client.connection, bulk_patience(), time.monotonic()
 
     def tell() -> None:
         waited = time.monotonic() - begun
@@ -43,8 +54,12 @@ async def limits_of(client: AsyncClient, collection: str, progress: Progress) ->
             IngestProgress(waiting_for="the service", waiting_s=waited, waits_because=patience.waits_because)
         )
 
-    async with call_regularly(tell):
-        return limits_in(await client.request("GET", path_of(collection), patience=patience))
+    before, connection.patience = connection.patience, lambda: patience
+    try:
+        async with call_regularly(tell):
+            yield
+    finally:
+        connection.patience = before
 
 
 async def ingest(

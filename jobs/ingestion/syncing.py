@@ -29,7 +29,7 @@ import msgspec
 
 from indexes.base.errors import InvalidInput
 from indexes.filters.dates import expires_ms_of
-from jobs.ingestion.ingesting import IngestProgress, Progress, ingest
+from jobs.ingestion.ingesting import IngestProgress, Progress, ingest, waiting_for_service
 from jobs.ingestion.sync_record import Claim, Seq, Stamp, SyncRecord
 from jobs.sources import (
     FoundFile,
@@ -175,7 +175,8 @@ class _SyncRun:
         self.record.follow_settings(settings)
         found, unlisted = self._scan()
         self.files = {path_in_folder(one) for one in found.values()}
-        present = await self._present()
+        async with waiting_for_service(self.client, self.progress):
+            present = await self._present()
         self.record.follow_collection(self.seq, present)
         (changed, self.done.files_unchanged), again = self._changed(found), True
         self._count(changed)

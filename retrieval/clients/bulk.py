@@ -28,7 +28,6 @@ import msgspec
 from retrieval.clients.errors import ServiceError
 from retrieval.clients.transport import (
     JSON,
-    TIMEOUT_S,
     Patience,
     ServiceConnection,
     decode_answer,
@@ -169,13 +168,8 @@ def chars_per_request(connection: ServiceConnection) -> int:
     return min(max(int(connection.chars_per_s * REQUEST_S), CHARS_AT_LEAST), CHARS_PER_REQUEST)
 
 
-def busy_patience() -> Patience:
-    """Return the patience for calls before and after an ingestion: an unreachable service may be a wrong address."""
-    return Patience(busy_s=BUSY_S, away_s=0, try_s=TIMEOUT_S)
-
-
 def bulk_patience() -> Patience:
-    """Return the patience for the requests of one ingestion."""
+    """Return the patience for the requests of one ingestion, and those before it."""
     return Patience(busy_s=BUSY_S, away_s=AWAY_S, try_s=REQUEST_S_MAX)
 
 

@@ -98,7 +98,15 @@ class Endpoints(Core):
         except ServiceError as error:
             if error.status != 404:
                 raise
-            return await self.create_collection(name, **settings)
+            try:
+                made: records.CollectionBody = await self.request(
+                    "POST", COLLECTIONS, {"name": name, **settings}
+                )
+                return made
+            except ServiceError as refused:
+                if refused.status != 409:
+                    raise
+            found = await self.collection(name)  # made since, maybe by a request whose connection broke
         for key in ("model", "language", "dimensions"):
             wanted, present = settings.get(key), found[key]
             if wanted is not None and wanted != present:

@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 
 from jobs.commands.ingest_output import progress_lines
-from jobs.ingestion.ingesting import IngestProgress, ingest, limits_of
+from jobs.ingestion.ingesting import IngestProgress, find_collection, ingest
 from jobs.serving.process import ServerProcess, serving
 from jobs.sources import SourceDocument, SourceError, SourceReport
 from nearline import AsyncClient, Patience, Refused, ServiceError
@@ -25,6 +25,7 @@ from retrieval.clients.bulk import LIMITS, Encoded, batches
 from retrieval.clients.transport import retry_after_s
 from retrieval.clients.wire.records import RequestLimits
 from tests.jobs.test_commands import ROOT
+from tests.jobs.test_sources import put
 from tests.support.commands import nearline
 from tests.support.doorway import Doorway, Turn
 from tests.support.http import Http
@@ -242,23 +243,48 @@ def test_ingest_waits_for_the_collection_that_it_creates(tmp_path: Path) -> None
     (tmp_path / "a.txt").write_text("A line.")
     made = Reply({"limits": LIMITS}, 201)
     written = Reply({"seq": 1, "documents": 1, "passages": 1, "took_ms": 1})
-    with Stub(busy, none, busy, busy, made, busy, made, busy, written) as stub:
+    with Stub(busy, none, busy, busy, made, busy, written) as stub:
         ended = nearline("ingest", tmp_path / "a.txt", "--url", stub.url, "-c", "new", "--create")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("1 document written to new")
-    assert [method for method, *_ in stub.seen] == [*["GET"] * 2, *["POST"] * 3, *["GET"] * 2, *["POST"] * 2]
+    assert [method for method, *_ in stub.seen] == [*["GET"] * 2, *["POST"] * 5]
 
 
-def test_why_the_service_is_waited_for_is_told_before_the_first_document() -> None:
-    """Its limits are asked for first, and that may take as long as a node is away."""
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("away", [Reply(status=502), Reply(cut=True)], ids=["gone", "cut"])
+def test_the_first_requests_wait_for_a_restart_too(tmp_path: Path, away: Reply, sync: bool) -> None:
+    """Those that look for the collection, create it, and ask for its documents. One that a broken connection has
+    created is found."""
+    none = Reply({"error": {"type": "not_found", "message": "no collection"}}, 404)
+    taken = Reply({"error": {"type": "conflict", "message": "it exists"}}, 409)
+    body = {"name": "new", "tenant": "", "seq": 0, "limits": LIMITS, "model": "m", "language": ""}
+    found = Reply({**body, "dimensions": 384})
+    written = Reply({"seq": 1, "documents": 1, "passages": 1, "took_ms": 1})
+    scrolled = Reply({"documents": [], "cursor": None})
+    put(tmp_path, "docs/a.txt", "A line.")
+    replies = [away, none, away, taken, away, found]
+    more = ["--sync", "--state", tmp_path / "state"] if sync else []
+    replies += [away, scrolled, written, scrolled] if sync else [written]
+    with Stub(*replies) as stub:
+        ended = nearline("ingest", tmp_path / "docs", "--url", stub.url, "-c", "new", "--create", *more)
+    assert ended.returncode == 0, ended.stderr
+    assert "1 document written to new" in ended.stdout
+    assert len(stub.seen) == len(replies)
+
+
+@pytest.mark.parametrize("create", [None, {}])
+def test_why_the_service_is_waited_for_is_told_before_the_first_document(
+    create: dict[str, Any] | None,
+) -> None:
+    """The collection is asked for first, and that may take as long as a node is away."""
     told: list[IngestProgress] = []
 
     async def ask(url: str) -> None:
         async with AsyncClient(url) as client:
-            await limits_of(client, "docs", told.append)
+            await find_collection(client, "docs", create, told.append)
 
     busy = Reply({"error": {"type": "overloaded", "message": "a node is away"}}, 503, {"Retry-After": "2"})
-    with Stub(busy, Reply({"limits": LIMITS})) as stub:
+    with Stub(busy, Reply({"limits": LIMITS, "model": "m", "language": "", "dimensions": 384})) as stub:
         asyncio.run(ask(stub.url))
     assert told[0].waits_because == "a node is away"
     assert told[0].waiting_s > 0
