@@ -30,7 +30,6 @@ from retrieval.clients.transport import (
     JSON,
     Patience,
     ServiceConnection,
-    decode_answer,
     encode_json,
     path_of,
 )
@@ -134,7 +133,7 @@ def plan_ingestion(
     """Yield the coroutines of an ingestion; await each before asking for the next. This way the caller's own thread
     reads the documents."""
     patience = patience or bulk_patience()
-    write = partial(connection.content, "POST", path_of(collection, "documents"), patience=patience)
+    write = partial(connection.answer, "POST", path_of(collection, "documents"), patience=patience)
 
     def learn(chars: int, seconds: float) -> None:
         pace = chars / max(seconds, 0.001)
@@ -143,8 +142,7 @@ def plan_ingestion(
     bulk = Bulk(write, total or Ingested(), requests, on_progress, on_refused or stop, learn)
     try:
         if limits is None:
-            shown = yield connection.content("GET", path_of(collection), patience=patience)
-            limits = limits_in(decode_answer(shown))
+            limits = limits_in((yield connection.answer("GET", path_of(collection), patience=patience)))
         numbered = enumerate(documents, bulk.total.read)
         for batch in batches(numbered, limits, bulk.unsent.append, lambda: chars_per_request(connection)):
             yield bulk.send(batch)
@@ -182,7 +180,7 @@ class Bulk:
 
     def __init__(
         self,
-        write: Callable[[JSON], Coroutine[Any, Any, bytes]],
+        write: Callable[[JSON], Coroutine[Any, Any, Any]],
         total: Ingested,
         requests: int,
         on_progress: OnProgress,
@@ -251,7 +249,7 @@ class Bulk:
             part = parts.pop()
             try:
                 body = {"documents": [msgspec.Raw(one.body) for one in part]}
-                written: Written = decode_answer(await self._request(body))
+                written: Written = await self._request(body)
                 if not written.get("unchanged"):  # unchanged documents cost no time
                     self._learn(sum(one.chars for one in part), written.get("took_ms", 0) / 1000)
                 self._count(written)

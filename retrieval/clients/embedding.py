@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from retrieval.clients.errors import ServiceError
-from retrieval.clients.transport import AWAY, BUSY, Patience, ServiceConnection, decode_answer
+from retrieval.clients.transport import AWAY, BUSY, Patience, ServiceConnection
 
 MISMATCH = "model_mismatch"
 
@@ -77,7 +77,7 @@ async def embed_at(
             kind=MISMATCH,
         )
     body = {"input": list(texts), "model": name, "input_type": kind}
-    answer = decode_answer(await connection.content("POST", "/v1/embeddings", body, patience=patience))
+    answer = await connection.answer("POST", "/v1/embeddings", body, patience=patience)
     return {
         "vectors": [one["embedding"] for one in answer["data"]],
         "model": name,
@@ -91,10 +91,10 @@ async def served_model(
     connection: ServiceConnection, model: str | None, patience: Patience | None
 ) -> tuple[str, str]:
     """Return name and fingerprint of a model, which may be given by an alias; None is the default model."""
-    info: Any = decode_answer(await connection.content("GET", "/info", patience=patience))
+    info = await connection.answer("GET", "/info", patience=patience)
     if model is None:
         return info["model_id"], info["model_sha"]
-    listed: Any = decode_answer(await connection.content("GET", "/v1/models", patience=patience))
+    listed = await connection.answer("GET", "/v1/models", patience=patience)
     names = {one["id"]: one["root"] for one in listed["data"]}
     if model not in names:
         known = ", ".join(names)

@@ -17,7 +17,7 @@ from retrieval.clients.blocking import Core, endpoint, steps, stream
 from retrieval.clients.bulk import REQUESTS_AT_ONCE, Ingested, OnProgress, OnRefused, Steps, plan_ingestion
 from retrieval.clients.embedding import Embedded, embed_with_fallback
 from retrieval.clients.errors import ServiceError
-from retrieval.clients.transport import JSON, Patience, decode_answer, path_of, refusal
+from retrieval.clients.transport import JSON, Patience, path_of, refusal
 
 if TYPE_CHECKING:
     from retrieval.clients.wire import answers, records
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 COLLECTIONS = "/v1/collections"
+METRIC = b"nearline_"  # what the names of all metrics begin with
 DATA = b"data:"
 END_OF_STREAM = b"[DONE]"
 # The status that these errors have where they come before the first piece of a stream. All others there are 500.
@@ -55,13 +56,15 @@ class Endpoints(Core):
     ) -> Any:
         """Send a request to any path and return the decoded answer, None if empty. `twice` is whether the service
         may receive the request twice if a connection breaks."""
-        content = await self.connection.content(method, path, body, twice=twice, patience=patience)
-        return decode_answer(content) if content else None
+        return await self.connection.answer(method, path, body, twice=twice, patience=patience)
 
     @endpoint
     async def metrics(self) -> str:
         """Return the metrics in Prometheus's text format."""
-        return (await self.connection.content("GET", "/metrics")).decode()
+        content = await self.connection.content("GET", "/metrics")
+        if METRIC not in content:
+            raise self.connection.foreign("its metrics are others")
+        return content.decode()
 
     @endpoint
     async def ready(self) -> bool:

@@ -10,7 +10,7 @@ class ServiceError(Exception):
     wait.
 
     `kind` is the service's error type (docs/api.md), or one of the client's own: `unreachable`, `disconnected`,
-    `timeout`, `circuit_open`, `unknown`.
+    `timeout`, `circuit_open`, `unreadable`, `unknown`.
     """
 
     def __init__(

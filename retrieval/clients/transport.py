@@ -26,6 +26,7 @@ import aiohttp
 import msgspec
 
 from retrieval.clients.errors import OPEN, UNREACHABLE, UNREADABLE, ServiceError
+from retrieval.clients.expected import explain_foreign
 
 JSON = Mapping[str, Any]  # a decoded object
 
@@ -207,6 +208,26 @@ class ServiceConnection:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    async def answer(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        twice: bool = True,
+        patience: Patience | None = None,
+    ) -> Any:
+        """Return the decoded answer, None if it is empty. Raises ServiceError, of the kind `unreadable`, for one that
+        no Nearline service gives."""
+        content = await self.content(method, path, body, twice=twice, patience=patience)
+        answer = decode_answer(content) if content else None
+        if why := explain_foreign(method, path, answer):
+            raise self.foreign(why)
+        return answer
+
+    def foreign(self, why: str) -> ServiceError:
+        return ServiceError(f"{self.url} is not a Nearline service: {why}", kind=UNREADABLE)
 
     async def content(
         self,

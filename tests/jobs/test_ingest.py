@@ -110,7 +110,7 @@ def test_a_request_takes_the_service_seconds(took_ms: int, chars: int) -> None:
     """At the pace of those before it, within bounds. The first ones are small, and one that was unchanged says nothing
     about the pace."""
     documents = [{"id": str(at), "text": "x" * 1_000} for at in range(300)]
-    shown = Reply({"limits": LIMITS})
+    shown = Reply({"name": "c", "limits": LIMITS})
     unchanged = Reply({"seq": 1, "documents": 0, "unchanged": 20, "passages": 0, "took_ms": 1})
     written = Reply({"seq": 1, "documents": 20, "passages": 20, "took_ms": took_ms})
 
@@ -241,7 +241,7 @@ def test_ingest_waits_for_the_collection_that_it_creates(tmp_path: Path) -> None
     busy = Reply(error, 429, {"Retry-After": "1"})
     none = Reply({"error": {"type": "not_found", "message": "no collection"}}, 404)
     (tmp_path / "a.txt").write_text("A line.")
-    made = Reply({"limits": LIMITS}, 201)
+    made = Reply({"name": "c", "limits": LIMITS}, 201)
     written = Reply({"seq": 1, "documents": 1, "passages": 1, "took_ms": 1})
     with Stub(busy, none, busy, busy, made, busy, written) as stub:
         ended = nearline("ingest", tmp_path / "a.txt", "--url", stub.url, "-c", "new", "--create")
@@ -284,7 +284,9 @@ def test_why_the_service_is_waited_for_is_told_before_the_first_document(
             await find_collection(client, "docs", create, told.append)
 
     busy = Reply({"error": {"type": "overloaded", "message": "a node is away"}}, 503, {"Retry-After": "2"})
-    with Stub(busy, Reply({"limits": LIMITS, "model": "m", "language": "", "dimensions": 384})) as stub:
+    with Stub(
+        busy, Reply({"name": "c", "limits": LIMITS, "model": "m", "language": "", "dimensions": 384})
+    ) as stub:
         asyncio.run(ask(stub.url))
     assert told[0].waits_because == "a node is away"
     assert told[0].waiting_s > 0

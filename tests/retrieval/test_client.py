@@ -76,7 +76,7 @@ def test_users_see_its_types() -> None:
 
 def test_the_url_and_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The address may come from NEARLINE_URL, and a key is sent as a bearer token."""
-    with Stub() as stub:
+    with Stub(Reply({"collections": []})) as stub:
         monkeypatch.setenv("NEARLINE_URL", stub.url + "/")
         with Client(key="secret") as client:
             assert client.url == stub.url
@@ -187,7 +187,8 @@ def test_every_method(http: Http, service: ServerProcess) -> None:
         assert client.rollback(name) >= 1
         assert "nearline_" in client.metrics()
         assert client.request("GET", "/healthz")
-    with Stub() as stub, Noted(stub.url) as client:
+    any_answer = Reply({"cause": {}, "hits": [], "risk_score": None, "answer": None})
+    with Stub(any_answer) as stub, Noted(stub.url) as client:
         client.explain("docs", query="refunds", document_id="a", k=5)
         client.search_collections(collections=["docs", "more"], query="refunds")
         client.assess("docs", action="restart the database")
@@ -412,6 +413,23 @@ def test_an_answer_that_is_no_json_is_a_failure(content: bytes) -> None:
         assert caught.value.kind == "unreadable"
 
 
+@pytest.mark.parametrize("answer", [{"status": "ok"}, []])
+def test_an_answer_of_another_kind_of_server_is_a_failure(answer: object) -> None:
+    """It says which answer shows that; what is asked for at other paths may be anything."""
+    with Stub(Reply(answer)) as stub, Client(stub.url, retry_s=0) as client:
+        for ask in (
+            lambda: client.create_collection("docs"),
+            lambda: client.ingest("docs", notes(1)),
+            client.metrics,
+        ):
+            with pytest.raises(ServiceError, match=f"{stub.url} is not a Nearline service: its ") as caught:
+                ask()
+            assert caught.value.kind == "unreadable"
+        with pytest.raises(ServiceError, match="its answer to DELETE /v1/collections/docs is not empty"):
+            client.delete_collection("docs")
+        assert client.request("GET", "/elsewhere") == answer
+
+
 def test_a_refusal_is_no_failure() -> None:
     """A service that answers 404, or 429, is there: the breaker stays closed."""
     missing = Reply({"error": {"type": "not_found", "message": "no such collection"}}, 404)
@@ -618,7 +636,7 @@ assert client.ready()
 
 def test_a_callback_cannot_wait_for_itself() -> None:
     """An error says so, instead of a client that hangs."""
-    job = {"status": "running", "progress": {"stage": "x", "done": 0, "total": 1}}
+    job = {"id": "j", "status": "running", "progress": {"stage": "x", "done": 0, "total": 1}}
 
     def waits(*_: object) -> None:
         client.job("j")
