@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from indexes.base.errors import Conflict, Damaged
 from indexes.base.model import IndexOptions
+from indexes.base.serial import SerialWork
 from indexes.base.work import OnStep, do_nothing
 from indexes.collection.view import CollectionView, HitCounter, covered_by, end_of
 from indexes.log.reader import SCAN_ROWS, LogPosition, LogReader
@@ -53,7 +55,7 @@ class Replica(CollectionView):
         super().__init__(folder, options, LogReader(folder / "log.db", options.now_ms))
         self.hits, self.documents = hits, 0
         self._inode = inode_of(self.log.path)
-        self._loads = ThreadPoolExecutor(1, f"loading-{folder.name}", initializer=work_quietly)
+        self._loads = SerialWork(f"loading-{folder.name}", work_quietly)
         self._loading: Future[Loaded] | None = None
         self._position, self._content = START, b""
         self._is_told = False  # that there may be something new on disk
@@ -124,7 +126,7 @@ class Replica(CollectionView):
             steps.callback(self._release)
             steps.callback(self.log.close)
             steps.callback(setattr, self, "_loading", None)  # what was loaded is mapped, too
-            steps.callback(self._loads.shutdown, cancel_futures=True)
+            steps.callback(self._loads.close)
 
     def _load(self, *, whole: bool = False) -> Loaded:
         """Load the live generation and the segments after it. If `whole`, or if they cover less than what was loaded
@@ -174,7 +176,7 @@ class Replica(CollectionView):
             else:  # a rebuild ended while it was loaded
                 self.look()
         except Conflict:  # a delta spans its end: the writer began a new one elsewhere, as for a rebuild
-            self._loading = self._loads.submit(self._load, whole=True)
+            self._loading = self._loads.submit(partial(self._load, whole=True))
         except Exception as error:  # noqa: BLE001 - what was loaded before keeps serving
             logger.warning("%s keeps its older indexes: %s", self.name, error)
 

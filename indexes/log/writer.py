@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from indexes.base import failpoints, failures
 from indexes.base.errors import NearlineError, NotReady, Overloaded, StorageError, WritesHeld
 from indexes.base.model import Operation, WriteResult
+from indexes.base.serial import start_thread
 from indexes.base.work import BEGAN
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class Writer:
                 raise Overloaded(f"{WAITING_WRITES_MAX} writes are waiting already")
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=f"writer-{self._name}", daemon=True)
-                thread.start()
+                start_thread(thread)
                 self._thread = thread
             self._queue.put_nowait(item)
 

@@ -77,10 +77,15 @@ class DeltaView:
     @property
     def bytes(self) -> int:
         lexical = self.delta.lexical.bytes
-        return int(self.vectors.bytes + self.ids.nbytes + self.filters.bytes + lexical)
+        return int(self._vector_bytes + self.ids.nbytes + self.filters.bytes + lexical)
 
     def tier_bytes(self) -> dict[Tier, int]:
-        return {"delta": self.vectors.bytes}
+        return {"delta": self._vector_bytes}
+
+    @property
+    def _vector_bytes(self) -> int:
+        """Rows that nothing was written to take no memory yet."""
+        return int(self.vectors.halves[: self.size].nbytes)
 
     def ids_of(self, rows: Rows) -> Ids:
         return self.ids[rows]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from indexes.base import failpoints
 from indexes.base.errors import NearlineError, NotReady
 from indexes.base.priority import step_aside
+from indexes.base.serial import SerialWork
 from indexes.dense.vectors import search_with_one_thread
 from indexes.parts.assembly import Assembly
 from indexes.parts.delta import DeltaView
@@ -50,8 +51,8 @@ class Sealing:
         assembly.on_full = self.seal
         self._merge_under_way = False
         self._closing = threading.Event()
-        self._seals = ThreadPoolExecutor(1, f"sealing-{name}", initializer=work_quietly)
-        self._merges = ThreadPoolExecutor(1, f"merging-{name}", initializer=work_quietly)
+        self._seals = SerialWork(f"sealing-{name}", work_quietly)
+        self._merges = SerialWork(f"merging-{name}", work_quietly)
 
     def seal(self, view: DeltaView) -> None:
         """Seal a full delta into a segment, in the background."""
@@ -72,16 +73,16 @@ class Sealing:
     def close(self) -> None:
         """Cancel queued work, and running work at its next block of rows; wait for the threads to end."""
         self._closing.set()
-        for pool in (self._seals, self._merges):
-            pool.shutdown(wait=False, cancel_futures=True)
-        for pool in (self._seals, self._merges):
-            pool.shutdown(wait=True)
+        for work in (self._seals, self._merges):
+            work.stop()
+        for work in (self._seals, self._merges):
+            work.close()
 
     def wait(self) -> None:
         """Wait until nothing is queued or running. Do not call on the writer thread."""
         while True:
-            for pool in (self._seals, self._merges):
-                pool.submit(lambda: None).result()
+            for work in (self._seals, self._merges):
+                work.submit(lambda: None).result()
             if not self._merge_under_way:
                 return
 
@@ -154,7 +155,7 @@ class Sealing:
         if self._closing.is_set():
             raise NotReady("the collection is closing")
 
-    def _submit(self, pool: ThreadPoolExecutor, what: str, work: Callable[[], None]) -> None:
+    def _submit(self, queue: SerialWork, what: str, work: Callable[[], None]) -> None:
         def guarded() -> None:
             try:
                 work()
@@ -164,9 +165,11 @@ class Sealing:
                 logger.exception("%s of %s failed", what, self._name)
 
         try:
-            pool.submit(guarded)
+            queue.submit(guarded)
         except RuntimeError:
             logger.debug("%s closed before %s", self._name, what)
+        except NearlineError as error:
+            logger.error("%s of %s failed: %s", what, self._name, error.message)
 
 
 def work_quietly() -> None:

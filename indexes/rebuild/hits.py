@@ -32,6 +32,7 @@ class Hits:
         self._path = path
         self._entries_max = max(4 * hot_capacity, ENTRIES_MIN)
         self._counts: dict[int, float] = load(path)
+        self._changed = False  # since it was saved
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -40,7 +41,7 @@ class Hits:
     def count(self, passages: Iterable[int]) -> None:
         """Add one hit to each passage."""
         with self._lock:
-            counts = self._counts
+            counts, self._changed = self._counts, True
             for passage in passages:
                 counts[passage] = counts.get(passage, 0.0) + 1
             if len(counts) > self._entries_max:
@@ -60,16 +61,21 @@ class Hits:
         return ids[order], counts[order]
 
     def save(self) -> None:
-        """Publish the counts. Errors are only logged: hits are not worth failing for."""
+        """Publish the counts, if they have changed. Errors are only logged: hits are not worth failing for."""
+        if not self._changed:
+            return
+        self._changed = False
         ids, counts = self.most()
         content = msgspec.msgpack.encode((ids.tobytes(), counts.astype(np.float32).tobytes()))
         try:
             publish(self._path, content)
         except StorageError as error:
+            self._changed = True
             logger.warning("hit counts were not saved: %s", error.message)
 
     def _fade(self, *, least: float) -> None:
         """Halve every count and drop those below `least`; repeat while there are too many."""
+        self._changed = True
         while True:
             self._counts = {
                 passage: count * FADING for passage, count in self._counts.items() if count * FADING >= least
