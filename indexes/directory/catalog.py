@@ -22,7 +22,6 @@ from indexes.base import failpoints, failures
 from indexes.base.durable import FolderLock, disk_errors, sync_folder
 from indexes.base.errors import (
     Conflict,
-    DiskFull,
     InvalidInput,
     Locked,
     NearlineError,
@@ -119,7 +118,7 @@ class Catalog:
             logger.info(
                 "opened %s in %.2f s: %d passages, %d bytes in memory", path.name, seconds, held.live, size
             )
-        except (DiskFull, NewerFormat):
+        except NewerFormat:
             raise
         except Exception as error:
             failures.require_none()  # a failed sync affects the whole process
@@ -229,7 +228,7 @@ class Catalog:
             self._unopened[name] = reason
             if (collection := self._collections.pop(name, None)) is not None:
                 collection.close()
-            with contextlib.suppress(DiskFull, NewerFormat):
+            with contextlib.suppress(NewerFormat):
                 self._open(self.folder / name)
             if name not in self._collections:
                 return False

@@ -233,6 +233,24 @@ def test_a_first_key_without_room_leaves_the_directory_open(
     assert 3 <= failed < left
 
 
+def test_a_directory_with_keys_opens_on_a_full_disk(tmp_path: Path) -> None:
+    """Nothing about the keys needs to be written. A collection that needs room waits for it, and others do not."""
+    with small_disk(data := tmp_path / "data"):
+        with contextlib.closing(Catalog(data / "held", IndexOptions())) as catalog:
+            fill(catalog.create("docs", settings()), WORLD, range(20))
+        text = Keys(data / "held").create(key("admin"))[1]
+        Keys(data / "held").remember()
+        fill_up(data / "other")
+        keys = Keys(data / "held")
+        keys.remember()
+        assert keys.admit({"Authorization": f"Bearer {text}"}, "admin").key
+        with contextlib.closing(Catalog(data / "held", IndexOptions())) as catalog:
+            assert "no space left" in catalog.quarantined.get("docs", "no space left")
+            (data / "other").unlink()
+            assert catalog.retry("docs") or not catalog.quarantined
+            assert catalog.get("docs").documents == 20
+
+
 def create(catalog: Catalog, number: int) -> None:
     catalog.create(f"new{number}", settings())
 
