@@ -18,7 +18,7 @@ import operator
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -70,6 +70,7 @@ from retrieval.search.stages import (
     CachedAnswer,
     Found,
     count_facets_of,
+    run_rounds,
     run_stages,
     search_at_once,
 )
@@ -296,15 +297,27 @@ class Pipeline:
         # All of them ask the same nodes.
         ask = partial(ask_within, divided[0], watch) if divided else None
 
+        def begin(parts: Sequence[Sequence[Partition]]) -> tuple[JointShard, Rounds]:
+            called = [name for name, some in zip(names, parts, strict=True) for _ in some]
+            rounds = Rounds(share, documents, on_step=watch.on_step, collections=called)
+            return JointShard([one for some in parts for one in some]), rounds
+
+        def search_pinned(
+            shards: list[LocalShard],
+        ) -> tuple[JointShard, list[Sequence[Partition]], Found]:
+            joint, rounds = begin(parts := list[Sequence[Partition]]([one] for one in shards))
+            return joint, parts, run_rounds(embedded, joint, watch, rounds)
+
         async def search() -> tuple[JointShard, list[Sequence[Partition]], Found]:
             for left in reversed(range(SEARCHES_MAX)):  # as in `_search_latest`
                 parts = [parts_of(one, watch, work) for one in collections]
-                joint = JointShard([one for some in parts for one in some])
-                called = [name for name, some in zip(names, parts, strict=True) for _ in some]
-                rounds = Rounds(share, documents, on_step=watch.on_step, collections=called)
+                joint, rounds = begin(parts)
                 found = await self._search_deeper(joint, embedded, watch, rounds, ask=ask)
                 if not (found.vanished and left):
                     break
+                here = [one for one in collections if isinstance(one, Collection)]
+                if not divided and plan.rerank is None:
+                    return await self._pinned(here, watch, work, search_pinned) or (joint, parts, found)
                 states = zip(collections, parts, strict=True)
                 if not any([await reach_newer_state(one, some, watch) for one, some in states]):
                     break
@@ -504,7 +517,13 @@ class Pipeline:
         if not found.vanished:
             return shard, found
         if embedded.plan.rerank is None:
-            return await self._search_pinned(collection, shard, found, embedded, watch, share)
+            searched = await self._pinned(
+                [collection],
+                watch,
+                shard.work,
+                lambda shards: (shards[0], search_at_once(embedded, shards[0], watch, share)),
+            )
+            return searched or (shard, found)
         for _ in range(SEARCHES_MAX - 1):
             if not await reaches_newer(collection, shard.snapshot, watch):
                 break
@@ -514,31 +533,31 @@ class Pipeline:
                 break
         return shard, found
 
-    async def _search_pinned(
+    async def _pinned(
         self,
-        collection: Collection,
-        shard: LocalShard,
-        found: Found,
-        embedded: EmbeddedQuery,
+        collections: Sequence[Collection],
         watch: Stopwatch,
-        share: BudgetShare,
-    ) -> tuple[LocalShard, Found]:
-        """Search a snapshot beside the log as it was then, so that no hit can be gone; what was found before if the log
-        is written too fast for that."""
+        work: WorkBudget,
+        search: Callable[[list[LocalShard]], T],
+    ) -> T | None:
+        """Search the newest snapshots beside the logs as they were then, so that no hit can be gone. None if the logs
+        are written too fast for that."""
 
-        def search() -> int | tuple[LocalShard, Found]:
-            with collection.log.pinned() as seq:
-                newest = LocalShard(collection, collection.snapshot, watch, shard.work)
-                if newest.seq != seq:
-                    return seq
-                return newest, search_at_once(embedded, newest, watch, share)
+        def attempt() -> tuple[tuple[Collection, int] | None, T | None]:
+            with ExitStack() as logs:
+                seqs = [logs.enter_context(one.log.pinned()) for one in collections]
+                shards = [LocalShard(one, one.snapshot, watch, work) for one in collections]
+                for one, shard, seq in zip(collections, shards, seqs, strict=True):
+                    if shard.seq != seq:
+                        return (one, seq), None
+                return None, search(shards)
 
         for _ in range(PINNED_MAX):
-            outcome = await self.on_thread(partial(watch.charge_cpu, search))
-            if not isinstance(outcome, int):
-                return outcome
-            await wait_for_seq(collection, outcome, watch.deadline or math.inf)
-        return shard, found
+            behind, found = await self.on_thread(partial(watch.charge_cpu, attempt))
+            if behind is None:
+                return found
+            await wait_for_seq(*behind, watch.deadline or math.inf)
+        return None
 
     async def _judge(
         self, collection: Collection, snapshot: Snapshot, plan: Plan, work: WorkBudget, grounds: bytes

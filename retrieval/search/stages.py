@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Ranking, Spared, Tier
 from indexes.base.work import WorkBudget
+from indexes.parts.query import Query
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.ceiling import BudgetShare
 from retrieval.search.boosting import arrange, values_queries
@@ -130,16 +132,34 @@ async def run_stages(
 
 def search_at_once(embedded: EmbeddedQuery, shard: LocalShard, watch: Stopwatch, share: BudgetShare) -> Found:
     """Search on this thread, with every round and all facets."""
-    rounds, found, exact = rounds_of(shard.collection, embedded, share, watch), None, None
-    while found is None:
-        if embedded.request.exact and (vector := embedded.query.vector) is not None:
-            scan = partial(shard.scan, vector[None], embedded.query.depth, embedded.query.condition)
-            [exact] = run_at_once(scan)
-        found = run_at_once(partial(run_stages, embedded, shard, watch, rounds, exact))
-        embedded = embedded if found else embedded.deeper()
+
+    def scan(query: Query) -> Ranking:
+        assert query.vector is not None
+        [found] = run_at_once(partial(shard.scan, query.vector[None], query.depth, query.condition))
+        return found
+
+    is_exact = embedded.request.exact and embedded.query.vector is not None
+    rounds = rounds_of(shard.collection, embedded, share, watch)
+    found = run_rounds(embedded, shard, watch, rounds, scan if is_exact else None)
     if embedded.plan.facets:
         run_at_once(partial(count_facets_of, embedded, shard, shard.work, found.answer))
     return found
+
+
+def run_rounds(
+    embedded: EmbeddedQuery,
+    shard: Searchable,
+    watch: Stopwatch,
+    rounds: Rounds,
+    scan: Callable[[Query], Ranking] | None = None,
+) -> Found:
+    """Search ever deeper on this thread, by `scan` instead of the indexes if given."""
+    while True:
+        exact = scan(embedded.query) if scan else None
+        found = run_at_once(partial(run_stages, embedded, shard, watch, rounds, exact))
+        if found is not None:
+            return found
+        embedded = embedded.deeper()
 
 
 def judged_by(embedded: EmbeddedQuery, fused: Fused, arranged: Fused, rounds: Rounds) -> Positions:

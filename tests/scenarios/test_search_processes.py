@@ -165,6 +165,8 @@ def test_a_document_that_is_changed_all_the_time_is_found(place: str, request: p
     http = Http(request.getfixturevalue(place).url)
     name, ended = http.new_collection(dimensions=2), threading.Event()
     http.write(name, {"id": "best", "text": "best thing", "vector": [1, 0], "metadata": {"kind": 1}})
+    other = http.new_collection(dimensions=2)
+    http.write(other, {"id": "worse", "text": "another one", "vector": [1, 0]})
     others = [{"id": f"o{one}", "text": f"another {one}", "vector": [1, one]} for one in range(1, 500)]
     http.write(name, *others)
 
@@ -193,6 +195,10 @@ def test_a_document_that_is_changed_all_the_time_is_found(place: str, request: p
             for _ in range(60):
                 for search in searches:
                     assert http.found(name, **search, k=3, cache=False)[:1] == ["best"], search
+                together = {"collections": [name, other], "query": "best", "mode": "lexical", "k": 3}
+                assert [hit["document_id"] for hit in http.ok("POST", "/v1/search", together)["hits"]] == [
+                    "best"
+                ]
         finally:
             ended.set()
         assert changed.result() > 100
