@@ -254,6 +254,18 @@ class Catalog:
                 self._unopened.pop(name, None)
                 self._open(self.folder / name)
 
+    def exchange(self, name: str, place: Callable[[], None]) -> None:
+        """Open a collection anew once `place` has put another folder in its place. Searches fail with NotReady until
+        then."""
+        with self._change:
+            if (collection := self._collections.get(name)) is not None:
+                collection.close()
+            try:
+                place()
+            finally:
+                self._collections.pop(name, None)
+                self._open(self.folder / name)
+
     def delete(self, name: str) -> None:
         """Delete a collection and its files, quarantined or not. Raises Conflict if an alias names it, and StorageError
         if its folder cannot be renamed: it is kept then."""

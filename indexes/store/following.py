@@ -25,7 +25,7 @@ import msgspec
 
 from indexes.base import failures
 from indexes.base.arrivals import Arrivals
-from indexes.base.durable import FolderLock, disk_errors
+from indexes.base.durable import FolderLock, disk_errors, sync_folder
 from indexes.base.errors import (
     Conflict,
     Damaged,
@@ -61,7 +61,7 @@ from indexes.store.directory import (
 )
 from indexes.store.generations import GENERATIONS, generation_in
 from indexes.store.objects import Objects
-from indexes.store.opening import OnDisk, collections_on, directory_at, restore_collection
+from indexes.store.opening import OnDisk, collections_on, directory_at, keep_beside, restore_collection
 from indexes.store.restoring import NEWEST
 from indexes.store.rows import LogChange, reached_by, replay
 from indexes.store.session import PRESENT_S
@@ -105,6 +105,7 @@ class FollowedLog:
     take_at: float = 0.0
     erased_ms: int = 0
     refused: bytes | None = None
+    sure_until: float = 0.0  # that the store still has `last`
 
 
 class Follower(Replication):
@@ -390,7 +391,34 @@ class Follower(Replication):
                 self._replay(collection, followed, together)
                 together = []
             followed.last = read
+        if time.monotonic() >= followed.sure_until:
+            followed.sure_until = time.monotonic() + PRESENT_S
+            if is_overtaken(followed):
+                self._restore_again(name, followed)
         followed.level_at = time.monotonic()
+
+    def _restore_again(self, name: str, followed: FollowedLog) -> None:
+        """Take a collection from the store as a whole, while the present one is searched."""
+        logger.warning("%s is restored from the store, which has dropped what comes next", name)
+        fresh = f".removed-{name}-{uuid.uuid4().hex}"  # a start removes it
+        try:
+            state = restore_collection(followed.log, self._data, fresh, lambda *_: None)
+            last = slot_of(followed.log, state.reached)
+            if last is None:
+                raise Unavailable(f"{name} is written faster than it could be restored; try again")
+
+            def place() -> None:
+                keep_beside(self._data / name, self._data / fresh)
+                with disk_errors(self._data):
+                    (self._data / name).rename(before := self._data / f".removed-{name}-{uuid.uuid4().hex}")
+                    (self._data / fresh).rename(self._data / name)
+                    sync_folder(self._data)
+                shutil.rmtree(before, ignore_errors=True)
+
+            self._catalog.exchange(name, place)
+        finally:
+            shutil.rmtree(self._data / fresh, ignore_errors=True)
+        self._followed[name] = follow_from(followed.uid, followed.log, last)
 
     def _replay(self, collection: Collection, followed: FollowedLog, changes: list[LogChange]) -> None:
         if any(change.restarts for change in changes):
@@ -435,6 +463,16 @@ class Follower(Replication):
     def _on_piece(self, stage: str, done: int, total: int) -> None:
         if self._closing.is_set():
             raise NotReady("the service is closing")
+
+
+def is_overtaken(followed: FollowedLog) -> bool:
+    """Whether the store has dropped slots that this machine has not read, as an erasure does."""
+    number = followed.last.slot.number
+    try:
+        followed.log.slots.read(number)
+    except NotFound:
+        return followed.log.last(followed.log.newest_checkpoint()).slot.number > number
+    return False
 
 
 def follow_from(uid: str, log: CollectionLog, last: Read) -> FollowedLog:

@@ -492,12 +492,17 @@ def restore_collection(
         state = restore_log(held, draft, until, tell, uid)
         restore_generation(held.generations, state.files, draft, tell)
         if folder.exists():
-            for kept in KEPT_BESIDE:
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copy2(folder / kept, draft / kept)
+            keep_beside(folder, draft)
             with disk_errors(folder):
                 folder.rename(data / f".removed-{name}-{uuid.uuid4().hex}")
     return state
+
+
+def keep_beside(folder: Path, restored: Path) -> None:
+    """Copy what no store has to a folder that takes the place of another."""
+    for kept in KEPT_BESIDE:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy2(folder / kept, restored / kept)
 
 
 # -- restoring by hand

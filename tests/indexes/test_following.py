@@ -17,6 +17,7 @@ from indexes.directory.catalog import Catalog
 from indexes.directory.marker import KEYS, is_locked
 from indexes.parts.learned import SynonymSettings
 from indexes.store import collection_log
+from indexes.store import following as following_module
 from indexes.store.following import Follower, promote
 from indexes.store.objects import Bucket, Objects
 from indexes.store.uploading import StoreOptions
@@ -208,6 +209,33 @@ def test_a_replica_that_was_away_for_long_is_restored(
             for name in ("docs", "gone"):
                 assert replica.has(writer.catalog.get(name))
                 assert state_of(tmp_path / "a" / name) == state_of(tmp_path / "b" / name)
+
+
+def test_a_replica_that_paused_while_slots_were_dropped_is_restored(
+    tmp_path: Path, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the slot after its last one is not there does not mean that there is nothing new, as after an erasure. It is
+    searched until it is whole again, and follows from there."""
+    monkeypatch.setattr(collection_log, "SLOTS_BETWEEN", 5)
+    monkeypatch.setattr(following_module, "PRESENT_S", 0.1)
+    with serving(tmp_path / "a", objects) as writer:
+        writer.create("docs")
+        writer.write("docs", 1, 2, 3).result(WAIT_S)
+        with following(tmp_path / "b", objects) as replica:
+            collection = writer.catalog.get("docs")
+            wait_for(lambda: replica.has(collection))
+            with monkeypatch.context() as paused:
+                paused.setattr(Follower, "_follow", lambda *_: None)
+                time.sleep(5 * POLL_S)
+                for version in range(20):
+                    writer.write("docs", 1, 2, version=version).result(WAIT_S)
+                collection.write([Delete("d3")]).result(WAIT_S)
+            wait_for(lambda: replica.has(collection))
+            assert replica.catalog.get("docs").log.document("d3") is None
+            writer.write("docs", 4).result(WAIT_S)
+            wait_for(lambda: replica.has(collection))
+            compare(collection, replica)
+    assert not list((tmp_path / "b").glob(".removed-*"))
 
 
 def test_a_promoted_replica_writes_and_the_old_writer_stops(tmp_path: Path, objects: MemoryObjects) -> None:
