@@ -17,6 +17,7 @@ const CHARSET = /<meta[^>]{0,200}?charset\s*=\s*["']?([\w-]{1,40})/i;
 const HEAD_BYTES = 1024; // in which an HTML file names its charset
 const ACL = /^(?:---|\+\+\+)[ \t]*\r?\n(?:(?!---|\+\+\+).*\n)*?[ \t]*["']?acl["']?[ \t]*[:=]/;
 const IDS = ["id", "_id"];
+const INFERRED_FROM = 1000; // rows of a table, for the types of its columns
 
 // Rows that cannot be read have an `error`: [{document} or {id, error}]. Null for a kind of file that the browser cannot read.
 export async function read(file, textField = TEXT) {
@@ -117,9 +118,9 @@ function rows(text, name, textField, separator) {
   if (!header) return [{ id: name, error: "the file is empty" }];
   const twice = header.find((column, at) => header.indexOf(column) < at);
   if (twice !== undefined) throw new Error(`the header names a column twice: ${twice}`);
-  const types = header.map((_, at) => typeOf(cells.map((row) => row[at]?.trim()).filter((cell) => cell)));
+  const types = header.map((_, at) => typeOf(cells.slice(0, INFERRED_FROM).map((row) => row[at]?.trim()).filter((cell) => cell)));
   return cells.map((row, line) => {
-    const one = {};
+    const one = header.includes("acl") ? { acl: null } : {}; // an empty cell would hide nothing, and the service refuses it
     if (row.length !== header.length) return { id: `${name}#${line + 2}`, error: `expected ${header.length} cells as in the header, found ${row.length}` };
     header.forEach((column, at) => {
       const cell = row[at];
@@ -130,13 +131,16 @@ function rows(text, name, textField, separator) {
   });
 }
 
-// Numbers and booleans where all filled cells are. Of more than 15 digits a number would not be the same.
+// Numbers and booleans where all these filled cells are; others of the column stay texts.
 function typeOf(cells) {
-  if (cells.some((cell) => cell.replace(/\D/g, "").length > 15)) return String;
-  if (cells.length && cells.every((cell) => /^-?(0|[1-9]\d*)(\.\d+)?$/.test(cell))) return Number;
-  if (cells.length && cells.every((cell) => /^(true|false)$/i.test(cell))) return (cell) => cell.toLowerCase() === "true";
+  if (cells.length && cells.every(isNumber)) return (cell) => (isNumber(cell) ? Number(cell) : cell);
+  if (cells.length && cells.every(isBoolean)) return (cell) => (isBoolean(cell) ? cell.toLowerCase() === "true" : cell);
   return String;
 }
+
+// Of more than 15 digits a number would not be the same.
+const isNumber = (cell) => /^-?(0|[1-9]\d*)(\.\d+)?$/.test(cell) && cell.replace(/\D/g, "").length <= 15;
+const isBoolean = (cell) => /^(true|false)$/i.test(cell);
 
 // RFC 4180: quoted cells may hold separators, line ends and doubled quotes.
 export function separated(text, separator) {

@@ -625,6 +625,10 @@ READ_ALIKE = {
     "none.md": "#hashtag\n\n- a list\n---\n",
     "notes.txt": "# no title here\r\nbut text\r\n",
     "header.csv": " id , text , n , k \nr1,spaced, 7 , x \nr2,more,8, \n",
+    "acl.csv": 'id,text,acl\na1,one,board\na2,two,\na3,three," "\n',
+    "late.csv": "id,text,n,ok\n"
+    + "".join(f"l{one},text {one},{one},true\n" for one in range(1000))
+    + f"m1,late,x,no\nm2,late,{10**16},false\nm3,late,7,\n",
     "rows.tsv": "id\ttext\tok\n1\tone\ttrue\n2\ttwo\tFALSE\n",
     "lines.jsonl": '{"id": 7, "text": "one", "n": {"a": [1, 2]}}\n{"id": "x", "text": "two", "title": "T"}\n',
 }
