@@ -82,11 +82,12 @@ class Uploads:
     def keep(self, filename: str, content: bytes, purpose: str, expires_s: int | None = None) -> Upload:
         """Store a file. Raises TooLarge if there is no room. Without `expires_s` it is kept for the `days` of the
         settings."""
-        created = int(self._now())
+        now = self._now()
+        created = int(now)
         kept_s = self._settings.days * DAY_S if expires_s is None else expires_s
         made = Upload(
             VERSION,
-            f"file-{secrets.token_hex(12)}",
+            f"file-{int(now * 1000):012x}{secrets.token_hex(6)}",  # in order within a second, too
             filename,
             purpose,
             len(content),

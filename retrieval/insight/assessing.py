@@ -72,7 +72,7 @@ class Judge:
         """Whether the outcome is bad, or None if it is unknown. A list is bad if one of its values is, and a date if it
         lies in a day, month or year that is, as in filters."""
         outcomes = values_at(metadata, self.key)
-        if not outcomes and metadata.get(self.key) is None:
+        if not outcomes and not isinstance(metadata.get(self.key), dict):  # an empty list is none
             return None
         return any(map(self._is_bad, outcomes))
 
