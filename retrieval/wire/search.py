@@ -446,13 +446,15 @@ class Considered(PassageKey, omit_defaults=True):
 
 
 class ContextAnswer(msgspec.Struct):
-    """`omitted` passages were found but did not fit; `irrelevant` ones are below the similarity floor. `tokens`
+    """`omitted` passages were found but are not shown; `irrelevant` ones are below the similarity floor. `tokens`
     counts the context, or with format `messages` the contents of the messages."""
 
     context: Annotated[str, Doc("The text for the prompt")]
     citations: Annotated[list[Citation], Doc("One for each numbered frame of the context")]
     tokens: Annotated[int, Doc("Number of tokens")]
-    omitted: Annotated[int, Doc("Passages found that did not fit")]
+    omitted: Annotated[
+        int, Doc("Relevant passages not shown: without room, or more of a document than `per_document`")
+    ]
     irrelevant: Annotated[int, Doc("Passages found but below `min_similarity`")]
     receipt: Annotated[Receipt, Doc("How the answer was found; for several queries, for all of them")]
     timings_ms: Annotated[Timings, Doc("Milliseconds of each stage; for several queries, of the slowest")]
