@@ -18,6 +18,8 @@ from indexes.lexical import analysis
 FORMAT = 1
 M = TypeVar("M", bound=msgspec.Struct)
 MANIFEST = "manifest.json"
+FILTERED = "cold_filtered"  # the recall with a filter that keeps a twentieth of the cold passages
+SCANNED = 200_000  # cold passages of which such a filter keeps so few (10,000) that a search scans them all
 
 
 class SealedFile(msgspec.Struct, frozen=True):
@@ -102,9 +104,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def below(self, floor: float) -> str | None:
         """A description of every cohort whose recall is below this, beyond chance where the interval is known; None if
-        there is none."""
+        there is none. What a search of few passages finds with the filter of the measurement does not count: it scans
+        all that such a filter keeps."""
         intervals = self.evidence.intervals if self.evidence else {}
-        highest = self.recall | {name: high for name, (_, high) in intervals.items() if name in self.recall}
+        counted = {
+            name: value for name, value in self.recall.items() if name != FILTERED or self.cold > SCANNED
+        }
+        highest = counted | {name: high for name, (_, high) in intervals.items() if name in counted}
         low = [
             f"recall@10 {name} {self.recall[name]:.4f}" for name, value in highest.items() if value < floor
         ]

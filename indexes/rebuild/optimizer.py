@@ -24,6 +24,7 @@ from indexes.parts.generation import Generation
 from indexes.parts.manifest import RecallEvidence
 from indexes.rebuild.shares import Share
 from indexes.rebuild.truth import (
+    TIE,
     Counts,
     K,
     Truth,
@@ -179,11 +180,22 @@ def try_lists(
     """Measure the search of both tiers; `graph` says what the hot tier finds alone."""
     generation.tune(cold=search)
     results, us = time_searches(lambda query, depth: generation.nearest(query, depth, None, 0), truth.queries)
-    hot, cold = (
-        found_in([only(result, rows) for result in results], best)
-        for rows, best in zip(generation.tier_rows().values(), (truth.hot, truth.cold), strict=True)
-    )
-    return SettingsTrial(graph.ef, search, {"all": hot + cold, "hot": graph.found["hot"], "cold": cold}, us)
+    best = [np.sort(np.concatenate(both))[::-1] for both in zip(truth.hot, truth.cold, strict=True)]
+    cold = found_in([only(result, generation.tier_rows()["cold"]) for result in results], truth.cold)
+    cold = np.maximum(cold, found_beside(results, truth))
+    found = {"all": found_in(results, best), "hot": graph.found["hot"], "cold": cold}
+    return SettingsTrial(graph.ef, search, found, us)
+
+
+def found_beside(results: Sequence[Found], truth: Truth) -> Counts:
+    """How many true neighbors each search found in the cold tier if it found all in the hot one. Where vectors repeat
+    in both tiers, a hot passage may stand for a cold one."""
+    found = []
+    for (_, scores), hot, cold in zip(results, truth.hot, truth.cold, strict=True):
+        least = cold[-1] - TIE if len(cold) else np.inf
+        good = np.count_nonzero(scores[:K] >= least) - np.count_nonzero(hot >= least)
+        found.append(min(max(good, 0), len(cold)))
+    return np.array(found, np.int64)
 
 
 def only(found: Found, rows: range) -> Found:

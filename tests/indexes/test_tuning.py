@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
@@ -442,3 +443,22 @@ def test_a_tuning_can_be_cancelled(collection: Collection) -> None:
     with pytest.raises(NotReady, match="cancelled"):
         tuner.run(lambda stage, done, total: tuner.cancel())
     assert read_chosen(collection.folder) is None
+
+
+@pytest.mark.parametrize("kinds", [1, 30, 400])
+def test_vectors_that_repeat_in_both_tiers(kinds: int, tmp_path: Path) -> None:
+    """A hot passage may stand for a cold one that has the same vector: what is measured is what a user would miss."""
+    vectors = WORLD.queries(kinds)
+    with closing(make_collection(tmp_path / "c", hot_capacity=1500)) as collection:
+        for start in range(0, 4000, 500):
+            collection.write(
+                [
+                    replace(WORLD.document(number), passages=(replace(one, vector=vectors[number % kinds]),))
+                    for number in range(start, start + 500)
+                    for one in WORLD.document(number).passages[:1]
+                ]
+            ).result()
+        recall = rebuild(collection).manifest.recall
+        found = collection.snapshot.dense(vectors[0], 10).ranking.scores
+    assert found[:10].min() > 1 - TIE
+    assert recall["all"] > 0.98, recall
