@@ -522,6 +522,7 @@ class Pipeline:
                 watch,
                 shard.work,
                 lambda shards: (shards[0], search_at_once(embedded, shards[0], watch, share)),
+                scans=embedded.request.exact,
             )
             return searched or (shard, found)
         for _ in range(SEARCHES_MAX - 1):
@@ -539,9 +540,11 @@ class Pipeline:
         watch: Stopwatch,
         work: WorkBudget,
         search: Callable[[list[LocalShard]], T],
+        *,
+        scans: bool = False,
     ) -> T | None:
         """Search the newest snapshots beside the logs as they were then, so that no hit can be gone. None if the logs
-        are written too fast for that."""
+        are written too fast for that. A search that `scans` takes long, and waits for its turn."""
 
         def attempt() -> tuple[tuple[Collection, int] | None, T | None]:
             with ExitStack() as logs:
@@ -553,7 +556,8 @@ class Pipeline:
                 return None, search(shards)
 
         for _ in range(PINNED_MAX):
-            behind, found = await self.on_thread(partial(watch.charge_cpu, attempt))
+            run = self._scanner.on_thread if scans else self.on_thread
+            behind, found = await run(partial(watch.charge_cpu, attempt))
             if behind is None:
                 return found
             await wait_for_seq(*behind, watch.deadline or math.inf)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -21,6 +22,8 @@ from indexes.collection.view import CollectionView
 from indexes.filters.grammar import Filter
 from retrieval.search.shard import LocalShard, Shard, run_at_once
 from retrieval.search.stopwatch import Stopwatch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,11 @@ class Scanner:
     ) -> Ranking:
         """Scan for one search alone. Returns the exact best `depth` passages, best first."""
         return await self.joint(collection, 1).ask(vector, depth, condition)
+
+    async def on_thread(self, search: Callable[[], T]) -> T:
+        """Run a search that scans the log by itself, when no other scan runs."""
+        async with self._turn:
+            return await asyncio.to_thread(search)
 
     async def scan(self, collection: CollectionView, asked: Sequence[ScanRequest]) -> None:
         """Answer all of these searches, with one pass for each distinct filter. Errors are delivered as the answers.
