@@ -255,8 +255,8 @@ class Catalog:
                 self._open(self.folder / name)
 
     def exchange(self, name: str, place: Callable[[], None]) -> None:
-        """Open a collection anew once `place` has put another folder in its place. Searches fail with NotReady until
-        then."""
+        """Close a collection, have `place` put another folder in its place, and open that. Searches fail with NotReady
+        in between."""
         with self._change:
             if (collection := self._collections.get(name)) is not None:
                 collection.close()

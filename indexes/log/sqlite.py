@@ -191,12 +191,13 @@ class Readers:
     @contextlib.contextmanager
     def pinned(self) -> Iterator[apsw.Connection]:
         """A transaction which has all that this thread reads inside the block."""
+        before = self._pinned
         with self.transaction() as db:
             self._of_thread.pinned = db
             try:
                 yield db
             finally:
-                self._of_thread.pinned = None
+                self._of_thread.pinned = before
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[apsw.Connection]:

@@ -10,7 +10,7 @@ import msgspec
 
 from indexes.base.durable import decode_checked, sha256, verify
 from indexes.base.errors import Damaged, NotFound
-from indexes.base.model import ColdPolicy
+from indexes.base.model import ColdPolicy, IndexOptions
 from indexes.dense.cold import ColdSettings
 from indexes.dense.training import Training
 from indexes.lexical import analysis
@@ -18,8 +18,10 @@ from indexes.lexical import analysis
 FORMAT = 1
 M = TypeVar("M", bound=msgspec.Struct)
 MANIFEST = "manifest.json"
-FILTERED = "cold_filtered"  # the recall with a filter that keeps a twentieth of the cold passages
-SCANNED = 200_000  # cold passages of which such a filter keeps so few (10,000) that a search scans them all
+FILTERED = "cold_filtered"  # the recall with a filter that keeps FILTER_SHARE of the cold passages
+FILTER_SHARE = 0.05
+# Of so many cold passages, such a filter keeps no more than a search scans.
+SCANNED = round(IndexOptions().exact_scan_passages_max / FILTER_SHARE)
 
 
 class SealedFile(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from indexes.dense.cold import ColdIndex, ColdSettings
 from indexes.dense.forecast import Forecast
 from indexes.dense.vectors import Found, search_with_one_thread
 from indexes.parts.generation import Generation
-from indexes.parts.manifest import RecallEvidence
+from indexes.parts.manifest import FILTERED, RecallEvidence
 from indexes.rebuild.shares import Share
 from indexes.rebuild.truth import (
     TIE,
@@ -101,7 +101,7 @@ def choose_settings(
     measured = shares(try_settings(generation, ef, search, other), other)
     recall = {name: share.recall for name, share in measured.items()}
     if generation.manifest.cold:
-        recall["cold_filtered"] = filtered_recall(generation, search, other.queries)
+        recall[FILTERED] = filtered_recall(generation, search, other.queries)
     evidence = RecallEvidence(
         "synthetic queries" if asked is None else source,
         len(other.queries),

@@ -14,11 +14,11 @@ from indexes.dense.cold import RANKS
 from indexes.dense.mixtures import mixtures_of
 from indexes.dense.vectors import Found, among, within
 from indexes.parts.generation import Generation
+from indexes.parts.manifest import FILTER_SHARE
 
 Counts = NDArray[np.int64]
 
 K = RANKS
-FILTER_SHARE = 0.05  # of the cold rows match the filter used to measure filtered search
 TIE = 3e-4  # larger than the float16 error of a score, smaller than the gap between ranks
 
 

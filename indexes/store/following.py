@@ -467,12 +467,8 @@ class Follower(Replication):
 
 def is_overtaken(followed: FollowedLog) -> bool:
     """Whether the store has dropped slots that this machine has not read, as an erasure does."""
-    number = followed.last.slot.number
-    try:
-        followed.log.slots.read(number)
-    except NotFound:
-        return followed.log.last(followed.log.newest_checkpoint()).slot.number > number
-    return False
+    log, number = followed.log, followed.last.slot.number
+    return not log.slots.holds(number) and log.last(log.newest_checkpoint()).slot.number > number
 
 
 def follow_from(uid: str, log: CollectionLog, last: Read) -> FollowedLog:

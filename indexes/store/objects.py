@@ -1,4 +1,4 @@
-"""Objects in a bucket or a folder: created once, read, listed, removed. All else here stands on these four.
+"""Objects in a bucket or a folder: created once, looked for, read, listed, removed. All else here stands on these.
 
 No object is ever replaced, and nothing relies on conditions other than that of creating a new object: `LocalStore` has
 no others, and ETags repeat for equal bytes.
@@ -31,6 +31,8 @@ class Objects(Protocol):
         """Make a new object, durable on return. False if there is one of that name, which may be due to an earlier try
         whose answer was lost."""
         ...
+
+    def exists(self, name: str) -> bool: ...
 
     def read(self, name: str) -> bytes:
         """Raises NotFound."""
@@ -118,6 +120,14 @@ class Bucket:
         if self._folder is not None:  # which obstore does not sync
             with self._errors(name):
                 self._sync(self._folder, name)
+        return True
+
+    def exists(self, name: str) -> bool:
+        try:
+            with self._errors(name):
+                self._obstore.head(self._store, name)
+        except NotFound:
+            return False
         return True
 
     def read(self, name: str) -> bytes:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -25,12 +24,13 @@ import msgspec
 
 from indexes.base.errors import Damaged, NewerFormat, NotFound, StorageError
 from indexes.store.objects import Objects
+from indexes.store.reading import in_order
 
 FORMAT = 1
 DIGEST_BYTES = 32
 EPOCHS_KEPT = 64  # in each slot: an older directory than that is refused
 EPOCH_FOLDER = "epoch"
-TOKENS_READ, READ_TOGETHER = 100, 16  # of epochs, by a directory that knows none
+TOKENS_READ = 100  # of epochs, by a directory that knows none
 
 
 class Superseded(StorageError):
@@ -119,6 +119,10 @@ class SlotLog:
         if slot.number != number:
             raise Damaged(f"{name} in the store holds slot {slot.number}")
         return Read(slot, content[:DIGEST_BYTES])
+
+    def holds(self, number: int) -> bool:
+        """Whether a slot is there, without reading it."""
+        return self.objects.exists(f"{self.folder}/{name_of(number)}")
 
     def following(self, last: Read) -> Iterator[Read]:
         """The slots after one, as long as there are any. Raises Damaged if they do not continue it."""
@@ -232,8 +236,7 @@ def newest_epoch(objects: Objects) -> tuple[int, Epoch | None]:
 def newest_tokens(objects: Objects) -> list[str]:
     """The tokens of the newest epochs, ascending."""
     names = objects.names(EPOCH_FOLDER)[-TOKENS_READ:]
-    with ThreadPoolExecutor(READ_TOGETHER, "store-epochs") as pool:
-        return [epoch.token for epoch in pool.map(partial(read_epoch, objects), map(int, names))]
+    return [epoch.token for epoch in in_order(partial(read_epoch, objects), map(int, names))]
 
 
 def read_epoch(objects: Objects, number: int) -> Epoch:

@@ -23,7 +23,7 @@ from indexes.collection.collection import Collection
 from indexes.dense.cold import ColdSettings
 from indexes.dense.forecast import Forecast
 from indexes.parts.generation import Generation
-from indexes.parts.manifest import RecallEvidence
+from indexes.parts.manifest import FILTERED, RecallEvidence
 from indexes.parts.shelf import Shelf
 from indexes.rebuild.chosen import TunedSettings, read_chosen
 from indexes.rebuild.optimizer import (
@@ -114,7 +114,7 @@ class TuneOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     def chosen(self) -> TunedSettings:
         """The outcome as settings for `Collection.set_search`."""
-        filtered = {} if self.filtered is None else {"cold_filtered": self.filtered}
+        filtered = {} if self.filtered is None else {FILTERED: self.filtered}
         return TunedSettings(
             recall_target=self.recall_target,
             generation=self.generation,

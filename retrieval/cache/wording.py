@@ -99,7 +99,7 @@ def wording(text: str) -> tuple[str, ...]:
         word
         for before, word in pairwise(["", *written])
         if word != word.lower()
-        and (before[-1:].isdigit() or word[:1].isdigit() or word[:1] == "-" or is_unit(word))
+        and (before[-1:].isdigit() or word[0].isdigit() or word[0] == "-" or is_unit(word))
     ]
     if text.isupper() or capitals == {first} == {"A"}:
         capitals = set()

@@ -569,7 +569,8 @@ class SearchWorker:
             raise Overtaken
         if answer.vanished:
             with replica.log.pinned():  # which has all that is read here, so that no hit can be gone
-                if self._catch_up_with(search.followed, self._give_sign):
+                caught_up = self._catch_up_with(search.followed, self._give_sign)
+                if caught_up and replica.snapshot.seq > shard.seq:
                     shard = LocalShard(replica, replica.snapshot, watch, budget.work)
                     answer = self._search(shard, embedded, watch, share)
         return SearchReply(

@@ -13,6 +13,7 @@ read from the log last, so that nothing deleted is returned.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import operator
 from collections import Counter
@@ -302,32 +303,12 @@ class Pipeline:
             rounds = Rounds(share, documents, on_step=watch.on_step, collections=called)
             return JointShard([one for some in parts for one in some]), rounds
 
-        def search_pinned(
-            shards: list[LocalShard],
-        ) -> tuple[JointShard, list[Sequence[Partition]], Found]:
-            joint, rounds = begin(parts := list[Sequence[Partition]]([one] for one in shards))
-            return joint, parts, run_rounds(embedded, joint, watch, rounds)
-
-        async def search() -> tuple[JointShard, list[Sequence[Partition]], Found]:
-            for left in reversed(range(SEARCHES_MAX)):  # as in `_search_latest`
-                parts = [parts_of(one, watch, work) for one in collections]
-                joint, rounds = begin(parts)
-                found = await self._search_deeper(joint, embedded, watch, rounds, ask=ask)
-                if not (found.vanished and left):
-                    break
-                here = [one for one in collections if isinstance(one, Collection)]
-                if not divided and plan.rerank is None:
-                    return await self._pinned(here, watch, work, search_pinned) or (joint, parts, found)
-                states = zip(collections, parts, strict=True)
-                if not any([await reach_newer_state(one, some, watch) for one, some in states]):
-                    break
-            return joint, parts, found
-
         self.under_way += 1
         work.searches += 1
         try:
             async with self._in_time(plan, watch), self._turn(plan, self._away if divided else None):
                 embedded = await self._embed_text(first, lambda: spoken, plan, watch, {})
+                search = partial(self._search_parts, collections, embedded, watch, work, begin, ask)
                 joint, parts, found = await without_silent(divided, search)
         finally:
             self.under_way -= 1
@@ -340,6 +321,38 @@ class Pipeline:
             for name, one, some, answer in zip(names, collections, parts, answers, strict=True)
         ]
         return SearchCollectionsAnswer(found.answer.hits, receipts, watch.stop())
+
+    async def _search_parts(
+        self,
+        collections: Sequence[Collection | Divided],
+        embedded: EmbeddedQuery,
+        watch: Stopwatch,
+        work: WorkBudget,
+        begin: Callable[[Sequence[Sequence[Partition]]], tuple[JointShard, Rounds]],
+        ask: AskAway | None,
+    ) -> tuple[JointShard, list[Sequence[Partition]], Found]:
+        """Search the parts of several collections as one, and again on newer states if hits were replaced during that,
+        as `_search_latest` does. `begin` makes one shard of them."""
+
+        def search_pinned(
+            shards: list[LocalShard],
+        ) -> tuple[JointShard, list[Sequence[Partition]], Found]:
+            joint, rounds = begin(parts := list[Sequence[Partition]]([one] for one in shards))
+            return joint, parts, run_rounds(embedded, joint, watch, rounds)
+
+        for left in reversed(range(SEARCHES_MAX)):
+            parts = [parts_of(one, watch, work) for one in collections]
+            joint, rounds = begin(parts)
+            found = await self._search_deeper(joint, embedded, watch, rounds, ask=ask)
+            if not (found.vanished and left):
+                break
+            states = zip(collections, parts, strict=True)
+            if not any([await reach_newer_state(one, some, watch) for one, some in states]):
+                break
+            here = [one for one in collections if isinstance(one, Collection)]
+            if len(here) == len(collections) and embedded.plan.rerank is None:
+                return await self._pinned(here, watch, work, search_pinned) or (joint, parts, found)
+        return joint, parts, found
 
     async def search_shards(
         self,
@@ -513,8 +526,9 @@ class Pipeline:
         found = await self._search(shard, embedded, watch, place, share)
         if embedded.request.exact and not found.vanished and collection.log.newest_seq > shard.seq:
             # What was replaced while the log was read may have been found neither here nor there.
-            found.vanished = bool(await self.on_thread(partial(collection.log.dead_since, shard.seq)))
-        if not found.vanished:
+            died = await self.on_thread(partial(collection.log.dead_since, shard.seq))
+            found = dataclasses.replace(found, vanished=bool(died))
+        if not (found.vanished and await reaches_newer(collection, shard.snapshot, watch)):
             return shard, found
         if embedded.plan.rerank is None:
             searched = await self._pinned(
@@ -526,11 +540,9 @@ class Pipeline:
             )
             return searched or (shard, found)
         for _ in range(SEARCHES_MAX - 1):
-            if not await reaches_newer(collection, shard.snapshot, watch):
-                break
             shard = LocalShard(collection, collection.snapshot, watch, shard.work)
             found = await self._search(shard, embedded, watch, place, share)
-            if not found.vanished:
+            if not (found.vanished and await reaches_newer(collection, shard.snapshot, watch)):
                 break
         return shard, found
 

@@ -59,7 +59,7 @@ SEARCHES_MAX = 5  # for an answer whose hits are replaced while they are searche
 PINNED_MAX = 50  # tries to read the log at the operation with which the newest snapshot ends
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Found:
     """An answer; whether candidates were missing from the log; the grounds on which it may outlive writes, empty if it
     may not; and what the cold policy learns from it."""

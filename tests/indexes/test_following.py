@@ -235,6 +235,9 @@ def test_a_replica_that_paused_while_slots_were_dropped_is_restored(
             writer.write("docs", 4).result(WAIT_S)
             wait_for(lambda: replica.has(collection))
             compare(collection, replica)
+            objects.calls.clear()
+            wait_for(lambda: any(call == "exists" for call, _ in objects.calls))
+            assert not [call for call in objects.calls if call[0] == "names"]  # which costs more
     assert not list((tmp_path / "b").glob(".removed-*"))
 
 

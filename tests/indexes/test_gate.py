@@ -20,7 +20,7 @@ from indexes.collection.collection import Collection
 from indexes.directory.backup.backup import back_up
 from indexes.directory.backup.verifying import verify_data
 from indexes.directory.catalog import Catalog
-from indexes.parts.manifest import RecallEvidence, read_manifest
+from indexes.parts.manifest import FILTERED, SCANNED, RecallEvidence, read_manifest
 from indexes.parts.shelf import Shelf
 from indexes.rebuild import optimizer
 from jobs.serving.process import serving
@@ -324,3 +324,15 @@ def test_a_real_service_refuses_and_goes_on(tmp_path: Path, model_folder: Path, 
         assert http.reindex(name)["result"]["generation"] == 3
     log = (tmp_path / "data.server.log").read_text()
     assert f"reindex of {name} refused: generation 2 is not adopted" in log
+
+
+def test_recall_with_a_filter_counts_where_a_search_does_not_scan_it_all(tmp_path: Path) -> None:
+    """Of few cold passages, the filter of the measurement keeps no more than a search scans exactly."""
+    with closing(Collection.create(tmp_path / "c", settings(hot_capacity=100), LOOSE)) as collection:
+        fill(collection, WORLD, range(300))
+        manifest = rebuild(collection).manifest
+    low = msgspec.structs.replace(manifest, recall={"all": 1.0, FILTERED: 0.5}, evidence=None)
+    assert msgspec.structs.replace(low, cold=SCANNED).below(0.9) is None
+    assert FILTERED in str(msgspec.structs.replace(low, cold=SCANNED + 1).below(0.9))
+    poor = msgspec.structs.replace(low, cold=SCANNED, recall={"all": 0.5, FILTERED: 1.0})
+    assert "all" in str(poor.below(0.9))

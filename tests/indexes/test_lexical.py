@@ -336,7 +336,7 @@ def test_ties_are_cut_in_row_order() -> None:
     ("passages", "words", "known"), [(4000, 14, 3000), (400, 200, 20_000), (2, 40_000, 9**9)]
 )
 def test_what_a_growing_index_says_it_holds(passages: int, words: int, known: int) -> None:
-    """Of short texts, of long ones, and of words that are all different."""
+    """The estimate fits short texts, long ones, and words that are all different."""
     random = np.random.default_rng(passages)
     texts = [" ".join(f"w{one}" for one in random.integers(known, size=words)) for _ in range(passages)]
     index = GrowingLexical()

@@ -59,9 +59,13 @@ def test_closing_drops_what_waits() -> None:
 
 def test_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says which limit it is, and the next call tries again."""
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
     work = SerialWork("work")
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", lambda self: exec("raise RuntimeError('no')"))
+        patched.setattr(threading.Thread, "start", fail)
         with pytest.raises(Unavailable, match="TasksMax"):
             work.submit(lambda: 1)
     assert work.submit(lambda: 1).result(10) == 1

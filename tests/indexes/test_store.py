@@ -344,5 +344,8 @@ def test_a_folder_is_a_store(collection: Collection, tmp_path: Path) -> None:
     upload.check_in(10**12, erase=True)
     assert restored(objects, collection.uid, tmp_path / "there") == state_of(collection.folder)
     objects.remove(["no/such", "object"])
+    [slot, *_] = upload.held.slots.objects.names(upload.held.slots.folder)
+    assert upload.held.slots.holds(int(slot))
+    assert not objects.exists("no/such")
     with pytest.raises(NotFound):
         objects.read("no/such")

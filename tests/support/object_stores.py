@@ -38,6 +38,10 @@ class MemoryObjects:
             raise Unavailable("the answer was lost")
         return created
 
+    def exists(self, name: str) -> bool:
+        self._call("exists", name)
+        return name in self.held
+
     def read(self, name: str) -> bytes:
         self._call("read", name)
         try:
