@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -46,17 +46,20 @@ def format_of(content: bytes) -> int | None:
 
 
 def decode_checked(path: Path, content: bytes, kind: type[T], known: int) -> T:
-    """Decode a file that `with_checksum` made, in the known format. Raises Damaged for any other format, OlderFormat
-    for a file from before 0.1.0."""
+    """Decode a file that `with_checksum` made, in the known format, perhaps before the type had all of its fields.
+    Raises Damaged for any other format, OlderFormat for a file from before 0.1.0."""
     try:
         if (found := format_of(content)) is None:
             raise OlderFormat.of(path)
         if found != known:
             raise Damaged(f"{path}: format {found}; this version reads {known}")
         document = msgspec.json.decode(content, type=kind)
+        fields = msgspec.json.decode(content, type=dict[str, Any])
+        digest = hashlib.sha256(msgspec.json.encode({**fields, "sha256": ""})).hexdigest()
+        sealed = msgspec.json.format(msgspec.json.encode({**fields, "sha256": digest}), indent=2) + b"\n"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(f"{path}: {error}") from error
-    if content != with_checksum(document):
+    if content != sealed:
         raise Damaged(f"{path} is damaged: its checksum differs")
     return document
 

@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from indexes.base.errors import InvalidInput
+from indexes.base.normalizing import normalize
 
 AUTO = "auto"  # in place of a code: detect it
 UNSURE = "en"  # for texts in Latin script that are too short or unusual to detect: codes, names, titles
@@ -24,7 +24,6 @@ CERTAIN = 0.9  # probability from which a language is told to users
 OTHERWISE = 0.02  # share assumed for a language that no passage has
 LIKELIER = 10
 SHOUTING = 0.8  # share of capitals
-OTHERS_MAX = 15
 HAN_ALONE_MAX = 8  # Japanese titles may have no kana, sentences have
 NOT_LATIN = (  # languages that are not written in Latin letters
     "am ar as be bg bn bo ckb dv el fa gu he hi hy ja ka km kn ko lo mk ml mr my ne or pa ps ru sa sd si ta te tg th "
@@ -36,6 +35,7 @@ OTHER_SCRIPT = re.compile(
     "[\u0370-\u1cff\u1f00-\u1fff\u2c80-\u2dff\u3040-\ud7ff\uf900-\ufaff\ufb1d-\ufefc\uff66-\uffdc]"
 )
 CHARS_READ = 1000  # of a text: reading more does not change the result
+DECOMPOSED_READ = 3 * CHARS_READ  # which may be as many characters with their accents beside them
 # RFC 5646: language, script, region, variants, extensions, private use. `(?!.{65})` bounds the length.
 CODE = re.compile(
     r"(?!.{65})[a-z]{2,3}(-[a-z]{3}){0,3}(-[a-z]{4})?(-([a-z]{2}|\d{3}))?"
@@ -88,7 +88,7 @@ def primary(code: str) -> str:
 
 def language_of(title: str, text: str) -> str:
     """The likeliest language of a document, as a two- or three-letter code. Thread-safe."""
-    sample = f"{title[:CHARS_READ]}\n{text[:CHARS_READ]}"[:CHARS_READ]
+    sample = normalize("NFC", f"{title[:DECOMPOSED_READ]}\n{text[:DECOMPOSED_READ]}")[:CHARS_READ]
     # In half the time of finding the others too.
     for sure in probabilities(sample, likelier=1, chance_min=SURE_MIN):
         if can_be(sure, sample):
@@ -108,14 +108,14 @@ def can_be(language: str, text: str) -> bool:
 
 def sure_language(text: str) -> str | None:
     """The language of a text, by the detector alone; None where it is unsure."""
-    found = query_probabilities(text[:CHARS_READ])
+    found = query_probabilities(text[:DECOMPOSED_READ])
     return next((code for code, chance in found.items() if chance >= CERTAIN), None)
 
 
 @dataclass(frozen=True, slots=True)
 class QueryLanguage:
-    """The language of a query, and at most OTHERS_MAX other languages, with their shares, in which its words are looked
-    up too."""
+    """The language of a query, and the other languages of the passages, with their shares, in which its words are
+    looked up too."""
 
     language: str
     others: Mapping[str, float]
@@ -128,15 +128,14 @@ class QueryLanguage:
         else:
             language = guess_language(query, held) if held else UNSURE
         total = sum(held.values())
-        others = {code: n / total for code, n in held.items() if code != language}
-        return QueryLanguage(language, dict(islice(others.items(), OTHERS_MAX)))
+        return QueryLanguage(language, {code: n / total for code, n in held.items() if code != language})
 
 
 def guess_language(query: str, held: Mapping[str, int]) -> str:
     """The likeliest language of a query, given the number of passages in each language; at least one."""
     if len(held) == 1:
         return next(iter(held))
-    found = query_probabilities(query[:CHARS_READ])
+    found = query_probabilities(query[:DECOMPOSED_READ])
     return max(held, key=lambda code: ((found.get(code, 0) + 0.001) * held[code], code))
 
 
@@ -146,7 +145,7 @@ def chance_of(query: str, spoken: Collection[str], held: Mapping[str, int]) -> f
     The languages of the passages, weighted by their number, are likelier than others, because a word may be in any. Of
     a few Latin words in no sure language, such as "git rebase", the passages alone tell.
     """
-    detected = query_probabilities(query[:CHARS_READ])
+    detected = query_probabilities(query[:DECOMPOSED_READ])
     if not detected:
         return 1.0
     passages = max(sum(held.values()), 1)
@@ -165,7 +164,7 @@ def query_probabilities(query: str) -> Mapping[str, float]:
 
 def probabilities(text: str, likelier: int = LIKELIER, chance_min: float = 0.0) -> dict[str, float]:
     """The likelier languages of a text's beginning, by the detector alone, and with at least this chance."""
-    text = text[:CHARS_READ].replace("\n", " ")
+    text = normalize("NFC", text[:DECOMPOSED_READ])[:CHARS_READ].replace("\n", " ")  # as the model learned it
     found: dict[str, float] = {}
     if text and not text.isspace():
         if sum(map(str.isupper, text)) > SHOUTING * sum(map(str.isalpha, text)):

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -59,7 +60,7 @@ from indexes.log.writer import Operations, Writer
 from indexes.parts.ahead import require_none_ahead
 from indexes.parts.assembly import rebuild_reason
 from indexes.parts.generation import Generation
-from indexes.parts.learned import AliasSettings
+from indexes.parts.learned import AliasSettings, SynonymSettings
 from indexes.parts.memory import give_back
 from indexes.parts.sealing import Sealing
 from indexes.parts.segment_shelf import DRAFT
@@ -290,6 +291,12 @@ class Collection(CollectionView):
     def on_writer(self, step: Callable[[], T]) -> T:
         """Run a function on the writer thread, between commits, and return its result."""
         return self._writer.call(step).result()
+
+    def set_synonyms(self, settings: SynonymSettings | None) -> None:
+        """Set the synonyms, durably, or remove them. Raises WritesHeld while writes are held, because whoever copies
+        the collection then reads them, too."""
+        synonyms = self.synonyms
+        self._writer.change(synonyms.clear if settings is None else partial(synonyms.set, settings)).result()
 
     def hold(self, seconds: float) -> int:
         """Refuse writes for so many seconds, or end that with 0 (`Writer.hold`); returns the last operation, once it

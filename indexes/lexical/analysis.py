@@ -39,6 +39,8 @@ NONE: Mapping[str, float] = {}
 TAG = "\0"  # prefix of a language's tag; no term starts with it
 DOTTED_I = ("az", "tr")  # the capital of i is İ, that of ı is I
 TONAL = ("vi", "yo")  # accents distinguish words
+NO_RULES = ""  # stands for all languages whose words are only folded
+RULED = SNOWBALL.keys() | {*DOTTED_I, *TONAL}
 
 # A few words make up most of a text, and a lookup takes a hundredth of analyzing one. About 10 MB with English words.
 TOKENS_CACHED_MAX = 32_768  # over all languages
@@ -116,7 +118,10 @@ def query_terms(text: str, language: str = "en", others: Mapping[str, float] = N
 def _query_terms(
     text: str, language: str, shares: tuple[tuple[str, float], ...]
 ) -> tuple[dict[str, float], frozenset[str], dict[str, list[str]]]:
-    others = dict(shares)
+    others: dict[str, float] = {}
+    for code, share in shares:
+        rules = code if code in RULED else NO_RULES
+        others[rules] = others.get(rules, 0.0) + share
     tokens, own, codes = text.split(), primary(language), tuple(others)
     stopwords, shouting = STOPWORDS.get(own, frozenset()), text.isupper()
     kept = [

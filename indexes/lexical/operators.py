@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
+from icu4py.breakers import WordBreaker
 
 from indexes.base.errors import InvalidInput
 from indexes.base.masks import Flags
@@ -48,6 +49,15 @@ def plain_words(text: str, chars_max: int = sys.maxsize) -> str:
     if len(text) > chars_max or len(normal) > chars_max:
         return found[: found.rstrip().rfind(" ") + 1]  # the last one may go on
     return found
+
+
+def count_words(text: str) -> int:
+    """How many words a text has, as people count them: no parts of identifiers, and no letters of segmented words."""
+    found = WORD.finditer(IGNORED.sub("", normalize("NFKC", text)))
+    whole = (None, "hangul")
+    return sum(
+        1 if one.lastgroup in whole else sum(1 for _ in WordBreaker(one.group(), "root")) for one in found
+    )
 
 
 def _plain_words(normal: str) -> Iterable[str]:

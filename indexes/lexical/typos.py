@@ -36,6 +36,7 @@ LETTERS_MIN = 4  # shorter words are near too many others
 LETTERS_MAX = 64  # longer ones are no misspelt words
 LETTERS_FOR_TWO = 8  # words this long may differ by two edits
 EDITS_MAX = 2
+OTHERS_MAX = 15  # languages, beside the query's own, whose terms a word is compared with
 TERM_LETTERS_FOR_TWO = 6  # if their term is this long: more of it must stay than changes
 CORRECTED_MAX = 3  # words of one query
 TERMS_MAX = 32  # of a query; a longer one has enough other words
@@ -150,7 +151,7 @@ class Corrections:
             if any(self._is_held(term) for term in meant):
                 self.held |= meant
             elif len(word) <= LETTERS_MAX:
-                yield place, meant, _Word.of(word, (language, *others))
+                yield place, meant, _Word.of(word, (language, *islice(others, OTHERS_MAX)))
 
     def _rests(self, meant: AbstractSet[str], word: _Word) -> frozenset[str] | None:
         """Return the terms that may be behind a name in the word; None if no comparisons are left."""

@@ -84,10 +84,8 @@ async def reembed(
         if fresh >= before:
             raise conflict(f"{source} changes faster than it is copied: {fresh} documents in the last pass")
         before = fresh
-    synonyms = (await client.request("GET", path_of(source, "synonyms")))["synonyms"]
-    if synonyms:
-        await client.request("PUT", path_of(copy.target, "synonyms"), {"synonyms": synonyms})
     if alias is None:
+        await copy.set_synonyms(await copy.synonyms())
         await copy.copy_changed()
         await copy.delete_gone()
     else:
@@ -158,6 +156,18 @@ class CollectionCopy:
                 batch, chars, skipped = [], 0, 0
         yield batch, skipped
 
+    async def synonyms(self) -> list[list[str]]:
+        """The source's synonyms."""
+        found: list[list[str]] = (await self._client.request("GET", path_of(self._source, "synonyms")))[
+            "synonyms"
+        ]
+        return found
+
+    async def set_synonyms(self, synonyms: list[list[str]]) -> None:
+        """Give the target these synonyms in the place of its own."""
+        method, wanted = ("PUT", {"synonyms": synonyms}) if synonyms else ("DELETE", None)
+        await self._client.request(method, path_of(self.target, "synonyms"), wanted)
+
     async def copy_changed(
         self, cursor: str | None = None, after_batch: Callable[[], Awaitable[object]] | None = None
     ) -> None:
@@ -183,17 +193,18 @@ class CollectionCopy:
         """Copy what is left while the source refuses writes, and move the alias: nothing is left to be copied then, and
         no write that began before goes to the source."""
         try:
-            held = await self._hold()
-            while True:
+            before = None
+            while (
+                held := (await self._hold(), await self.synonyms())
+            ) != before:  # or a hold had ended too early
+                before = held
+                await self.set_synonyms(held[1])
                 # Shards are listed one after the other, so what is new is not at the end.
                 await self.copy_changed(
-                    self._cursor if isinstance(held, int) else None, after_batch=self._hold
+                    self._cursor if isinstance(held[0], int) else None, after_batch=self._hold
                 )
                 if (await self._client.count(self._source))["documents"] != len(self.known):
                     await self.delete_gone()
-                before, held = held, await self._hold()
-                if held == before:  # no hold ended before the next one began
-                    break
             await self._client.set_alias(alias, self.target)
         finally:
             with contextlib.suppress(ServiceError):  # it ends by itself

@@ -256,15 +256,12 @@ async def scroll(request: web.Request) -> web.Response:
     config = request.app[CONFIG]
     if wanted.vectors:
         require_vectors()
-    if not 1 <= wanted.limit <= config.limits.page_limit_max:
-        raise InvalidInput(
-            f"limit must be from 1 to {config.limits.page_limit_max}, found {wanted.limit}", param="limit"
-        )
+    limit = min(wanted.limit, config.limits.page_limit_max)
     condition, bytes_max = (
         filter_of(wanted.filter, config),
         request[HELD].page(config.limits.answer_bytes_max),
     )
-    call = ReadPage(0, wanted.limit, condition, text=wanted.text, vectors=wanted.vectors, bytes_max=bytes_max)
+    call = ReadPage(0, limit, condition, text=wanted.text, vectors=wanted.vectors, bytes_max=bytes_max)
     return await answer_page(target_of(request), call, wanted.cursor, "cursor")
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from indexes.base.errors import InvalidInput, TooLarge
-from indexes.filters.grammar import Exists, Filter
+from indexes.filters.grammar import Compound, Exists, Filter, parse_filter
 from indexes.reading import scrolling
 from retrieval.access.auth import PRINCIPAL
 from retrieval.base.config import Config
@@ -111,12 +111,12 @@ async def past_outcomes(
 ) -> PastOutcomes:
     """Return how the events that match the request's filter ended. Raises InvalidInput naming `outcome` if no outcome
     has the kind of any bad one."""
-    own = await asyncio.to_thread(decode_part, wanted.filter, object, "filter")
+    own = await asyncio.to_thread(filter_of, wanted.filter, config)  # the limits are for this one alone
 
-    async def count(outcome: dict[str, Any], *others: Any) -> int:
-        filters = [outcome, *(one for one in others if one is not None)]
-        raw = msgspec.Raw(msgspec.json.encode({"type": "and", "filters": filters}))
-        return await count_matching(await asyncio.to_thread(filter_of, raw, config))
+    async def count(outcome: dict[str, Any], condition: Filter | None = None) -> int:
+        ended = parse_filter(outcome, conditions_max=sys.maxsize)
+        both = ended if condition is None else Compound("and", [ended, condition])
+        return await count_matching(PRINCIPAL.get().restrict(both))
 
     known, bad = judge.filters()
     try:

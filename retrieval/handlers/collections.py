@@ -15,7 +15,7 @@ from indexes.base.languages import check_language
 from indexes.base.model import FieldWeights, Settings, now_ms
 from indexes.collection.collection import Collection
 from indexes.directory.marker import SHARD_MARK
-from indexes.lexical.operators import plain_words
+from indexes.lexical.operators import count_words
 from indexes.parts.learned import RankingSettings, SynonymSettings
 from retrieval.access.auth import NODE, PRINCIPAL
 from retrieval.handlers.state import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, PROCESSES, TASKS
@@ -217,7 +217,7 @@ async def set_synonyms(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     check_synonyms(wanted.synonyms)
     settings = SynonymSettings.of(wanted.synonyms, now_ms())
-    await asyncio.to_thread(collection.synonyms.set, settings)
+    await asyncio.to_thread(collection.set_synonyms, settings)
     await settings_stored(request.app, collection)
     return answer(synonyms_body(collection.synonyms.current))
 
@@ -232,7 +232,7 @@ async def show_synonyms(request: web.Request) -> web.Response:
 async def remove_synonyms(request: web.Request) -> web.Response:
     """Remove the synonyms. Idempotent: succeeds if there are none."""
     _, collection = collection_of(request)
-    await asyncio.to_thread(collection.synonyms.clear)
+    await asyncio.to_thread(collection.set_synonyms, None)
     await settings_stored(request.app, collection)
     return web.Response(status=204)
 
@@ -252,9 +252,9 @@ def check_synonyms(lists: Sequence[Sequence[str]]) -> None:
         )
     for at, alternatives in enumerate(lists):
         for place, one in enumerate(alternatives):
-            if not 1 <= len(plain_words(one).split()) <= SYNONYM_WORDS_MAX:
+            if not 1 <= (found := count_words(one)) <= SYNONYM_WORDS_MAX:
                 raise InvalidInput(
-                    f"{one!r} has no words, or more than {SYNONYM_WORDS_MAX}",
+                    f"{one!r} has {found or 'no'} words, expected 1 to {SYNONYM_WORDS_MAX}",
                     param=f"synonyms[{at}][{place}]",
                 )
 

@@ -247,9 +247,7 @@ async def scroll(request: web.Request) -> web.Response:
     config, export = request.app[CONFIG], request.app[VECTOR_EXPORT]
     if wanted.vectors:
         require_vectors()
-    most = config.limits.page_limit_max
-    if not 1 <= wanted.limit <= most:
-        raise InvalidInput(f"limit must be from 1 to {most}, found {wanted.limit}", param="limit")
+    limit = min(wanted.limit, config.limits.page_limit_max)
     after = 0 if wanted.cursor is None else decode_cursor(wanted.cursor, collection.uid)
     condition = filter_of(wanted.filter, config)
     bytes_max = request[HELD].page(config.limits.answer_bytes_max)
@@ -258,7 +256,7 @@ async def scroll(request: web.Request) -> web.Response:
         page = scrolling.page(
             collection,
             after,
-            wanted.limit,
+            limit,
             condition=condition,
             text=wanted.text,
             vectors=wanted.vectors,

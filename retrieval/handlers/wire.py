@@ -175,7 +175,7 @@ def query_int(request: web.Request, name: str, default: int, *, least: int, most
     """Return an integer from the query string. Raises InvalidInput naming it."""
     text = request.query.get(name)
     if text is None:
-        return default
+        return min(default, most)
     short = len(text) <= DIGITS_MAX and text.isascii() and text.isdigit()
     if not short or not least <= int(text) <= most:
         raise InvalidInput(

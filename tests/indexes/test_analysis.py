@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexes.base.languages import language_of
+from indexes.base.languages import TWO_LETTERS, language_of
 from indexes.lexical import analysis
-from indexes.lexical.analysis import SNOWBALL, form, index_terms, query_terms, terms
+from indexes.lexical.analysis import RULED, SNOWBALL, form, index_terms, query_terms, terms
 from indexes.lexical.words import ACCENTED, IGNORED, POINTS, fold, words
 from tests.support.texts import read_texts
 
@@ -175,6 +175,16 @@ def test_a_wrong_language_loses_no_exact_word() -> None:
             found = query_terms(token, "en", {"es": 0.5, language: 0.1})
             assert found.keys() & set(terms(token, language))
     assert query_terms("apples", "en", {"xx": 0.1}) == {"appl": 1.0, "apples": 0.1}
+
+
+def test_no_number_of_languages_loses_an_exact_word() -> None:
+    """Languages without rules of their own are looked up as one, which has the share of all of them."""
+    every = dict.fromkeys([*sorted(TWO_LETTERS - {"en"}), "gom", "jbo"], 1 / 64)
+    for language in every:
+        for token in ("akşam", "kitaplar", "istorii", "पढ़ीं", "quận"):
+            assert query_terms(token, "en", every).keys() & set(terms(token, language)), (language, token)
+    plain = sum(share for code, share in every.items() if code not in RULED)
+    assert query_terms("apples", "en", every)["apples"] == pytest.approx(plain)
 
 
 def test_vowel_signs_tell_hindi_words_apart() -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from indexes.base import durable
@@ -100,3 +101,27 @@ def test_verify_tells_what_differs(tmp_path: Path) -> None:
     with pytest.raises(Damaged, match="SHA-256"):
         durable.verify(path, 3, "00")
     durable.verify(path, 3, durable.sha256(path))
+
+
+class Before(msgspec.Struct):
+    format: int = 1
+    share: float = 0.5
+    names: dict[str, list[float]] = {}
+    sha256: str = ""
+
+
+class Now(Before):
+    added: str | None = None
+
+
+def test_a_file_from_before_a_field_was_added_is_whole(tmp_path: Path) -> None:
+    """Its checksum is that of what it holds, of which each byte counts."""
+    names = {"größe": [1e-300, -0.0, 3.0]}
+    content = durable.with_checksum(Before(names=names))
+    read = durable.decode_checked(tmp_path, content, Now, 1)
+    assert (read.share, read.names, read.added) == (0.5, names, None)
+    for at in range(len(content)):
+        with pytest.raises(Damaged):
+            durable.decode_checked(
+                tmp_path, content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :], Now, 1
+            )

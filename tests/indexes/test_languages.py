@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def test_languages_of_sentences_are_found(shared_data: Path) -> None:
         thread.join()
     assert len(right) == len(rows)
     assert sum(right) / len(right) > 0.98
+
+
+def test_accents_beside_their_letters_change_no_language(shared_data: Path) -> None:
+    """As in what is read from PDFs."""
+    with gzip.open(shared_data / "xquad-r" / "corpus.jsonl.gz", "rt") as file:
+        texts = [json.loads(line)["text"] for line in list(file)[::20]]
+    for text in [*texts, "\n".join(texts)]:
+        assert language_of(text, text) == language_of(*2 * [unicodedata.normalize("NFD", text)])
 
 
 def test_a_sure_language_is_the_likeliest_of_all(shared_data: Path) -> None:

@@ -106,12 +106,15 @@ def test_languages_are_those_of_the_source(http: Http, service: ServerProcess, l
 
 
 def test_only_what_changed_is_copied_again(http: Http, service: ServerProcess) -> None:
-    """A second copy, here into the alias, writes changed and new documents, deletes what is gone, and leaves the rest
-    alone. With the name that was moved by the first it is refused, because others may have written by that name."""
+    """A second copy, here into the alias, writes changed and new documents, deletes what is gone, synonyms too, and
+    leaves the rest alone. With the name that was moved by the first it is refused, because others may have written by
+    that name."""
     source, target = http.new_collection(model=OLD), "copy-2"
     http.write(source, *(document(number) for number in range(30)))
+    http.ok("PUT", f"/v1/collections/{source}/synonyms", {"synonyms": [["library", "athenaeum"]]})
     copy(service, source, target)
     before = http.ok("GET", f"/v1/collections/{target}/documents/n20")["seq"]
+    http.ok("DELETE", f"/v1/collections/{source}/synonyms")
     http.write(source, document(3, version=1), document(30))
     http.ok("POST", f"/v1/collections/{source}/documents/delete", {"ids": ["n5", "n6"]})
     http.ok("PUT", "/v1/aliases/notes-2", {"collection": target})
@@ -119,6 +122,7 @@ def test_only_what_changed_is_copied_again(http: Http, service: ServerProcess) -
         copy(service, source, target, alias="notes-2")
     done = copy(service, source, "notes-2")
     assert (done.written, done.unchanged, done.deleted) == (2, 27, 2)
+    assert http.ok("GET", f"/v1/collections/{target}/synonyms")["synonyms"] == []
     assert contents(http, target) == contents(http, source)
     assert http.ok("GET", f"/v1/collections/{target}/documents/n20")["seq"] == before
 
@@ -231,6 +235,23 @@ def test_no_write_is_lost_while_the_alias_moves(http: Http, service: ServerProce
     assert {one for one in found if one == "book" or int(one[1:]) >= 1000} == there
 
 
+def test_no_synonyms_are_lost_while_the_alias_moves(http: Http, service: ServerProcess) -> None:
+    source, alias = http.new_collection(model=OLD), "synonyms-moved"
+    http.write(source, *(document(number) for number in range(100)))
+    http.ok("PUT", f"/v1/aliases/{alias}", {"collection": source})
+    path, last = f"/v1/collections/{alias}", [["library", "hall"]]
+    with ThreadPoolExecutor(1) as pool:
+        copied = pool.submit(copy, service, source, "copy-11", alias)
+        for number in itertools.count():
+            wanted = [["library", f"hall{number}"]]
+            if http.call("PUT", f"{path}/synonyms", {"synonyms": wanted}).status == 200:
+                last = wanted
+            if copied.done() or http.ok("GET", path)["name"] != source:
+                break
+        copied.result()
+    assert http.ok("GET", f"{path}/synonyms")["synonyms"] == last
+
+
 def test_what_expires_while_it_is_copied_is_gone_in_both(http: Http, service: ServerProcess) -> None:
     """It is no failure, and the alias moves."""
     source, until = http.new_collection(model=OLD), time.time() + 4
@@ -269,6 +290,8 @@ def test_a_collection_takes_no_writes_for_a_while(http: Http, service: ServerPro
         ("PATCH", "documents/a", {"metadata": {"x": 1}}),
         ("DELETE", "documents/a", None),
         ("POST", "documents/delete", {"filter": {"type": "exists", "key": "x", "value": False}}),
+        ("PUT", "synonyms", {"synonyms": [["one", "single"]]}),
+        ("DELETE", "synonyms", None),
     ):
         reply = http.call(method, f"{path}/{where}", body)
         assert (reply.status, "takes no writes" in reply.body["error"]["message"]) == (503, True), reply

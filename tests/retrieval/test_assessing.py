@@ -250,6 +250,19 @@ def test_outcomes_of_the_request(http: Http, deploys: str) -> None:
     assert (found["abstained"], found["recommendation"]) == (None, "proceed")
 
 
+@pytest.mark.parametrize("nested", [1, 16])
+def test_a_filter_at_its_limits_is_the_same_as_a_smaller_one(http: Http, deploys: str, nested: int) -> None:
+    """What the service asks about the outcome counts against no limit."""
+    most = Config().limits.filter_conditions_max
+    few: dict[str, Any] = {"type": "eq", "key": "team", "value": "payments"}
+    many = {"type": "or", "filters": [few] * most} if nested == 1 else few
+    for _ in range(nested - 2):
+        many = {"type": "and", "filters": [many]}
+    found = [http.ok("POST", deploys, {"action": MIGRATION, "filter": one}) for one in (few, many)]
+    assert found[0]["risk_score"] == found[1]["risk_score"] is not None
+    assert found[0]["base_rate"] == found[1]["base_rate"]
+
+
 def test_the_message_says_what_is_missing(http: Http, deploys: str) -> None:
     """It says so for a key whose values have another kind than the usual ones, and for a collection without a model."""
     reply = http.call("POST", deploys, {"action": MIGRATION, "outcome": {"key": "severity"}})

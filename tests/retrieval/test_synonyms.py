@@ -197,3 +197,15 @@ def test_scores_forget_what_was_replaced(http: Http, query: str) -> None:
     assert scores[0] == scores[1]
     assert scores[2] == scores[3]
     assert scores[0]
+
+
+SEGMENTED = ["ประเทศไทย", "กรุงเทพมหานคร", "コミュニケーション", "中华人民共和国国务院", "မြန်မာနိုင်ငံ"]
+
+
+@pytest.mark.parametrize("word", SEGMENTED)
+def test_words_of_scripts_without_spaces_are_no_letters(http: Http, word: str) -> None:
+    name = http.new_collection(model=None, dimensions=2)
+    http.write(name, {"id": "a", "text": f"{word}.", "vector": [1, 0]})
+    http.ok("PUT", f"/v1/collections/{name}/synonyms", {"synonyms": [[word, "meant"]]})
+    hits = http.search(name, query="meant", mode="lexical", language="en", cache=False)["hits"]
+    assert [hit["document_id"] for hit in hits] == ["a"]
