@@ -17,7 +17,8 @@ from retrieval.clients.bulk import Ingested, Refused, RefusedDocument, bulk_pati
 from retrieval.clients.client import AsyncClient, Client
 from retrieval.clients.embedding import Embedded
 from retrieval.clients.errors import ServiceError
-from retrieval.clients.transport import JSON, Patience, path_of
+from retrieval.clients.replies import JSON
+from retrieval.clients.transport import Patience, path_of
 from retrieval.clients.wire.answers import Citation, ContextAnswer, Hit, SearchAnswer
 from retrieval.clients.wire.records import CollectionBody, DocumentBody, JobBody, Written
 from retrieval.clients.wire.requests import SearchRequest, SentDocument

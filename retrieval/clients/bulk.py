@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from retrieval.clients.errors import ServiceError
+from retrieval.clients.replies import JSON
 from retrieval.clients.transport import (
-    JSON,
     Patience,
     ServiceConnection,
     encode_json,

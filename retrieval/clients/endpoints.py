@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import quote
 
@@ -17,7 +17,8 @@ from retrieval.clients.blocking import Core, endpoint, steps, stream
 from retrieval.clients.bulk import REQUESTS_AT_ONCE, Ingested, OnProgress, OnRefused, Steps, plan_ingestion
 from retrieval.clients.embedding import Embedded, embed_with_fallback
 from retrieval.clients.errors import ServiceError
-from retrieval.clients.transport import JSON, Patience, path_of, refusal
+from retrieval.clients.replies import JSON, error_from
+from retrieval.clients.transport import Patience, path_of
 
 if TYPE_CHECKING:
     from retrieval.clients.wire import answers, records
@@ -26,17 +27,6 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 COLLECTIONS = "/v1/collections"
 METRIC = b"nearline_"  # what the names of all metrics begin with
-DATA = b"data:"
-END_OF_STREAM = b"[DONE]"
-# The status that these errors have where they come before the first piece of a stream. All others there are 500.
-LATE_STATUS = {
-    "language_model_failed": 502,
-    "language_model_timeout": 504,
-    "deadline_exceeded": 503,
-    "writes_held": 503,
-    "not_ready": 503,
-    "overloaded": 429,
-}
 
 OnStage = Callable[[str, int, int], None]
 
@@ -64,7 +54,7 @@ class Endpoints(Core):
         content = await self.connection.content("GET", "/metrics")
         if METRIC not in content:
             raise self.connection.foreign("its metrics are others")
-        return content.decode()
+        return content.decode(errors="replace")
 
     @endpoint
     async def ready(self) -> bool:
@@ -301,7 +291,7 @@ class Endpoints(Core):
         results: list[Any] = (await self.request("POST", path, body))["results"]
         for result in results:
             if "error" in result:
-                raise refusal(result["error"], status=422)
+                raise error_from(422, msgspec.json.encode(result), {})
         return results
 
     @endpoint
@@ -329,19 +319,13 @@ class Endpoints(Core):
         return answered
 
     @stream
-    async def stream_answer(
+    def stream_answer(
         self, collection: str, **wanted: Unpack[sent.AnswerRequest]
-    ) -> AsyncIterator[JSON]:
+    ) -> AsyncGenerator[JSON, None]:
         """Stream the answer in pieces, and finally the whole answer. Raises ServiceError also if the stream ends in
-        an error."""
+        an error, or before the whole answer."""
         body = {**wanted, "stream": True}
-        async for line in self.connection.lines("POST", path_of(collection, "answer"), body):
-            event = line.removeprefix(DATA).strip()
-            if line.startswith(DATA) and event != END_OF_STREAM:
-                decoded = msgspec.json.decode(event)
-                if "error" in decoded:
-                    raise refusal(decoded["error"], status=LATE_STATUS.get(decoded["error"]["type"], 500))
-                yield decoded
+        return self.connection.events("POST", path_of(collection, "answer"), body)
 
     @endpoint
     async def embed(

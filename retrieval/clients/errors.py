@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-UNREACHABLE, OPEN, UNREADABLE = "unreachable", "circuit_open", "unreadable"
+UNREACHABLE, DISCONNECTED, OPEN = "unreachable", "disconnected", "circuit_open"
+UNREADABLE, UNKNOWN = "unreadable", "unknown"
 
 
 class ServiceError(Exception):

@@ -5,8 +5,8 @@
     broken connections, 502, 504 the same, for requests that may be sent twice
     anything else                raise an error at once: a retry would fail the same way
 
-Pauses have jitter, so that clients refused together do not come back together. No try begins after the request's
-time is over.
+A streamed answer is retried until its first event. Pauses have jitter, so that clients refused together do not come
+back together. No try begins after the request's time is over.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ import itertools
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import aiohttp
 import msgspec
 
-from retrieval.clients.errors import OPEN, UNREACHABLE, UNREADABLE, ServiceError
+from retrieval.clients.errors import DISCONNECTED, OPEN, UNREACHABLE, UNREADABLE, ServiceError
 from retrieval.clients.expected import explain_foreign
+from retrieval.clients.replies import EVENT_STREAM, JSON, decode_answer, error_from, events_in
 
-JSON = Mapping[str, Any]  # a decoded object
+T = TypeVar("T")
 
 TIMEOUT_S = 300.0
 CONNECT_S = 30.0
 RETRY_S = 10.0
 PAUSE_S, PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 0.05, 2.0  # the minimum applies if Retry-After is 0
 # The service's own answer about a missed deadline says more than ours, so wait this much longer for it.
-SHOWN_BYTES = 60  # of an answer that cannot be read
 GRACE_S = 0.25
 
 BUSY = {429, 503}
 AWAY = {0, 408, 502, 504}  # 0: unreachable or disconnected; the others come from proxies in front of it
-FINAL = {"quarantined", "deadline_exceeded"}  # 503s that waiting does not help
+FINAL = {"quarantined", "deadline_exceeded", UNREADABLE}  # waiting does not help
 
 
 def encode_json(body: object) -> bytes:
@@ -90,9 +90,9 @@ class Patience:
         """Return the seconds to wait before the next try. Raises `failure` if there should be none. `begun` is when
         the request was first sent; `twice` is whether the service may receive it twice."""
         now = time.monotonic()
-        busy = failure.status in BUSY and failure.kind not in FINAL
+        busy = failure.status in BUSY
         away = failure.kind == UNREACHABLE or (twice and failure.status in AWAY)
-        if not (busy or away) or (failure.kind == OPEN and self.try_s is None):
+        if failure.kind in FINAL or not (busy or away) or (failure.kind == OPEN and self.try_s is None):
             raise failure
         if busy:
             self._away_since = None
@@ -243,6 +243,47 @@ class ServiceConnection:
 
         A `deadline_ms` in the body limits all tries together, and each try tells the service what is left of it.
         """
+
+        async def once(body: object, limit_s: float) -> bytes:
+            async with self._answer(method, path, body, limit_s) as answer:
+                return await answer.read()
+
+        return await self._repeat(once, body, twice, patience)
+
+    async def events(self, method: str, path: str, body: object) -> AsyncGenerator[JSON, None]:
+        """Yield the events of a streamed answer as they arrive. The request is sent as others are, repeatedly if need
+        be, until the first event is here; each later one may take `timeout_s`."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self.timeout_s)
+        async with contextlib.AsyncExitStack() as open_answer:
+
+            async def begin(body: object, limit_s: float) -> tuple[JSON, AsyncIterator[JSON]]:
+                try:
+                    async with asyncio.timeout(limit_s), contextlib.AsyncExitStack() as opening:
+                        answer = await opening.enter_async_context(self._answer(method, path, body, timeout))
+                        if answer.content_type != EVENT_STREAM:
+                            sent = answer.content_type
+                            raise self.foreign(f"its answer to {method} {path} is {sent}, not {EVENT_STREAM}")
+                        events = events_in(answer.content)
+                        first = await anext(events)
+                        open_answer.push_async_exit(opening.pop_all())
+                        return first, events
+                except TimeoutError:
+                    raise self._late() from None
+
+            first, events = await self._repeat(begin, body, True)
+            yield first
+            async for event in events:
+                yield event
+
+    async def _repeat(
+        self,
+        once: Callable[[object, float], Awaitable[T]],
+        body: object,
+        twice: bool,
+        patience: Patience | None = None,
+    ) -> T:
+        """Call `once`, with the body and the seconds that a try may take, until it succeeds or should not be called
+        again."""
         patience = patience or self.patience()
         begun = time.monotonic()
         deadline_s = deadline_of(body)
@@ -253,8 +294,8 @@ class ServiceConnection:
             try:
                 with patience.one_try(), self._breaker.one_try(self.url, again=attempt > 0 and not refused):
                     if deadline_s is None:
-                        return await self._once(method, path, body, left_s)
-                    return await self._once(method, path, with_deadline(body, left_s), left_s + GRACE_S)
+                        return await once(body, left_s)
+                    return await once(with_deadline(body, left_s), left_s + GRACE_S)
             except ServiceError as error:
                 failure, refused = error, error.kind == OPEN
             pause_s = patience.pause_s(failure, begun=begun, attempt=attempt, twice=twice)
@@ -262,18 +303,6 @@ class ServiceConnection:
                 raise failure
             await asyncio.sleep(pause_s)
         raise AssertionError
-
-    async def _once(self, method: str, path: str, body: object, limit_s: float) -> bytes:
-        async with self._answer(method, path, body, limit_s) as answer:
-            return await answer.read()
-
-    async def lines(self, method: str, path: str, body: object) -> AsyncIterator[bytes]:
-        """Yield the lines of the answer as they arrive. The request is not retried; each line may take `timeout_s`."""
-        with self._breaker.one_try(self.url):
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self.timeout_s)
-            async with self._answer(method, path, body, timeout) as answer:
-                async for line in lines_in(answer.content):
-                    yield line
 
     @contextlib.asynccontextmanager
     async def _answer(
@@ -293,29 +322,27 @@ class ServiceConnection:
             timeout = aiohttp.ClientTimeout(total=max(timeout, 0.001), sock_connect=CONNECT_S)
         try:
             async with self._session.request(
-                method, self.url + path, data=data, headers=headers, timeout=timeout
+                method,
+                self.url + path,
+                data=data,
+                headers=headers,
+                timeout=timeout,
             ) as answer:
                 if answer.status >= 400:
                     raise error_from(answer.status, await answer.read(), answer.headers)
                 yield answer
         except TimeoutError:
-            raise ServiceError(f"{self.url} did not answer in time", kind="timeout") from None
+            raise self._late() from None
         except aiohttp.ClientConnectorError as error:
             reason = error.os_error.strerror or error.os_error
             raise ServiceError(
                 f"{self.url} cannot be reached ({reason}); is the service running there?"
             ) from None
         except aiohttp.ClientError as error:
-            raise ServiceError(f"{self.url} cannot be reached: {error}", kind="disconnected") from None
+            raise ServiceError(f"{self.url} cannot be reached: {error}", kind=DISCONNECTED) from None
 
-
-def decode_answer(content: bytes) -> Any:
-    """Decode the JSON of an answer. Raises ServiceError for what is none, as of something else behind the address."""
-    try:
-        return msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        shown = content[:SHOWN_BYTES].decode(errors="replace")
-        raise ServiceError(f"the answer is no JSON ({error}): {shown!r}", kind=UNREADABLE) from None
+    def _late(self) -> ServiceError:
+        return ServiceError(f"{self.url} did not answer in time", kind="timeout")
 
 
 def is_address(url: str) -> bool:
@@ -326,21 +353,6 @@ def is_address(url: str) -> bool:
     except ValueError:  # brackets around what is no address, or a port that is none
         return False
     return bool(parts.scheme in {"http", "https"} and named and not parts.query and not parts.fragment)
-
-
-async def lines_in(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the lines, of any length: aiohttp's own iteration ends at 512 KiB, and an answer with the metadata of what
-    it cites may have more."""
-    rest = bytearray()
-    async for received in content.iter_any():
-        rest += received
-        if b"\n" in received:
-            *lines, last = bytes(rest).split(b"\n")
-            rest = bytearray(last)
-            for line in lines:
-                yield line
-    if rest:
-        yield bytes(rest)
 
 
 def deadline_of(body: object) -> float | None:
@@ -366,33 +378,3 @@ def path_of(collection: str, *below: str) -> str:
 def no_unicode(error: UnicodeEncodeError) -> ServiceError:
     message = f"the request has text that is not valid Unicode: {error.reason}"
     return ServiceError(message, status=422, kind="invalid_input")
-
-
-def refusal(detail: JSON, *, status: int, retry_after_s: float | None = None) -> ServiceError:
-    """Return the exception for the service's description of an error."""
-    return ServiceError(
-        detail["message"],
-        status=status,
-        kind=detail["type"],
-        param=detail.get("param"),
-        retry_after_s=retry_after_s,
-    )
-
-
-def error_from(status: int, content: bytes, headers: Mapping[str, str]) -> ServiceError:
-    wait_s = retry_after_s(headers)
-    try:
-        return refusal(msgspec.json.decode(content)["error"], status=status, retry_after_s=wait_s)
-    except (msgspec.DecodeError, KeyError, TypeError):
-        message = f"status {status}: {content[:200]!r}"
-        return ServiceError(message, status=status, kind="unknown", retry_after_s=wait_s)
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds to wait, from the finer of the two headers; None without one, or for a date as proxies may
-    send."""
-    for name, unit_s in (("Retry-After-Ms", 0.001), ("Retry-After", 1.0)):
-        written = headers.get(name, "")
-        if written.isascii() and written.isdigit():
-            return int(written) * unit_s
-    return None

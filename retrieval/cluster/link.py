@@ -72,7 +72,14 @@ class Link:
                 if reply.status >= 400:
                     raise error_in(await reply.read(), reply.status, reply.headers.get("Retry-After", ""))
                 yield reply
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError, ValueError) as error:
+        except (
+            aiohttp.ClientError,
+            OSError,
+            TimeoutError,
+            msgspec.MsgspecError,
+            ValueError,
+            RecursionError,
+        ) as error:
             raise unanswered(error) from None
 
     async def call(self, url: str, calls: Calls, within_s: float) -> Replies:

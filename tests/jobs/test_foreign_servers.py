@@ -23,6 +23,7 @@ ANSWERS = {
     "object": Reply({"status": "ok"}),
     "list": Reply([]),
     "page": Reply(b"<!doctype html>\n<title>Welcome</title>\n", headers={"Content-Type": "text/html"}),
+    "nesting": Reply(b"[" * 200_000),
 }
 # {0} is a folder with a document, queries, and judgments of them.
 COMMANDS = [

@@ -22,7 +22,7 @@ from jobs.serving.process import ServerProcess, serving
 from jobs.sources import SourceDocument, SourceError, SourceReport
 from nearline import AsyncClient, Patience, Refused, ServiceError
 from retrieval.clients.bulk import LIMITS, Encoded, batches
-from retrieval.clients.transport import retry_after_s
+from retrieval.clients.replies import retry_after_s
 from retrieval.clients.wire.records import RequestLimits
 from tests.jobs.test_commands import ROOT
 from tests.jobs.test_sources import put

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.serving.process import log_of, serving
+from nearline import Client, ServiceError
 from retrieval.context.answering import (
     CHARS_PER_TOKEN_MAX,
     CITED,
@@ -52,7 +53,7 @@ DOCUMENTS = [
     },
     {"id": "hours", "title": "Opening hours", "text": "The shop in Bern opens at nine and closes at six."},
 ]
-QUESTION = {"query": "how long do refunds take?", "token_budget": 300}
+QUESTION: dict[str, Any] = {"query": "how long do refunds take?", "token_budget": 300}
 ANSWER = "/v1/collections/shop/answer"
 TOKENS_MAX = 100  # of an answer
 
@@ -286,6 +287,8 @@ def test_a_stream_ends_with_the_whole_answer(asked: Http, said: FakeModel) -> No
     assert events[-1][1]["unknown_citations"] == [8]
     assert headers["content-type"] == "text/event-stream"
     assert (headers["x-request-id"], headers["access-control-allow-origin"]) == ("mine", ORIGIN)
+    with Client(asked.url) as client:
+        assert list(client.stream_answer("shop", **QUESTION))[:-1] == [one for _, one in events[:-1]]
 
 
 def test_the_model_judges_whether_the_passages_answer(asked: Http, said: FakeModel) -> None:
@@ -432,6 +435,9 @@ def test_a_failure_in_a_stream_is_its_last_event(asked: Http, said: FakeModel) -
     names, last = zip(*streamed(asked, QUESTION)[1], strict=True)
     assert names == ("piece", "error")
     assert last[-1]["error"]["type"] == "language_model_failed"
+    with Client(asked.url) as client, pytest.raises(ServiceError) as failed:
+        list(client.stream_answer("shop", **QUESTION))
+    assert (failed.value.kind, failed.value.status) == ("language_model_failed", 502)
     said.reply = sends(b"data: {]\n\n")
     assert asked.call("POST", ANSWER, {**QUESTION, "stream": True}).status == 502
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, assert_type
@@ -36,7 +36,8 @@ from nearline import (
     Written,
 )
 from retrieval.clients.blocking import endpoint, steps, stream
-from retrieval.clients.endpoints import LATE_STATUS, Endpoints
+from retrieval.clients.endpoints import Endpoints
+from retrieval.clients.replies import LATE_STATUS
 from retrieval.wire.errors import STATUS, type_name
 from tests.support import wire_types
 from tests.support.commands import nearline as run_command
@@ -47,6 +48,26 @@ from tests.support.stub import Reply, Stub
 ROOT = Path(__file__).parents[2]
 BUSY = {"error": {"type": "overloaded", "message": "much waits already"}}
 METHODS = {name for name, one in vars(Endpoints).items() if isinstance(one, endpoint | stream | steps)}
+
+
+PIECE = b'event: piece\ndata: {"text": "Five"}\n\n'
+WHOLE = b'event: answer\ndata: {"answer": "Five days."}\n\n'
+
+
+def stream_of(content: bytes) -> Reply:
+    return Reply(content, headers={"Content-Type": "text/event-stream"})
+
+
+def failure_of(ask: Callable[..., Any], *args: Any, **options: Any) -> ServiceError:
+    """Return the error of a call, or of what it iterates over."""
+    with pytest.raises(ServiceError) as caught:
+        list(ask(*args, **options))
+    return caught.value
+
+
+async def all_pieces(url: str, **options: Any) -> list[JSON]:
+    async with AsyncClient(url, **options) as client:
+        return [one async for one in client.stream_answer("docs", query="refunds")]
 
 
 def notes(number: int, words: str = "A note.") -> list[dict[str, Any]]:
@@ -193,7 +214,8 @@ def test_every_method(http: Http, service: ServerProcess) -> None:
         client.search_collections(collections=["docs", "more"], query="refunds")
         client.assess("docs", action="restart the database")
         client.answer("docs", query="refunds", token_budget=500)
-        assert list(client.stream_answer("docs", query="refunds")) == []
+        stub.replies[0] = stream_of(WHOLE)
+        assert list(client.stream_answer("docs", query="refunds")) == [{"answer": "Five days."}]
         assert [(path.rpartition("/")[2], body) for _, path, _, body in stub.seen] == [
             ("explain", {"query": "refunds", "document_id": "a", "k": 5}),
             ("search", {"collections": ["docs", "more"], "query": "refunds"}),
@@ -236,11 +258,15 @@ def test_both_clients_answer_alike(http: Http, service: ServerProcess) -> None:
 
 def test_an_answer_in_pieces() -> None:
     """Server-sent events arrive one by one; comments and the end mark are not among them."""
-    events = b': here\n\ndata: {"text": "Five"}\n\ndata: {"text": " days"}\n\ndata: [DONE]\n\n'
-    with Stub(Reply(events)) as stub, Client(stub.url) as client:
-        assert [one["text"] for one in client.stream_answer("docs", query="refunds")] == ["Five", " days"]
-        broken = b'data: {"text": "Five"}\n\ndata: {"error": {"type": "unavailable", "message": "the model left"}}\n\n'
-        stub.replies.append(Reply(broken))
+    with (
+        Stub(stream_of(b": here\n\n" + PIECE + WHOLE + b"data: [DONE]\n\n")) as stub,
+        Client(stub.url) as client,
+    ):
+        pieces = [{"text": "Five"}, {"answer": "Five days."}]
+        assert list(client.stream_answer("docs", query="refunds")) == pieces
+        assert asyncio.run(all_pieces(stub.url)) == pieces
+        broken = PIECE + b'data: {"error": {"type": "unavailable", "message": "the model left"}}\n\n'
+        stub.replies.append(stream_of(broken))
         first = next(iter(client.stream_answer("docs", query="refunds")))  # and the rest is never read
         assert first == {"text": "Five"}
         with pytest.raises(ServiceError, match="the model left"):
@@ -248,10 +274,10 @@ def test_an_answer_in_pieces() -> None:
 
 
 def test_an_event_may_be_long() -> None:
-    """As an answer is that cites many documents with large metadata; what ends without a line end counts, too."""
+    """As an answer is that cites many documents with large metadata."""
     whole = {"answer": "Five days [1].", "citations": [{"metadata": {"note": "n" * 16_000}}] * 100}
-    event = f"data: {json.dumps(whole)}".encode()
-    with Stub(Reply(b'data: {"text": "Five"}\n\n' + event)) as stub, Client(stub.url) as client:
+    event = f"data: {json.dumps(whole)}\n\n".encode()
+    with Stub(stream_of(PIECE + event)) as stub, Client(stub.url) as client:
         assert list(client.stream_answer("docs", query="refunds")) == [{"text": "Five"}, whole]
 
 
@@ -260,13 +286,55 @@ def test_an_error_in_a_stream_has_its_status() -> None:
     statuses = {type_name(error): status for error, status in STATUS.items()}
     for kind in LATE_STATUS:
         late = f'data: {{"error": {{"type": "{kind}", "message": "late"}}}}\n\n'.encode()
-        with Stub(Reply(b'data: {"text": "Five"}\n\n' + late)) as stub, Client(stub.url) as client:
+        with Stub(stream_of(PIECE + late)) as stub, Client(stub.url) as client:
             with pytest.raises(ServiceError) as failed:
                 list(client.stream_answer("docs", query="refunds"))
             assert (failed.value.kind, failed.value.status) == (kind, statuses[kind])
 
 
+@pytest.mark.parametrize(
+    ("kind", "reply"),
+    [
+        ("disconnected", stream_of(PIECE)),
+        ("disconnected", stream_of(PIECE + b'event: answer\ndata: {"answer": "Fi')),
+        ("disconnected", stream_of(PIECE + WHOLE.rstrip())),
+        ("unreadable", stream_of(PIECE + b'data: {"text": "Fi\n\n')),
+        ("unreadable", stream_of(PIECE + b"data: 5\n\n")),
+        ("unreadable", stream_of(PIECE + b"data: " + b"[" * 200_000 + b"\n\n")),
+        ("unknown", stream_of(PIECE + b'data: {"error": "gone"}\n\n')),
+        ("unreadable", Reply(b"<html>log in</html>", headers={"Content-Type": "text/html"})),
+        ("unreadable", Reply({"answer": "Five days."})),
+    ],
+)
+def test_a_stream_that_is_cut_or_none_is_a_failure(kind: str, reply: Reply) -> None:
+    """Only the whole answer ends it; what has arrived is given before the error, which no retry follows."""
+    with Stub(reply) as stub, Client(stub.url) as client:
+        found: list[JSON] = []
+        assert failure_of(lambda: found.extend(client.stream_answer("docs", query="refunds"))).kind == kind
+        assert failure_of(asyncio.run, all_pieces(stub.url)).kind == kind
+        assert len(stub.seen) == 2
+        is_stream = isinstance(reply.body, bytes) and reply.body.startswith(PIECE)
+        assert found == ([{"text": "Five"}] if is_stream else [])
+
+
 # -- retries
+
+
+def test_a_stream_is_asked_for_again_until_its_first_event() -> None:
+    """For the same reasons as any answer, by both clients; and a deadline bounds its tries, too."""
+    busy, well = Reply(BUSY, 503, {"Retry-After-Ms": "50"}), stream_of(PIECE + WHOLE)
+    tries = [busy, Reply(cut=True), Reply(b"", 502), Reply(b"", 504), stream_of(b": wait\n\n"), well]
+    with Stub(*tries, *tries) as stub, Client(stub.url) as client:
+        assert len(list(client.stream_answer("docs", query="x"))) == 2
+        assert len(asyncio.run(all_pieces(stub.url))) == 2
+        assert len(stub.seen) == 2 * len(tries)
+    with Stub(busy) as stub, Client(stub.url, retry_s=0) as client:
+        assert failure_of(client.stream_answer, "docs", query="x").status == 503
+        assert len(stub.seen) == 1
+    with Stub(busy, Reply(after_s=60)) as stub, Client(stub.url) as client:
+        late = failure_of(client.stream_answer, "docs", query="x", deadline_ms=500)
+        assert (late.kind, len(stub.seen)) == ("timeout", 2)
+        assert stub.seen[1][3]["deadline_ms"] < stub.seen[0][3]["deadline_ms"]
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -405,12 +473,37 @@ def test_the_tries_of_one_request_open_no_breaker() -> None:
         assert len(stub.seen) == 8
 
 
-@pytest.mark.parametrize("content", [b"<html>proxy says hello</html>", b'{"hits":"\xff"}', b"{"])
+@pytest.mark.parametrize(
+    "content", [b"<html>proxy says hello</html>", b'{"hits":"\xff"}', b"{", b"[" * 200_000]
+)
 def test_an_answer_that_is_no_json_is_a_failure(content: bytes) -> None:
     with Stub(Reply(content)) as stub, Client(stub.url, retry_s=0) as client:
         with pytest.raises(ServiceError, match="the answer is no JSON") as caught:
             client.search("docs", query="x")
         assert caught.value.kind == "unreadable"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"error": {"type": 5, "message": null}}',
+        b'{"error": {"type": "x", "message": "m", "param": 5}}',
+        b'{"error": "gone"}',
+        b'{"error": "\xff"}',
+        b"[]",
+        b"[" * 200_000,
+        b'{"error": {"message": ' + b"[" * 200_000,
+    ],
+)
+def test_a_foreign_error_is_of_an_unknown_kind(content: bytes) -> None:
+    """What the server sent is quoted; kind and message are text whatever it is, in a batch, too."""
+    with Stub(Reply(content, 422, {"Retry-After": "9" * 5000})) as stub, Client(stub.url) as client:
+        failure = failure_of(client.search, "docs", query="x")
+        assert (failure.kind, failure.status, failure.param) == ("unknown", 422, None)
+        assert failure.message == f"status 422: {content[:200]!r}"
+        stub.replies.append(Reply({"results": [{"error": {"type": None, "message": None}}]}))
+        assert failure_of(client.search, "docs", query="x").kind == "unknown"
+        assert failure_of(client.search_batch, "docs", []).kind == "unknown"
 
 
 @pytest.mark.parametrize("answer", [{"status": "ok"}, []])
@@ -608,6 +701,13 @@ def test_threads_share_a_client(http: Http, service: ServerProcess) -> None:
         assert list(asked) == [f"n{at % 50}" for at in range(200)]
 
 
+def run_python(code: str, url: str) -> None:
+    """Run code that ends well and says nothing."""
+    command = [sys.executable, "-W", "error", "-c", code, url]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.mark.model
 def test_a_fork_has_connections_of_its_own(http: Http, service: ServerProcess) -> None:
     """A child process uses the client it inherited, and the parent goes on with its own."""
@@ -623,15 +723,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert client.ready()
 """
     http.new_collection()
-    ended = subprocess.run(
-        [sys.executable, "-c", code, service.url],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
+    run_python(code, service.url)
 
 
 def test_a_callback_cannot_wait_for_itself() -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from hypothesis import given
@@ -58,6 +59,7 @@ from retrieval.search.shard import Ask, Fetched, LocalShard, What
 from retrieval.search.steps import Away, all_of, run_in_steps
 from retrieval.search.stopwatch import Stopwatch
 from retrieval.search.travel import pack, unpack
+from tests.support.stub import Reply, Stub
 from tests.support.vectors import World, fill, make_collection
 
 
@@ -463,6 +465,23 @@ def test_an_error_comes_back_as_it_was(error: Any) -> None:
     back = CallRefused.of(error).error
     assert (type(back), back.message, back.param) == (type(error), error.message, error.param)
     assert getattr(back, "retry_after_s", None) == getattr(error, "retry_after_s", None)
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("content", [b"<html>", b'{"error": "\xff"}', b'{"error":' * 100_000])
+def test_an_answer_that_cannot_be_read_is_none(content: bytes, status: int) -> None:
+    """As if the node were away, whatever else is at its address."""
+
+    async def exchange(url: str) -> None:
+        link = Link("")
+        try:
+            async with link.exchange("GET", url) as reply:
+                msgspec.json.decode(await reply.read())
+        finally:
+            await link.close()
+
+    with Stub(Reply(content, status)) as stub, pytest.raises(Unavailable):
+        asyncio.run(exchange(stub.url))
 
 
 def test_what_only_some_shards_refuse_is_allowed() -> None:
