@@ -37,6 +37,7 @@ RETRY_S = 10.0
 PAUSE_S, PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 0.05, 2.0  # the minimum applies if Retry-After is 0
 # The service's own answer about a missed deadline says more than ours, so wait this much longer for it.
 GRACE_S = 0.25
+SHOWN_CHARS = 200  # of the address that a server redirects to
 
 BUSY = {429, 503}
 AWAY = {0, 408, 502, 504}  # 0: unreachable or disconnected; the others come from proxies in front of it
@@ -308,7 +309,7 @@ class ServiceConnection:
     async def _answer(
         self, method: str, path: str, body: object, timeout: float | aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open an answer with a status below 400. Raises ServiceError, also for errors while it is read."""
+        """Open an answer with a status below 300. Raises ServiceError, also for errors while it is read."""
         if not path.startswith("/"):
             raise ValueError(f"a path begins with a slash, found {path!r}")
         if self._session is None:
@@ -327,7 +328,10 @@ class ServiceConnection:
                 data=data,
                 headers=headers,
                 timeout=timeout,
+                allow_redirects=False,  # a POST would arrive as a GET, and the key at another server
             ) as answer:
+                if 300 <= answer.status < 400:
+                    raise self._redirected(answer)
                 if answer.status >= 400:
                     raise error_from(answer.status, await answer.read(), answer.headers)
                 yield answer
@@ -340,6 +344,11 @@ class ServiceConnection:
             ) from None
         except aiohttp.ClientError as error:
             raise ServiceError(f"{self.url} cannot be reached: {error}", kind=DISCONNECTED) from None
+
+    def _redirected(self, answer: aiohttp.ClientResponse) -> ServiceError:
+        to = answer.headers.get("Location", "")[:SHOWN_CHARS]
+        message = f"{self.url} answers with {answer.status} to {to}, and redirects are not followed"
+        return ServiceError(message, status=answer.status, kind=UNREADABLE)
 
     def _late(self) -> ServiceError:
         return ServiceError(f"{self.url} did not answer in time", kind="timeout")

@@ -1,4 +1,4 @@
-"""The commands against a server of another kind, which answers everything with status 200."""
+"""The commands against a server of another kind, which answers everything with status 200, or leads elsewhere."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ ANSWERS = {
     "list": Reply([]),
     "page": Reply(b"<!doctype html>\n<title>Welcome</title>\n", headers={"Content-Type": "text/html"}),
     "nesting": Reply(b"[" * 200_000),
+    "redirect": Reply(b"", 302, {"Location": "/login"}),
 }
 # {0} is a folder with a document, queries, and judgments of them.
 COMMANDS = [
@@ -100,7 +101,10 @@ def test_another_kind_of_server_is_one_clear_line(tmp_path: Path, words: str, an
     assert (ended.returncode, ended.stdout) == (2 if words.startswith("evaluate") else 1, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith("nearline: ")
-    assert re.search(f"{stub.url} is not a Nearline service: its |the answer is no JSON", line)
+    wrong = (
+        f"{stub.url} (is not a Nearline service: its|answers with 302 to /login, and)|the answer is no JSON"
+    )
+    assert re.search(wrong, line)
 
 
 OWN = ("/v1/collections", "/v1/search", "/v1/aliases", "/v1/jobs", "/v1/cluster")

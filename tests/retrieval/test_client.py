@@ -376,6 +376,26 @@ def test_a_broken_connection() -> None:
             assert (caught.value.kind, len(stub.seen)) == (kind, 1)
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_are_not_followed(status: int) -> None:
+    """A POST would be sent on as a GET, and the error would name a wrong cause."""
+    with Stub(Reply({"hits": []})) as target:
+        moved = Reply(b"", status, {"Location": f"{target.url}/elsewhere"})
+        with Stub(moved) as stub, Client(stub.url) as client:
+            for ask in (
+                lambda: client.search("docs", query="x"),
+                lambda: client.collection("docs"),
+                lambda: client.delete_collection("docs"),
+                lambda: client.stream_answer("docs", query="x"),
+                client.metrics,
+            ):
+                failure = failure_of(ask)
+                assert (failure.kind, failure.status) == ("unreadable", status)
+                assert f"{stub.url} answers with {status} to {target.url}/elsewhere" in failure.message
+            assert len(stub.seen) == 5
+        assert not target.seen
+
+
 def test_retries_end() -> None:
     """With the last error: after `retry_s`, or where the service asks for more time than the request has."""
     busy = Reply(BUSY, 429, {"Retry-After-Ms": "50"})
