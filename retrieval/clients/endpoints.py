@@ -41,11 +41,11 @@ class Endpoints(Core):
         path: str,
         body: object = None,
         *,
-        twice: bool = True,
+        twice: bool | None = None,
         patience: Patience | None = None,
     ) -> Any:
         """Send a request to any path and return the decoded answer, None if empty. `twice` is whether the service
-        may receive the request twice if a connection breaks."""
+        may receive the request twice if a connection breaks; docs/client.md says what holds by default."""
         return await self.connection.answer(method, path, body, twice=twice, patience=patience)
 
     @endpoint
@@ -77,7 +77,7 @@ class Endpoints(Core):
         self, name: str, **settings: Unpack[sent.CreateCollection]
     ) -> records.CollectionBody:
         body = {"name": name, **settings}
-        made: records.CollectionBody = await self.request("POST", COLLECTIONS, body, twice=False)
+        made: records.CollectionBody = await self.request("POST", COLLECTIONS, body)
         return made
 
     @endpoint
@@ -93,7 +93,7 @@ class Endpoints(Core):
                 raise
             try:
                 made: records.CollectionBody = await self.request(
-                    "POST", COLLECTIONS, {"name": name, **settings}
+                    "POST", COLLECTIONS, {"name": name, **settings}, twice=True
                 )
                 return made
             except ServiceError as refused:
@@ -131,18 +131,18 @@ class Endpoints(Core):
     @endpoint
     async def delete_collection(self, name: str) -> None:
         """Delete a collection with all its documents, by its own name, not an alias."""
-        await self.request("DELETE", path_of(name), twice=False)
+        await self.request("DELETE", path_of(name))
 
     @endpoint
     async def rename_collection(self, name: str, new_name: str) -> records.CollectionBody:
         path, body = path_of(name, "rename"), {"name": new_name}
-        renamed: records.CollectionBody = await self.request("POST", path, body, twice=False)
+        renamed: records.CollectionBody = await self.request("POST", path, body)
         return renamed
 
     @endpoint
     async def rollback(self, collection: str) -> int:
         """Go back to the previous generation; returns its number."""
-        return int((await self.request("POST", path_of(collection, "rollback"), twice=False))["generation"])
+        return int((await self.request("POST", path_of(collection, "rollback")))["generation"])
 
     @endpoint
     async def set_alias(self, alias: str, collection: str) -> records.AliasBody:
@@ -152,7 +152,7 @@ class Endpoints(Core):
 
     @endpoint
     async def remove_alias(self, alias: str) -> None:
-        await self.request("DELETE", f"/v1/aliases/{quote(alias, safe='')}", twice=False)
+        await self.request("DELETE", f"/v1/aliases/{quote(alias, safe='')}")
 
     # -- documents
 
@@ -388,7 +388,7 @@ class Endpoints(Core):
     ) -> records.FeedbackKept:
         """Send judgments and clicks; returns how many were kept, and the ids of documents that do not exist."""
         path, body = path_of(collection, "feedback"), {"feedback": feedback}
-        said: records.FeedbackKept = await self.request("POST", path, body, twice=False)
+        said: records.FeedbackKept = await self.request("POST", path, body)
         return said
 
     @endpoint
@@ -404,16 +404,16 @@ class Endpoints(Core):
 
     @endpoint
     async def reindex(self, collection: str, **options: Unpack[sent.Reindex]) -> str:
-        started = await self.request("POST", path_of(collection, "reindex"), options, twice=False)
+        started = await self.request("POST", path_of(collection, "reindex"), options)
         return str(started["job"])
 
     @endpoint
     async def tune(self, collection: str, **options: Unpack[sent.Tune]) -> str:
-        return str((await self.request("POST", path_of(collection, "tune"), options, twice=False))["job"])
+        return str((await self.request("POST", path_of(collection, "tune"), options))["job"])
 
     @endpoint
     async def erase(self, collection: str) -> str:
-        return str((await self.request("POST", path_of(collection, "erase"), twice=False))["job"])
+        return str((await self.request("POST", path_of(collection, "erase")))["job"])
 
     @endpoint
     async def jobs(self) -> list[records.JobBody]:

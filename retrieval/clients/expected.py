@@ -1,7 +1,7 @@
-"""Tells the answers of a Nearline service from those of another kind of server, which may answer anything with 200.
+"""Knows the endpoints of a service: which may receive a request twice, and what they always answer.
 
-Each answer must have the one field named here, which the service always sends. Paths that are not named may answer
-anything.
+Another kind of server may answer anything with 200. So each answer must have the one field named here; paths that are
+not named may answer anything.
 """
 
 from __future__ import annotations
@@ -38,6 +38,19 @@ _FIELDS = {
 }
 _NAMES = list(_FIELDS)
 _ENDPOINT = re.compile("|".join(f"({'|'.join(endpoints)})" for endpoints in _FIELDS.values()))
+
+_REPEATED = re.compile(
+    "(?:GET|HEAD|PUT|PATCH) .*"
+    f"|DELETE {_C}/.+"
+    f"|POST {_C}/(?:search(?:/batch)?|context|answer|assess|explain|documents(?:/(?:scroll|count|delete|patch))?)"
+    "|POST /v1/(?:search|embeddings)"
+)
+
+
+def may_repeat(method: str, path: str) -> bool:
+    """Whether the service may receive a request twice: the second one changes nothing, and does not fail because of
+    the first."""
+    return _REPEATED.fullmatch(f"{method.upper()} {path.partition('?')[0]}") is not None
 
 
 def field_of(method: str, path: str) -> str | None:

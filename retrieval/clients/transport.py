@@ -2,7 +2,7 @@
 
     429, 503                     wait for Retry-After(-Ms), then retry
     refused connections          retry after a pause that doubles up to PAUSE_S_MAX
-    broken connections, 502, 504 the same, for requests that may be sent twice
+    broken connections, 502, 504 the same, for requests that may be sent twice (`expected.may_repeat`)
     anything else                raise an error at once: a retry would fail the same way
 
 A streamed answer is retried until its first event. Pauses have jitter, so that clients refused together do not come
@@ -26,7 +26,7 @@ import aiohttp
 import msgspec
 
 from retrieval.clients.errors import DISCONNECTED, OPEN, UNREACHABLE, UNREADABLE, ServiceError
-from retrieval.clients.expected import explain_foreign
+from retrieval.clients.expected import explain_foreign, may_repeat
 from retrieval.clients.replies import EVENT_STREAM, JSON, decode_answer, error_from, events_in
 
 T = TypeVar("T")
@@ -216,7 +216,7 @@ class ServiceConnection:
         path: str,
         body: object = None,
         *,
-        twice: bool = True,
+        twice: bool | None = None,
         patience: Patience | None = None,
     ) -> Any:
         """Return the decoded answer, None if it is empty. Raises ServiceError, of the kind `unreadable`, for one that
@@ -236,11 +236,11 @@ class ServiceConnection:
         path: str,
         body: object = None,
         *,
-        twice: bool = True,
+        twice: bool | None = None,
         patience: Patience | None = None,
     ) -> bytes:
         """Return the body of the answer. `twice` is whether the service may receive the request twice if a
-        connection breaks.
+        connection breaks; with None, `may_repeat` decides.
 
         A `deadline_ms` in the body limits all tries together, and each try tells the service what is left of it.
         """
@@ -249,7 +249,7 @@ class ServiceConnection:
             async with self._answer(method, path, body, limit_s) as answer:
                 return await answer.read()
 
-        return await self._repeat(once, body, twice, patience)
+        return await self._repeat(once, body, may_repeat(method, path) if twice is None else twice, patience)
 
     async def events(self, method: str, path: str, body: object) -> AsyncGenerator[JSON, None]:
         """Yield the events of a streamed answer as they arrive. The request is sent as others are, repeatedly if need
@@ -271,7 +271,7 @@ class ServiceConnection:
                 except TimeoutError:
                     raise self._late() from None
 
-            first, events = await self._repeat(begin, body, True)
+            first, events = await self._repeat(begin, body, may_repeat(method, path))
             yield first
             async for event in events:
                 yield event
@@ -314,6 +314,7 @@ class ServiceConnection:
             raise ValueError(f"a path begins with a slash, found {path!r}")
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers)
+            self._session._retry_connection = False  # it would repeat a DELETE on its own
         try:
             data = None if body is None else encode_json(body)
         except UnicodeEncodeError as error:

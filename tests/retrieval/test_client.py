@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import json
 import math
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -37,7 +39,9 @@ from nearline import (
 )
 from retrieval.clients.blocking import endpoint, steps, stream
 from retrieval.clients.endpoints import Endpoints
+from retrieval.clients.expected import may_repeat
 from retrieval.clients.replies import LATE_STATUS
+from retrieval.server.routes import ROUTES
 from retrieval.wire.errors import STATUS, type_name
 from tests.support import wire_types
 from tests.support.commands import nearline as run_command
@@ -374,6 +378,62 @@ def test_a_broken_connection() -> None:
             with pytest.raises(ServiceError) as caught:
                 client.send_feedback("docs", [{"query": "x", "document_id": "a"}])
             assert (caught.value.kind, len(stub.seen)) == (kind, 1)
+
+
+def test_the_methods_that_are_not_repeated_are_documented() -> None:
+    """docs/client.md names all that send one request if its connection breaks, and no others."""
+    row = re.search(r"^\| connection broken.*$", (ROOT / "docs" / "client.md").read_text(), re.MULTILINE)
+    assert row is not None
+    given: dict[str, Any] = {"metadata": {}, "documents": [], "searches": [], "texts": [], "feedback": []}
+    once = set()
+    for name in METHODS - {"ready", "ingest", "request"}:  # which have rules of their own
+        with Stub(Reply(cut=True)) as stub, Client(stub.url, retry_s=0.01, failures_max=0) as client:
+            call = getattr(client, name)
+            needed = [one for one in inspect.signature(call).parameters.values() if one.default is one.empty]
+            args = [given.get(one.name, "a") for one in needed[1:] if one.kind is not one.VAR_KEYWORD]
+            failed = failure_of(call, *args)
+            assert failed.kind == "disconnected"
+            if len(stub.seen) == 1:
+                once.add(name)
+    assert set(re.findall(r"`(\w+)`", row[0])) - {"ensure_collection"} == once
+
+
+def test_a_request_is_not_repeated_unless_that_is_safe() -> None:
+    """A key is made once, even if the answer was lost; the caller may allow more."""
+    with Stub(Reply(cut=True)) as stub, Client(stub.url, retry_s=0.01) as client:
+        for method, path in (
+            ("POST", "/v1/keys"),
+            ("POST", "/v1/collections/docs/reindex"),
+            ("POST", "/v1/collections/docs"),
+            ("DELETE", "/v1/keys/k"),
+            ("DELETE", "/v1/collections/docs?x=/y"),
+        ):
+            stub.seen.clear()
+            assert failure_of(client.request, method, path, {}).kind == "disconnected"
+            assert len(stub.seen) == 1
+    safe = [("POST", "/v1/keys", True), ("post", "/v1/search?x=1", None), ("PUT", "/elsewhere", None)]
+    for method, path, twice in safe:
+        with Stub(Reply(cut=True)) as stub, Client(stub.url, retry_s=0.01) as client:
+            assert failure_of(client.request, method, path, {}, twice=twice).kind == "disconnected"
+            assert len(stub.seen) > 1
+
+
+def test_what_is_not_named_is_not_repeated() -> None:
+    """Of the paths that change something, these may receive a request twice; one to come may not, until it is named."""
+    paths = {route.path for route in ROUTES if route.method == "POST" and may_repeat("POST", route.path)}
+    own = "/v1/collections/{collection}"
+    assert {path.removeprefix(own) for path in paths if path.startswith(own)} == {
+        f"/{one}"
+        for one in (
+            "search", "search/batch", "context", "answer", "assess", "explain", "documents",
+            "documents/scroll", "documents/count", "documents/delete", "documents/patch",
+        )
+    }  # fmt: skip
+    assert {path for path in paths if not path.startswith(own)} == {"/v1/search", "/v1/embeddings"}
+    deleted = {
+        route.path for route in ROUTES if route.method == "DELETE" and may_repeat("DELETE", route.path)
+    }
+    assert deleted == {f"{own}/{one}" for one in ("feedback", "documents/{id:.+}", "synonyms", "ranking")}
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
