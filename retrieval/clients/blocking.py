@@ -20,7 +20,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from retrieval.clients.errors import ServiceError
+from retrieval.clients.errors import DISCONNECTED, ServiceError
 from retrieval.clients.transport import ServiceConnection
 
 P = ParamSpec("P")
@@ -71,6 +71,7 @@ class stream(Generic[P, T]):  # noqa: N801
         @functools.wraps(self._make)
         def call(*args: Any, **kwargs: Any) -> Iterator[T]:
             items: Any = None
+            pid = os.getpid()
 
             async def begin(core: Core) -> Any:
                 return self._make(core, *args, **kwargs)
@@ -83,10 +84,13 @@ class stream(Generic[P, T]):  # noqa: N801
 
             items = client.run(begin)
             try:
-                while (found := client.run(following))[0]:
+                while (found := client.run_in(pid, following))[0]:
                     yield found[1]
             finally:
-                client.run(lambda _: items.aclose())
+                if os.getpid() == pid:
+                    client.run(lambda _: items.aclose())
+                else:
+                    client.inherited.append(items)
 
         return call
 
@@ -110,7 +114,8 @@ class steps(Generic[P, T]):  # noqa: N801
         @functools.wraps(self._make)
         def called(*args: Any, **kwargs: Any) -> Any:
             # Only `run` waits in it, so the coroutine runs from start to end without an event loop.
-            work = drive(self._make(client.core, *args, **kwargs), through=client.run)
+            through = functools.partial(client.run_in, os.getpid())
+            work = drive(self._make(client.core, *args, **kwargs), through=through)
             try:
                 work.send(None)
             except StopIteration as end:
@@ -179,7 +184,8 @@ class Blocking(Core):
         self._make = make
         self._starting = threading.Lock()
         self._running: Running | None = None
-        self._inherited: list[Running] = []  # closing the parent's connections would disturb it
+        # What a fork has of its parent, kept because closing the parent's connections would disturb it.
+        self.inherited: list[object] = []
         self.connection = make().connection
 
     @property
@@ -195,6 +201,17 @@ class Blocking(Core):
         except BaseException:  # including Ctrl-C
             future.cancel()
             raise
+
+    def run_in(self, pid: int, work: Callable[[Core], Coroutine[Any, Any, T]]) -> T:
+        """Do the same as `run` for a step of what began in the process `pid`. Raises ServiceError in a fork of it,
+        where the connection that it uses is still the parent's."""
+        if os.getpid() != pid:
+            work(self.core).close()
+            message = (
+                "this began before the process was forked, and uses connections of the parent: begin again"
+            )
+            raise ServiceError(message, kind=DISCONNECTED)
+        return self.run(work)
 
     async def awaited(self, work: Callable[[Core], Coroutine[Any, Any, T]]) -> T:
         """Do the same as `run` for a coroutine on any event loop, which keeps running."""
@@ -235,7 +252,7 @@ class Blocking(Core):
             return running
         with self._starting:
             if self._running is not None and self._running.pid != os.getpid():
-                self._inherited.append(self._running)
+                self.inherited.append(self._running)
                 self._running = None
             if self._running is None:
                 loop, core = asyncio.new_event_loop(), self._make()
@@ -249,4 +266,4 @@ class Blocking(Core):
 
 
 def closed() -> ServiceError:
-    return ServiceError("the client was closed while the request was under way", kind="disconnected")
+    return ServiceError("the client was closed while the request was under way", kind=DISCONNECTED)

@@ -806,6 +806,65 @@ assert client.ready()
     run_python(code, service.url)
 
 
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "iter(client.scroll('docs'))",
+        "iter(client.stream_answer('docs', query='x'))",
+    ],
+)
+def test_an_iteration_does_not_continue_in_a_fork(begin: str) -> None:
+    """It fails clearly there, and goes on in the parent, whose connection the child leaves alone."""
+    page = Reply({"documents": [{"id": "a"}], "cursor": "more"})
+    code = f"""
+import os, sys
+from nearline import Client, ServiceError
+client = Client(sys.argv[1])
+items = {begin}
+next(items)
+child = os.fork()
+if child == 0:
+    try:
+        next(items)
+    except ServiceError as error:
+        os._exit(7 if error.kind == "disconnected" and client.ready() else 1)
+    os._exit(2)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert len(list(items)) == 1
+"""
+    last = Reply({"documents": [{"id": "b"}], "cursor": None})
+    replies = (page, Reply(), last) if "scroll" in begin else (stream_of(PIECE + WHOLE), Reply())
+    with Stub(*replies) as stub:
+        run_python(code, stub.url)
+
+
+def test_an_ingestion_does_not_continue_in_a_fork() -> None:
+    """A child that is forked while documents are read cannot wait for the requests of its parent."""
+    code = """
+import os, sys
+from nearline import Client, ServiceError
+
+child = -1
+
+def documents():
+    global child
+    for at in range(2):
+        yield {"id": f"n{at}", "text": "A note."}
+    child = os.fork()
+
+try:
+    done = Client(sys.argv[1]).ingest("docs", documents())
+except ServiceError as error:
+    os._exit(7 if child == 0 and error.kind == "disconnected" else 1)
+assert done.documents == 2 and child > 0
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    written = {"seq": 1, "documents": 2, "passages": 2, "tokens": 2, "unchanged": 0, "took_ms": 1}
+    with Stub(Reply({"name": "docs"}), Reply(written)) as stub:
+        run_python(code, stub.url)
+        assert len(stub.seen) == 2
+
+
 def test_a_callback_cannot_wait_for_itself() -> None:
     """An error says so, instead of a client that hangs."""
     job = {"id": "j", "status": "running", "progress": {"stage": "x", "done": 0, "total": 1}}
