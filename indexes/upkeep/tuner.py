@@ -30,6 +30,7 @@ from indexes.rebuild.optimizer import (
     Optimum,
     SettingsTrial,
     filtered_recall,
+    interval_of,
     optimize,
     shares,
     try_settings,
@@ -42,7 +43,7 @@ CURVE_POINTS, CURVE_FROM = 40, 0.8
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """Recall@10 on some queries, the ends of 95 percent intervals, and microseconds per query."""
+    """Recall@10 on some queries, the ends of the intervals to state (`interval_of`), and microseconds per query."""
 
     queries: int
     recall: float
@@ -53,9 +54,9 @@ class Measure(msgspec.Struct, frozen=True):
     us: float
 
     @staticmethod
-    def of(trial: SettingsTrial, truth: Truth) -> Measure:
+    def of(trial: SettingsTrial, truth: Truth, *, synthetic: bool) -> Measure:
         found = shares(trial, truth)
-        intervals = {name: (round(share.low, 4), round(share.high, 4)) for name, share in found.items()}
+        intervals = {name: interval_of(share, synthetic=synthetic) for name, share in found.items()}
         total = found.pop("all")
         tiers = {name: round(share.recall, 4) for name, share in found.items()}
         return Measure(
@@ -82,6 +83,7 @@ class Point(msgspec.Struct, frozen=True):
 
 class TuneOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome. `met`: the settings reach the target on the tuning half; otherwise they have the highest recall.
+    `held_out`: the queries were synthetic, and with real ones recall may be as low as the `low` of `validation`.
 
     `margin` is by how much recall had to exceed the target because the sample of queries is small. `before` measures
     the previous settings on the validation half; `filtered` is recall of cold passages under a filter, on that half.
@@ -209,7 +211,7 @@ def tune(request: TuneRequest, progress: Progress) -> TuneOutcome:
         present.apply(generation)
     before_ef, before_search = generation.search_settings
     truth, other = halves(true_neighbors(generation, queries, progress=progress))
-    target = request.recall_target
+    target, synthetic = request.recall_target, not request.queries
     optimum = optimize(
         generation, truth, target, request.recall_floor, shown_from=CURVE_FROM, progress=progress
     )
@@ -228,14 +230,14 @@ def tune(request: TuneRequest, progress: Progress) -> TuneOutcome:
         margin=round(shares(best, truth)["all"].margin, 4),
         ef=best.ef,
         search=best.search,
-        tuning=Measure.of(best, truth),
-        validation=Measure.of(chosen, other),
+        tuning=Measure.of(best, truth, synthetic=synthetic),
+        validation=Measure.of(chosen, other, synthetic=synthetic),
         before_ef=before_ef,
         before_search=before_search,
-        before=Measure.of(before, other),
+        before=Measure.of(before, other, synthetic=synthetic),
         filtered=filtered,
         curve=curve(optimum, truth, generation),
-        held_out=not request.queries,
+        held_out=synthetic,
         seconds=round(time.monotonic() - begun, 1),
     )
 

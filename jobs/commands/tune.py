@@ -145,7 +145,10 @@ def notes(tuned: dict[str, Any]) -> Iterator[str]:
     if tuned["margin"]:
         yield f"recall had to be {tuned['margin']:.4f} above the target, to be sure: more queries would allow less"
     if tuned["held_out"]:
-        yield "the queries were made of stored vectors; real ones (--queries) say more"
+        yield (
+            "the queries were made of stored vectors; with real ones, recall may be as low as "
+            f"{tuned['validation']['low']:.4f} (--queries measures it)"
+        )
     if (policy := tuned["cold_policy"]) and policy["queries"]:
         skipped = policy["skipped"] + policy["proven"]
         yield f"times are of searches of both tiers; {skipped} of {policy['queries']} queries skipped the cold one"

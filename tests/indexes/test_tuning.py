@@ -32,10 +32,13 @@ from indexes.rebuild.optimizer import (
     choose,
     choose_settings,
     filtered_recall,
+    shares,
+    try_settings,
 )
 from indexes.rebuild.shares import Share
-from indexes.rebuild.truth import TIE, Truth, halves, true_neighbors
-from indexes.upkeep.tuner import TuneOutcome, TuneRun, curve
+from indexes.rebuild.truth import TIE, Truth, halves, synthetic_queries, true_neighbors
+from indexes.upkeep.tuner import QUERIES as SYNTHETIC
+from indexes.upkeep.tuner import TuneOutcome, TuneRequest, TuneRun, curve, tune
 from retrieval.upkeep.tasks import Tasks
 from tests.support.vectors import World, fill, make_collection, rebuild
 
@@ -144,6 +147,34 @@ def test_the_target_is_reached(outcomes: dict[float, TuneOutcome]) -> None:
         assert outcome.before.queries == outcome.validation.queries
         assert set(outcome.validation.tiers) == {"hot", "cold"}
         assert not outcome.held_out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [True, False])
+def test_intervals_of_synthetic_queries_begin_where_three_times_as_much_is_missed(
+    folder: Path, generation: Generation, tmp_path: Path, given: bool
+) -> None:
+    """A tuning states them as a rebuild does, wherever it states any; not for the same queries if these are given."""
+    queries = synthetic_queries(generation, SYNTHETIC, seed=17)
+    np.save(tmp_path / "queries.npy", queries)
+    request = TuneRequest(str(folder), 1, str(tmp_path / "queries.npy") if given else "", 0.95, 0.9)
+    outcome, times = tune(request, quiet), 1 if given else 3
+    by, other = halves(true_neighbors(generation, queries))
+    chosen, before = (outcome.ef, outcome.search), (outcome.before_ef, outcome.before_search)
+    for measure, settings, truth in (
+        (outcome.tuning, chosen, by),
+        (outcome.validation, chosen, other),
+        (outcome.before, before, other),
+    ):
+        found = shares(try_settings(generation, *settings, truth), truth)
+        for cohort, share in found.items():
+            expected = (1 - times * (1 - share.low), share.high)
+            assert measure.intervals[cohort] == pytest.approx(expected, abs=1e-4)
+        assert (measure.low, measure.high) == measure.intervals["all"]
+    evidence = outcome.chosen().evidence
+    assert evidence is not None
+    assert evidence.source == ("given queries" if given else "synthetic queries")
+    assert evidence.intervals == outcome.validation.intervals
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from indexes.base.errors import Locked, NotADataDirectory
-from jobs.commands.tune import command
+from jobs.commands.tune import command, notes
 from jobs.serving.process import ServerProcess, serving
 from nearline import ServiceError
 from retrieval.upkeep.query_log import Day, LoggedQuery, encode_file
@@ -236,6 +236,8 @@ def test_one_job_at_a_time_for_a_collection(http: Http, collection: str) -> None
     ended = http.wait_for(job)
     assert (ended["kind"], ended["status"]) == ("tune", "succeeded")
     assert ended["result"]["held_out"]
+    [note] = [line for line in notes(ended["result"]) if "stored vectors" in line]
+    assert f"as low as {ended['result']['validation']['low']:.4f}" in note
 
 
 @pytest.mark.slow
