@@ -2,11 +2,14 @@
 
 queries   JSON lines {"id", "text"}, plain or .gz
 qrels     lines of query id, document id, grade, separated by tabs or spaces (TREC's extra second column allowed)
+
+Of several lines for one query and document, the last one counts, as with feedback.
 """
 
 from __future__ import annotations
 
 import gzip
+import logging
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +19,11 @@ import msgspec
 
 from indexes.base.errors import InvalidInput
 
+logger = logging.getLogger(__name__)
+
 QRELS_COLUMNS = (3, 4)
+# ir_measures takes time and memory in proportion to a grade, and is wrong or crashes from 32 bits on.
+GRADE_MAX = 1_000_000
 
 
 class TextQuery(msgspec.Struct, frozen=True):
@@ -50,19 +57,29 @@ def read_queries(path: Path) -> list[TextQuery]:
 
 
 def read_judgments(path: Path) -> list[Judgment]:
-    """Read judgments. Raises InvalidInput naming file and line."""
-    judgments = []
+    """Read one judgment of each query and document, the last one; log how many lines were overruled. Raises
+    InvalidInput naming file and line."""
+    judgments: dict[tuple[str, str], Judgment] = {}
+    overruled = 0
     for place, line in lines_of(path):
         fields = line.split("\t") if "\t" in line else line.split()
         try:
             if len(fields) not in QRELS_COLUMNS:
                 raise ValueError
-            judgments.append(Judgment(fields[0], fields[-2], int(fields[-1])))
+            one = Judgment(fields[0], fields[-2], int(fields[-1]))
         except ValueError:
             raise InvalidInput(f"{place}: expected query, document, grade; found {line.strip()!r}") from None
+        if abs(one.grade) > GRADE_MAX:
+            raise InvalidInput(f"{place}: expected a grade of at most {GRADE_MAX}; found {line.strip()!r}")
+        overruled += (one.query, one.document) in judgments
+        judgments[one.query, one.document] = one
     if not judgments:
         raise InvalidInput(f"{path} holds no judgments")
-    return judgments
+    if overruled:
+        logger.warning(
+            "%s: %d lines repeat a query and document; of each, the last grade counts", path, overruled
+        )
+    return list(judgments.values())
 
 
 def lines_of(path: Path) -> Iterator[tuple[str, str]]:

@@ -165,6 +165,17 @@ def test_evaluate_reads_judgments(service: ServerProcess, http: Http, tmp_path: 
     ended = nearline(*arguments, "--floor", "cold=.9", "--ndcg-floor", ".99")
     assert ended.returncode == 1
     assert "ndcg@10 hybrid" in ended.stdout
+    # Each measure reads the last lines, so "b" is relevant and "a" is not, and the same is said on stderr.
+    (tmp_path / "qrels.tsv").write_text("1\ta\t1\n1\ta\t0\n1\tb\t1\n2\tb\t0\n2\tb\t3\n2\tb\t1\n")
+    repeated = nearline(*arguments, "--json")
+    assert "qrels.tsv: 3 lines repeat a query and document" in repeated.stderr
+    (tmp_path / "qrels.tsv").write_text("1\ta\t0\n1\tb\t1\n2\tb\t1\n")
+    once = nearline(*arguments, "--json")
+    assert once.stderr == ""
+    first, second = (json.loads(one.stdout) for one in (repeated, once))
+    for measured in ("rankings", "contexts", "relevance", "judged"):
+        assert first[measured] == second[measured]
+    assert first["rankings"]["dense"]["mrr@10"]["value"] == 0.75
     (tmp_path / "qrels.tsv").write_text("1\ta\t1\n2\tb\tone\n")
     ended = nearline(*arguments)
     assert ended.returncode == 2

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from ir_measures import Qrel, ScoredDoc, calc_aggregate
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
@@ -23,14 +24,14 @@ from indexes.rebuild.shares import share_interval
 from jobs.commands.evaluate import command
 from jobs.evaluation import textfile
 from jobs.evaluation.queries import from_file, from_log
-from jobs.evaluation.rankings import judged_queries
+from jobs.evaluation.rankings import NDCG, judged_queries
 from jobs.evaluation.recall import TrueNeighbor, add_cohort, compare
 from jobs.evaluation.report import Bin, Cohort, CohortKind, Reliability, Report, Score
 from jobs.evaluation.sections import show
 from jobs.evaluation.survey import Survey
 from jobs.evaluation.verdict import below_floors, find_regressions, keep, load_history, parse_floors
 from jobs.ingestion.rate_limiter import RateLimiter
-from jobs.sources.judgments import Judgment, TextQuery, read_queries
+from jobs.sources.judgments import GRADE_MAX, Judgment, TextQuery, read_judgments, read_queries
 from retrieval.upkeep.query_log import Day, LoggedQuery, encode_file
 
 
@@ -474,6 +475,28 @@ def test_a_query_that_cannot_be_asked_is_named(lines: str, words: str, tmp_path:
     (tmp_path / "queries.jsonl").write_text(lines)
     with pytest.raises(InvalidInput, match=f"queries.jsonl.*{re.escape(words)}"):
         read_queries(tmp_path / "queries.jsonl")
+
+
+@pytest.mark.parametrize(
+    "grade", ["1.5", "nan", "1000001", "-1000001", "4294967295", "-4294967296", "9" * 5000]
+)
+def test_a_grade_that_cannot_be_measured_is_named(grade: str, tmp_path: Path) -> None:
+    """The error for an unusable grade names its file and line."""
+    (tmp_path / "qrels.tsv").write_text(f"a\td1\t1\na\td2\t{grade}\n")
+    with pytest.raises(InvalidInput, match=r"qrels.tsv, line 2: expected"):
+        read_judgments(tmp_path / "qrels.tsv")
+
+
+@pytest.mark.parametrize("grade", [-GRADE_MAX, -1, 0, 1, 3, 1000, GRADE_MAX])
+def test_a_grade_is_the_gain(grade: int, tmp_path: Path) -> None:
+    """nDCG is right up to the largest grade that is read, and those below 0 gain nothing."""
+    (tmp_path / "qrels.tsv").write_text(f"q\ta\t{grade}\nq\tb\t2\n")
+    qrels = [Qrel(one.query, one.document, one.grade) for one in read_judgments(tmp_path / "qrels.tsv")]
+    run = [ScoredDoc("q", "b", 2.0), ScoredDoc("q", "a", 1.0)]
+    gains = np.array([2, max(grade, 0)])
+    weights = 1 / np.log2([2, 3])
+    expected = gains @ weights / (np.sort(gains)[::-1] @ weights)
+    assert calc_aggregate(list(NDCG.values()), qrels, run)[NDCG["ndcg@10"]] == pytest.approx(expected)
 
 
 def test_without_a_relevant_document_there_is_no_ranking_to_measure() -> None:
