@@ -110,7 +110,7 @@ class SetRanking(Request, frozen=True, kw_only=True):
     coefficients: Annotated[
         dict[Annotated[str, Meta(max_length=64)], Annotated[list[float], Meta(max_length=256)]],
         Meta(max_length=64),
-        Doc("Other numbers by name, such as a calibration of relevance"),
+        Doc("Lists of numbers by name, such as a calibration of relevance"),
     ] = field(default_factory=dict)
     queries: JudgedQueries = 0
     gain: Gain = None
@@ -152,7 +152,7 @@ class RankingBody(msgspec.Struct, kw_only=True):
     method: RankingMethod
     weight_dense: DenseWeight
     rerank: DefaultRerank
-    coefficients: Annotated[dict[str, list[float]], Doc("Other numbers by name")]
+    coefficients: Annotated[dict[str, list[float]], Doc("Lists of numbers by name")]
     queries: JudgedQueries
     gain: Gain
     gain_low: GainLow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,7 @@ from retrieval.search.relevance import (
     Calibration,
     Columns,
     calibration_for,
+    calibrations_of,
     evidence_of,
     features_of,
     fit,
@@ -204,6 +206,13 @@ def test_cosines_that_say_nothing_are_left_out() -> None:
         assert calibration_for(BUILT_IN, "dense", 1.0, words=words) == BUILT_IN["dense"]
         assert calibration_for(BUILT_IN, "dense", 0.3, words=words) is None
         assert calibration_for(BUILT_IN, "dense", None, words=words) is None
+
+
+def test_the_documented_example_is_what_is_built_in() -> None:
+    """Sending the coefficients that docs/relevance.md shows changes nothing."""
+    page = (Path(__file__).parents[2] / "docs" / "relevance.md").read_text()
+    [shown] = re.findall(r"-d '(\{\"coefficients.*)'", page)
+    assert calibrations_of(json.loads(shown)["coefficients"]) == BUILT_IN
 
 
 def test_a_floor_needs_relevance() -> None:
