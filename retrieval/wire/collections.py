@@ -254,7 +254,10 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     seq: Seq
     generation: Annotated[int, Doc("Number of the live build of the indexes; 0 before the first rebuild")]
     generations: Annotated[list[int], Doc("Builds on disk; a rollback returns to an older one")]
-    recall: Annotated[dict[str, float], Doc("Recall@10 measured by the last rebuild or tuning, by tier")]
+    recall: Annotated[
+        dict[str, float],
+        Doc("Recall@10 measured by the last rebuild or tuning, by tier; empty before the first rebuild"),
+    ]
     recall_evidence: Annotated[
         RecallEvidence | None,
         Doc("Evidence for the recall: queries, and a 95 percent interval for each value"),

@@ -133,6 +133,18 @@ def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collection]:
     collection.close()
 
 
+def test_before_the_first_rebuild_no_recall_is_stated(coded: Collection) -> None:
+    """Passages in segments are searched by codes, and only a rebuild measures what is found."""
+    info = coded.info()
+    assert (info.generation, info.segments > 0) == (0, True)
+    assert (info.recall, info.recall_evidence) == ({}, None)
+
+
+def test_a_deeper_search_rescores_more() -> None:
+    """At least 200, and eight for each rank, as docs/design/segments.md says."""
+    assert [rescored_for(depth) for depth in (1, 25, 26, 100)] == [200, 200, 208, 800]
+
+
 @pytest.mark.parametrize("depth", [1, 10, 100])
 def test_codes_find_what_an_exact_search_finds(coded: Collection, depth: int) -> None:
     """Of a segment that is searched by its codes, at every depth, in the same order and with exact scores."""
