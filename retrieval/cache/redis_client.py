@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
@@ -23,12 +23,15 @@ from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
+from redis.exceptions import AskError, AuthenticationError, BusyLoadingError, ResponseError
 
 from indexes.base.errors import InvalidInput
 
 SENTINEL_PORT, PORT = 26379, 6379
 SENTINEL_S_MAX = 0.3  # then the next one is asked
 DATABASE = re.compile(r"/?[0-9]*/?")
+REPEATED_ARGUMENTS: Final = ", with args"  # what Redis was sent follows, even if that was a password
+REFUSAL_CHARS_MAX: Final = 200
 FORMS: Final = (
     "redis://, rediss:// or unix://, redis+sentinel://, redis+cluster://, and those two with rediss"
 )
@@ -58,6 +61,21 @@ def open_client(url: str, *, connections_max: int) -> RedisClient:
         ) from None
 
 
+def refusal_of(error: BaseException | None, url: str) -> str | None:
+    """Return what Redis said if it answered and refused, or the kind of error if that would show an address or a
+    password of the URL; None for any other error."""
+    while error is not None and not isinstance(error, ResponseError | AuthenticationError | BusyLoadingError):
+        error = error.__cause__
+    if error is None:
+        return None
+    words = str(error).partition(REPEATED_ARGUMENTS)[0].rstrip(".")
+    parts = urlsplit(url)
+    options = parse_qsl(parts.query)
+    secrets = [unquote(parts.password or ""), *(value for name, value in options if "password" in name)]
+    quoted = isinstance(error, AskError) or any(secret in words for secret in secrets if secret)
+    return type(error).__name__ if quoted or not words else words[:REFUSAL_CHARS_MAX]
+
+
 def _open(url: str, connections_max: int) -> RedisClient:
     options: dict[str, Any] = {
         "max_connections": connections_max,
@@ -69,6 +87,8 @@ def _open(url: str, connections_max: int) -> RedisClient:
     }
     parts = urlsplit(url)
     scheme, _, kind = parts.scheme.partition("+")
+    if kind != "cluster":  # which greets its nodes in its own way, and has one database
+        options["redis_connect_func"] = _greet
     if kind == "cluster":
         if parts.path.strip("/"):
             raise ValueError("a cluster has one database")
@@ -106,6 +126,14 @@ def _open(url: str, connections_max: int) -> RedisClient:
     client = Redis.from_pool(pool := ConnectionPool.from_url(url, **options))
     pool.make_connection()  # type: ignore[no-untyped-call]  # refuses options that it does not know
     return RedisClient(client.execute_command, client.mget, client.aclose)
+
+
+async def _greet(connection: Any) -> None:
+    """Log in and choose the database. If Redis refuses either, that is no refusal of the command that follows."""
+    try:
+        await connection.on_connect()
+    except ResponseError as error:
+        raise AuthenticationError(*error.args) from error
 
 
 def _hosts(parts: SplitResult, port: int) -> list[tuple[str, int]]:

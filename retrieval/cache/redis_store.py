@@ -31,7 +31,7 @@ from typing import Any, Final, TypeVar
 
 from redis.exceptions import InvalidResponse, ResponseError
 
-from retrieval.cache.redis_client import open_client
+from retrieval.cache.redis_client import open_client, refusal_of
 from retrieval.cache.store import REDIS_WAIT, RedisBreaker, RedisWait, StoreCounts, Ticket
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,7 @@ class RedisStore:
         scope = blake2b(key=secret, digest_size=SCOPE_BYTES, person=b"nearline-scope").hexdigest()
         self._prefix = b"%s:%s:" % (prefix, scope.encode())
         self._timeout_s = timeout_ms / 1000
+        self._url = url
         self._client = open_client(url, connections_max=GET_CONNECTIONS_MAX + PUT_CONNECTIONS_MAX)
         self._found = self._client.find is None
         self._finding: asyncio.Task[None] | None = None
@@ -253,7 +254,7 @@ class RedisStore:
             if refusable and isinstance(error, ResponseError):
                 # Redis answers, and refused only this: a put without room, or a script that is not permitted.
                 self.breaker.succeeded(ticket)
-                self._note_refusal(refusable, type(error).__name__)
+                self._note_refusal(refusable, refusal_of(error, self._url))
             else:
                 self._failed(ticket, error)
             return None
@@ -273,7 +274,7 @@ class RedisStore:
             logger.info("Redis accepts %s again", refusable)
         return reply
 
-    def _note_refusal(self, command: str, reason: str) -> None:
+    def _note_refusal(self, command: str, reason: str | None) -> None:
         if command not in self._refused:
             self._refused.add(command)
             logger.warning(
@@ -281,7 +282,7 @@ class RedisStore:
             )
 
     def _failed(self, ticket: Ticket, error: BaseException) -> None:
-        self.breaker.failed(ticket, error)
+        self.breaker.failed(ticket, error, refusal_of(error, self._url))
         self._found = self._client.find is None  # the node that failed may have been replaced
 
     def _findable(self) -> bool:
@@ -300,13 +301,13 @@ class RedisStore:
                 await self._client.find()
         except Exception as error:  # noqa: BLE001 - as in _ask
             self.counts.failures += 1
-            self.breaker.failed(ticket, error)
+            self._failed(ticket, error)
             return
         except BaseException:
             self.breaker.abandoned(ticket)
             raise
         self._found = True
-        self.breaker.succeeded(ticket)
+        self.breaker.abandoned(ticket)  # whether the node that was found serves is seen by the next operation
 
     @staticmethod
     def _begin(work: Coroutine[Any, Any, None], group: set[asyncio.Task[None]]) -> asyncio.Task[None]:

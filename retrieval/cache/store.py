@@ -135,7 +135,8 @@ class RedisBreaker:
             self._retry_at_s = None
             logger.info("Redis answers again, after %.1f s", self._clock() - self._opened_s)
 
-    def failed(self, ticket: Ticket, error: BaseException) -> None:
+    def failed(self, ticket: Ticket, error: BaseException, refusal: str | None = None) -> None:
+        """`refusal` is what Redis said, if it answered; it must hold no secret."""
         if ticket == "trial":
             self._trial = False
         elif self._retry_at_s is not None:
@@ -143,11 +144,14 @@ class RedisBreaker:
         elif isinstance(error, TimeoutError | asyncio.CancelledError) and self._late + 1 < LATE_MAX:
             self._late += 1
             return
-        self._reason = type(error).__name__  # the message may name hosts and users
+        # The message of any other error may name hosts and users.
+        self._reason = (
+            f"refuses requests: {refusal}" if refusal else f"is unreachable: {type(error).__name__}"
+        )
         if self._retry_at_s is None:
             self._opened_s = self._clock()
             logger.warning(
-                "Redis is unreachable: %s; searches go on without it, it is tried every %g s",
+                "Redis %s; searches go on without it, it is tried every %g s",
                 self._reason,
                 self._retry_after_s,
             )
@@ -166,4 +170,4 @@ class RedisBreaker:
         if self._retry_at_s is None:
             return "ok"
         wait_s = max(0.0, self._retry_at_s - self._clock())
-        return f"unreachable: {self._reason}, next trial in {wait_s:.1f} s"
+        return f"{self._reason.removeprefix('is ')}, next trial in {wait_s:.1f} s"

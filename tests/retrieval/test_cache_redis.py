@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis import Redis as SyncRedis
 from redis.asyncio import Redis
+from redis.exceptions import MovedError, ResponseError
 
 from indexes.base.errors import InvalidInput
 from retrieval.cache import store as store_module
 from retrieval.cache.memory import MemoryStore
+from retrieval.cache.redis_client import refusal_of
 from retrieval.cache.redis_store import (
     PUT_CONNECTIONS_MAX,
     PUTS_PENDING_MAX,
@@ -195,12 +198,14 @@ def test_a_full_redis_still_answers_gets(own: RedisServer, caplog: pytest.LogCap
 
     with caplog.at_level("INFO", "retrieval.cache.redis_store"):
         asyncio.run(story())
-    assert [line.getMessage()[:20].split()[1:3] for line in caplog.records] == [
+    lines = [line.getMessage() for line in caplog.records]
+    assert [line[:20].split()[1:3] for line in lines] == [
         ["refuses", "SET:"],
         ["refuses", "EVAL:"],
         ["accepts", "SET"],
         ["accepts", "EVAL"],
     ]
+    assert "command not allowed when used memory > 'maxmemory'" in lines[0]
 
 
 @pytest.mark.redis
@@ -269,6 +274,71 @@ def test_rights_that_are_withdrawn(own: RedisServer) -> None:
             assert await store.get(b"key") == b"value"
 
     asyncio.run(story())
+
+
+PASSWORD = "tops3cret"
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize(
+    ("options", "login", "database", "words"),
+    [
+        ("--loglevel notice", ":wr0ng-one@", 0, "invalid username-password pair or user is disabled"),
+        ("--loglevel notice", "", 0, "Authentication required"),
+        ("--loglevel notice", f":{PASSWORD}@", 99, "DB index is out of range"),
+        ("--rename-command AUTH hidden", f":{PASSWORD}@", 0, "unknown command 'AUTH'"),
+    ],
+)
+@pytest.mark.parametrize("first", ["get", "put", "run_script"])
+def test_a_refused_login_is_logged_in_redis_own_words(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    options: str,
+    login: str,
+    database: int,
+    words: str,
+    first: str,
+) -> None:
+    """One line for the outage, whatever is sent first, which says why and has no password. No command is said to be
+    refused, and no trial is taken for an answer."""
+
+    async def story(server: RedisServer) -> str:
+        clock = Clock()
+        async with opened(f"redis://{login}127.0.0.1:{server.port}/{database}", clock) as store:
+            calls: dict[str, Callable[[], Awaitable[object]]] = {
+                "get": lambda: store.get(b"key"),
+                "put": lambda: put_now(store, b"key", b"value"),
+                "run_script": lambda: store.run_script("return {1}", b"n"),
+            }
+            for call in (first, *calls, *calls):
+                assert await calls[call]() is None
+                clock.now_s += RETRY_AFTER_S
+            assert not store.up
+            return store.health
+
+    with redis_server(tmp_path, *options.split()) as server:
+        with SyncRedis.from_url(server.url) as redis:
+            redis.config_set("requirepass", PASSWORD)
+        with caplog.at_level("INFO"):
+            health = asyncio.run(story(server))
+    [line] = [one.getMessage() for one in caplog.records if one.name.startswith("retrieval.cache")]
+    assert line.replace("`", "'").startswith(f"Redis refuses requests: {words}; ")
+    assert health.replace("`", "'").startswith(f"refuses requests: {words}, next trial")
+    for secret in (PASSWORD, "wr0ng-one"):
+        assert secret not in line + health
+
+
+def test_words_of_redis_that_repeat_a_password_or_an_address_are_not_logged() -> None:
+    """The kind of the error is shown instead, wherever in the URL the password is, encoded or not."""
+    for url in (
+        "redis://user:p%40ss@host/0",
+        "redis://host/0?password=p%40ss",
+        "redis+sentinel://host/name/0?sentinel_password=p%40ss",
+    ):
+        assert refusal_of(ResponseError("no such user p@ss"), url) == "ResponseError"
+        assert refusal_of(ResponseError("DB index is out of range"), url) == "DB index is out of range"
+    assert refusal_of(MovedError("42 10.0.0.7:6379"), "redis://host/0") == "MovedError"
+    assert refusal_of(OSError("DB index is out of range"), "redis://host/0") is None
 
 
 # --------------------------------------------------------------------------------------------- planted values

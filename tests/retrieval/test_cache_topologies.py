@@ -246,6 +246,31 @@ def test_sentinels_name_the_new_master(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sentinel", "cluster"])
+def test_a_refused_login_is_one_outage(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    """One line with Redis's own words, and none that it answers again because a Sentinel does."""
+    first, second = folders(tmp_path, 2)
+    cluster = ("--cluster-enabled", "yes", "--cluster-port", str(free_port())) if kind == "cluster" else ()
+    with redis_server(first, *cluster) as master, redis_server(second, "--sentinel") as sentinel:
+        with Redis.from_url(master.url) as redis, Redis.from_url(sentinel.url) as asked:
+            redis.config_set("requirepass", "tops3cret")
+            asked.execute_command("SENTINEL", "MONITOR", "mymaster", "127.0.0.1", str(master.port), "1")
+            asked.execute_command("SENTINEL", "SET", "mymaster", "auth-pass", "tops3cret")
+        place = f"{sentinel.port}/mymaster/0" if kind == "sentinel" else str(master.port)
+
+        async def story() -> None:
+            async with opened(f"redis+{kind}://:wr0ng-one@127.0.0.1:{place}") as store:
+                while store.counts.failures < 4:
+                    assert await store.get(b"key") is None
+                    await asyncio.sleep(0.01)
+
+        with caplog.at_level("INFO"):
+            asyncio.run(story())
+    [line] = [one.getMessage() for one in caplog.records if one.name.startswith("retrieval.cache")]
+    assert line.startswith("Redis refuses requests: invalid username-password pair or user is disabled; ")
+
+
+@pytest.mark.slow
 def test_a_cluster_of_three(tmp_path: Path) -> None:
     """Keys lie in all three nodes, gets of many are one call, and a node that comes back is used again."""
     with contextlib.ExitStack() as stack:
