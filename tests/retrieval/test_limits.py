@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -277,8 +277,12 @@ def test_services_share_the_limits(tmp_path: Path, redis: RedisServer) -> None:
     asyncio.run(ask())
 
 
-def test_without_redis_each_holds_them(tmp_path: Path, redis: RedisServer) -> None:
-    """A dying Redis forgives nothing: this process has counted too, and has heard what others used."""
+@pytest.mark.parametrize("trouble", [RedisServer.kill, RedisServer.pause])
+def test_without_redis_each_holds_them(
+    tmp_path: Path, redis: RedisServer, trouble: Callable[[RedisServer], None]
+) -> None:
+    """A Redis that dies or is late forgives nothing: this process has counted too, and has heard what others used. From
+    then on each lets through what is left by its own count."""
 
     async def ask() -> None:
         stores = [store(redis), store(redis)]
@@ -286,9 +290,12 @@ def test_without_redis_each_holds_them(tmp_path: Path, redis: RedisServer) -> No
         limits = Limits(per_second=0.01, per_day=100)
         assert await taken(other, limits, 50, forced=True)
         assert await taken(ours, limits, 10, forced=True)
-        redis.kill()
+        trouble(redis)
         assert not await taken(ours, limits)
         assert ours.used_today("k") == 60
+        for limiter, left in ((ours, 40), (other, 50)):
+            assert await taken(limiter, limits, left, forced=True)
+            assert not await taken(limiter, limits, 1, forced=True)
         for opened in stores:
             await opened.close()
 
