@@ -37,6 +37,15 @@ def http(status: str, per_minute: float, route: str = "/v1/search") -> tuple[str
     return total(f'nearline_http_requests_total{{{I},status="{status}",route="{route}"}}', per_minute)
 
 
+def limited(with_429: float, with_503: float) -> list[tuple[str, str]]:
+    """What the limits of keys refuse a minute, by the status that is sent."""
+    sent = {"429": with_429, "503": with_503}
+    return [
+        total(f'nearline_rate_limited_total{{{I},limit="day",status="{status}"}}', count)
+        for status, count in sent.items()
+    ]
+
+
 def histogram(name: str, labels: str, **buckets: float) -> list[tuple[str, str]]:
     edges = {"fast": "0.05", "late": "0.5", "all": "+Inf"}
     return [total(f'{name}_bucket{{{labels},le="{edges[edge]}"}}', count) for edge, count in buckets.items()]
@@ -62,13 +71,19 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]], str]] = {
         "20m",
     ),
     "NearlineErrors": (
-        [http("200", 95), http("500", 5)],
-        [http("200", 1000), http("500", 1), http("429", 500)],
+        [http("200", 95), http("500", 5), http("503", 5, "/api/embed"), *limited(0, 5)],
+        [
+            http("200", 1000),
+            http("500", 1),
+            http("429", 500),
+            http("503", 500, "/api/embed"),
+            *limited(500, 500),
+        ],
         "20m",
     ),
     "NearlineOverloaded": (
-        [http("200", 90), http("429", 10), total(f"nearline_rate_limited_total{{{I}}}", 0)],
-        [http("200", 90), http("429", 10), total(f"nearline_rate_limited_total{{{I}}}", 9)],
+        [http("200", 90), http("429", 10), http("503", 10, "/api/embed"), *limited(0, 10)],
+        [http("200", 90), http("429", 10), *limited(9, 0)],
         "20m",
     ),
     "NearlineDegraded": (

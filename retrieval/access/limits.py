@@ -154,7 +154,6 @@ class Limiter:
         self._usage = read_usage(folder)
         self._written = self._usage.copy()
         self._told = b"told:" + secrets.token_hex(8).encode()
-        self.refused = {"second": 0, "day": 0, "at_once": 0}
 
     @contextmanager
     def under_way(self, key: str, limits: Limits | None) -> Iterator[None]:
@@ -164,9 +163,9 @@ class Limiter:
             return
         meter = self._meter(key)
         if limits.at_once is not None and meter.under_way >= limits.at_once:
-            self.refused["at_once"] += 1
             raise RateLimited(
                 f"this key has {meter.under_way} requests under way, and may have {limits.at_once} at one time",
+                limit="at_once",
                 retry_after_s=WAIT_S,
             )
         meter.under_way += 1
@@ -262,13 +261,12 @@ class Limiter:
         return self._usage
 
     def _refusal(self, limits: Limits, limit: str, wait_s: float) -> RateLimited:
-        self.refused[limit] += 1
         most = (
             f"{limits.per_day} requests a day"
             if limit == "day"
             else f"{limits.per_second:g} requests a second"
         )
-        return RateLimited(f"this key may send {most}", retry_after_s=wait_s)
+        return RateLimited(f"this key may send {most}", limit=limit, retry_after_s=wait_s)
 
 
 def today(now: float | None = None) -> int:

@@ -14,7 +14,6 @@ from indexes.dense.cold_skips import ColdState
 from indexes.directory.catalog import Catalog
 from indexes.store.following import Follower
 from indexes.store.uploading import Uploader
-from retrieval.access.limits import Limiter
 from retrieval.admission.ceiling import SHARES, Ceiling
 from retrieval.admission.gates import Gates
 from retrieval.cache import EmbeddingCache, ResultCache, ResultCounts, SharedVectors, Store
@@ -82,8 +81,8 @@ def processes(searching: SearchProcesses) -> list[Metric]:
     ]  # fmt: skip
 
 
-def load(gates: Gates, limiter: Limiter, pipeline: Pipeline) -> list[Metric]:
-    """Requests waiting and running, and refusals by key limits."""
+def load(gates: Gates, pipeline: Pipeline) -> list[Metric]:
+    """Requests waiting and running."""
     classes = list(gates.under_way())
     return [
         gauge(
@@ -96,8 +95,6 @@ def load(gates: Gates, limiter: Limiter, pipeline: Pipeline) -> list[Metric]:
         ),
         gauge("nearline_searches_under_way", "Searches in progress, including those of batches", [],
               [(pipeline.under_way,)]),
-        counter("nearline_rate_limited", "Requests refused by key limits", ["limit"],
-                limiter.refused.items()),
     ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ scrape time.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from importlib.metadata import version
@@ -32,6 +33,7 @@ from retrieval.wire.search import Receipt, Timings
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 BATCH = (1, 2, 4, 8, 16, 32, 64, 128)
+LIMITS, LIMIT_STATUSES = ("second", "day", "at_once"), (429, 503)  # of keys, and as the dialects answer
 TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a third of all lines, and useless
@@ -55,6 +57,11 @@ class Metrics:
         self._request_time = cache(
             histogram("nearline_http_request_seconds", "Time to answer", ["route"]).labels
         )
+        self._rate_limited = counter(
+            "nearline_rate_limited", "Requests refused by key limits", ["limit", "status"]
+        ).labels
+        for limit, status in itertools.product(LIMITS, LIMIT_STATUSES):
+            self._rate_limited(limit, status)  # rules subtract them, which takes a 0 where there are none
         self._stage_time = cache(
             histogram("nearline_search_stage_seconds", "Time of a search by stage", ["stage"]).labels
         )
@@ -85,6 +92,9 @@ class Metrics:
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         self._request_count(method, route, status).inc()
         self._request_time(route).observe(seconds)
+
+    def rate_limited(self, limit: str, status: int) -> None:
+        self._rate_limited(limit, status).inc()
 
     def search(self, receipts: Sequence[Receipt], timings: Timings) -> None:
         """Count a search, of each of its collections."""

@@ -300,7 +300,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
 
     elsewhere = app[IN_PROCESSES] = InProcesses(app[PROCESSES], app[EMBEDDERS], config, crowded)
     app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config, app[RERANKER], crowded, elsewhere)
-    app[METRICS].watch(partial(collectors.load, app[GATES], app[LIMITER], app[PIPELINE]))
+    app[METRICS].watch(partial(collectors.load, app[GATES], app[PIPELINE]))
     # A search's matrix products are small; BLAS would spread each over all cores and wait for all of them.
     with threadpool_limits(1, user_api="blas"):
         yield

@@ -53,6 +53,7 @@ from retrieval.wire.decoding import ALIKE, shorten
 from retrieval.wire.errors import (
     MalformedRequest,
     MethodNotAllowed,
+    RateLimited,
     RequestTimeout,
     UnsupportedEncoding,
 )
@@ -127,6 +128,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         refusal = response(request.path, in_callers_words(request.app, error))
         if isinstance(error, RequestTimeout):
             refusal.force_close()
+        if isinstance(error, RateLimited):
+            request.app[METRICS].rate_limited(error.limit, refusal.status)
         return refusal
     except web.HTTPException as error:
         return from_aiohttp(request, error)

@@ -79,7 +79,13 @@ class Forbidden(NearlineError):
 
 
 class RateLimited(Unavailable):
-    """The access key has reached its limit for now."""
+    """The access key has reached its limit for now. `limit` says which one."""
+
+    limit = "second"  # of an error that another service answered with
+
+    def __init__(self, message: str, *, limit: str, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.limit = limit
 
 
 class UnknownHost(NearlineError):

@@ -6,11 +6,13 @@ import asyncio
 import itertools
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
 from indexes.base.errors import InvalidInput
@@ -20,6 +22,7 @@ from retrieval.access.limits import DAY_S, Limiter, Limits, SharedCounts
 from retrieval.cache.redis_store import RedisStore
 from retrieval.clients.errors import ServiceError
 from retrieval.clients.transport import Patience
+from retrieval.server.routes import ROUTES
 from retrieval.wire.errors import RateLimited
 from tests.support.guarded import Caller, Guarded, guarded_service, key
 from tests.support.redis_server import RedisServer, redis_server
@@ -376,6 +379,28 @@ def test_a_key_has_its_limits(guarded: Guarded) -> None:
     assert guarded.caller("search").found("docs", query="refunds") == ["a"]
     used = {one["id"]: one["used_today"] for one in guarded.caller("admin").ok("GET", "/v1/keys")["keys"]}
     assert used[caller.token.split("_")[1]] == 1
+
+
+def test_refusals_are_counted_by_the_status_that_is_sent(guarded: Guarded) -> None:
+    """In every dialect, so that rules for alerts can leave them out of the answers of each status."""
+    metrics, caller = guarded.caller("metrics"), limited(guarded, per_day=1)
+
+    def counted() -> Counter[str]:
+        found = text_string_to_metric_families(metrics.ok("GET", "/metrics"))
+        samples = [
+            one for family in found if family.name == "nearline_rate_limited" for one in family.samples
+        ]
+        return Counter(
+            {one.labels["status"]: int(one.value) for one in samples if one.labels["limit"] == "day"}
+        )
+
+    before = counted()
+    assert before.keys() == {"429", "503"}  # a missing sample would keep rules from firing
+    caller.found("docs", query="refunds")
+    paths = [one.path for one in ROUTES if one.load == "embed"]
+    sent = Counter(str(caller.call("POST", path, {}).status) for path in paths)
+    assert counted() - before == sent
+    assert sent.keys() == {"429", "503"}
 
 
 def test_a_batch_counts_as_its_searches(guarded: Guarded) -> None:
