@@ -46,6 +46,11 @@ def limited(with_429: float, with_503: float) -> list[tuple[str, str]]:
     ]
 
 
+def language_model(**outcomes: float) -> list[tuple[str, str]]:
+    of = "nearline_language_model_answers_total"
+    return [total(f'{of}{{{I},outcome="{one}"}}', count) for one, count in outcomes.items()]
+
+
 def histogram(name: str, labels: str, **buckets: float) -> list[tuple[str, str]]:
     edges = {"fast": "0.05", "late": "0.5", "all": "+Inf"}
     return [total(f'{name}_bucket{{{labels},le="{edges[edge]}"}}', count) for edge, count in buckets.items()]
@@ -104,11 +109,8 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]], str]] = {
     ),
     "NearlineRedisDown": ([value("nearline_redis_up", 0)], [value("nearline_redis_up", 1)], "5m"),
     "NearlineLanguageModelDown": (
-        [
-            http("200", 1, "/v1/collections/{collection}/answer"),
-            http("502", 9, "/v1/collections/{collection}/answer"),
-        ],
-        [http("200", 9, "/v1/collections/{collection}/answer"), http("502", 9)],
+        language_model(answered=1, failed=9, left=90),
+        language_model(answered=9, failed=8, left=0),
         "20m",
     ),
     "NearlineRecallLow": (

@@ -2,7 +2,7 @@
 
 Answers are always streamed, so that a caller who leaves also ends the work on the server. Redirects are not followed
 and cookies are not kept; replies are limited in bytes and in time. Errors say what went wrong, but not the key or
-the server's address, which only the log has.
+the server's address, which only the log has. The log in turn has no words of the server, which may quote a question.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class LanguageModel:
 
     def __init__(self, settings: LlmSection) -> None:
         self._settings = settings
+        self.outcomes = {"answered": 0, "failed": 0, "left": 0}  # answers asked of it; left by who asked
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -81,7 +82,7 @@ class LanguageModel:
     async def answer(self, messages: list[Message]) -> AsyncGenerator[ModelPiece, None]:
         """Yield the answer as it arrives; the last piece has `finish`. Closing the generator ends the request.
         Raises LanguageModelFailed and LanguageModelTimeout."""
-        settings = self._settings
+        settings, outcome = self._settings, "failed"
         body = {
             "model": settings.model,
             "messages": messages,
@@ -103,15 +104,21 @@ class LanguageModel:
                     raise failure(f"sent {reply.content_type[:SHOWN_CHARS]!r} instead of a stream of events")
                 async for piece in self._pieces(reply.content):
                     yield piece
+            outcome = "answered"
+        except (asyncio.CancelledError, GeneratorExit):
+            outcome = "left"
+            raise
         except TimeoutError as error:
             logger.warning("the language model did not answer in %g s: %r", settings.timeout_s, error)
             raise LanguageModelTimeout(
                 f"llm: the language model did not answer within {settings.timeout_s:g} s", param="llm"
             ) from None
         except (aiohttp.ClientError, OSError) as error:
-            logger.warning("cannot reach the language model: %s", self._without_key(str(error)))
             connected = not isinstance(error, aiohttp.ClientConnectorError)
-            raise failure("broke off" if connected else "cannot be reached") from None
+            what = "broke off" if connected else "cannot be reached"
+            raise failure(what, logged=self._without_key(str(error))) from None
+        finally:
+            self.outcomes[outcome] += 1
 
     async def _pieces(self, content: aiohttp.StreamReader) -> AsyncIterator[ModelPiece]:
         finish, said = None, False
@@ -123,7 +130,7 @@ class LanguageModel:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 raise failure("sent an event that is no part of a chat completion") from None
             if chunk.error is not UNSET:
-                raise failure(f"gave up: {self._message_in(chunk.error)}")
+                raise failure("gave up", told=self._message_in(chunk.error))
             for choice in chunk.choices[:1]:
                 finish = choice.finish_reason or finish
                 if choice.delta.content:
@@ -155,7 +162,7 @@ class LanguageModel:
             return failure(
                 f"answered with a redirect (status {status}), which is not followed; see llm.base_url"
             )
-        return failure(f"refused the request (status {status}): {self._message_in(body)}")
+        return failure(f"refused the request (status {status})", told=self._message_in(body))
 
     def _message_in(self, body: bytes | msgspec.Raw) -> str:
         """Return the server's error message, in any of the shapes that such servers use."""
@@ -189,5 +196,8 @@ async def events(content: aiohttp.StreamReader, bytes_max: int) -> AsyncIterator
                     await asyncio.sleep(0)
 
 
-def failure(what: str) -> LanguageModelFailed:
-    return LanguageModelFailed(f"llm: the server of the language model {what}", param="llm")
+def failure(what: str, *, told: str = "", logged: str = "") -> LanguageModelFailed:
+    """Log a failure, and return its error. What is `told` goes into the error alone, what is `logged` into the log."""
+    what = f"the server of the language model {what}"
+    logger.warning("%s", ": ".join(filter(None, (what, logged))))
+    return LanguageModelFailed("llm: " + ": ".join(filter(None, (what, told))), param="llm")

@@ -17,6 +17,7 @@ from indexes.store.uploading import Uploader
 from retrieval.admission.ceiling import SHARES, Ceiling
 from retrieval.admission.gates import Gates
 from retrieval.cache import EmbeddingCache, ResultCache, ResultCounts, SharedVectors, Store
+from retrieval.context.llm import LanguageModel
 from retrieval.embedding.embedders import Embedders
 from retrieval.processes.pool import SearchProcesses
 from retrieval.search.pipeline import Pipeline
@@ -147,6 +148,11 @@ def collections(catalog: Catalog) -> list[Metric]:
         ),
         *cold_skipping({name: info.cold for name, info in infos.items() if info.cold is not None}),
     ]  # fmt: skip
+
+
+def language_model(model: LanguageModel) -> list[Metric]:
+    text = "Answers asked of the language model, streamed ones too, by how they ended"
+    return [counter("nearline_language_model_answers", text, ["outcome"], model.outcomes.items())]
 
 
 def store(store: Uploader | Follower, catalog: Catalog) -> list[Metric]:

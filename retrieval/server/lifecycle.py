@@ -238,6 +238,7 @@ async def llm_ctx(app: web.Application) -> AsyncIterator[None]:
     """Prepare the language model. It is first called for the first answer, so a server that is down does not stop a
     start."""
     app[LLM] = LanguageModel(app[CONFIG].llm)
+    app[METRICS].watch(partial(collectors.language_model, app[LLM]))
     yield
     await app[LLM].close()
 

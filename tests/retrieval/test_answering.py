@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from operator import sub
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -405,6 +408,32 @@ FAULTS: dict[str, tuple[Reply, str]] = {
 }
 
 
+def outcomes(asked: Http) -> list[float]:
+    name = "nearline_language_model_answers_total"
+    return [asked.metric(name, outcome=one) for one in ("answered", "failed", "left")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", [*FAULTS, "a silence", "a silence after some words", "none"])
+def test_each_failure_is_counted_and_logged(
+    asked: Http, data: Path, said: FakeModel, fault: str, stream: bool
+) -> None:
+    """Once, whether the answer is streamed or not; the log quotes nothing that the server said."""
+    slow = {"a silence": hangs, "a silence after some words": says("Refunds take", wait_s=60)}
+    said.reply, words = FAULTS.get(fault, (slow.get(fault) or says("Refunds take 14 days [1]."), ""))
+    before, logged = outcomes(asked), len(log_of(data).read_text())
+    if stream:
+        with contextlib.suppress(urllib.error.HTTPError):
+            streamed(asked, QUESTION)
+    else:
+        asked.call("POST", ANSWER, QUESTION)
+    new, lines = [*map(sub, outcomes(asked), before)], log_of(data).read_text()[logged:].splitlines()
+    warnings = [line for line in lines if "WARNING" in line and "language model" in line]
+    assert (new, len(warnings)) == (([1, 0, 0], 0) if fault == "none" else ([0, 1, 0], 1))
+    for quoted in ("bad key", "out of memory"):
+        assert quoted not in "".join(warnings)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_model_that_fails_is_named(asked: Http, data: Path, said: FakeModel, fault: str) -> None:
     """Status 502, one line that says what went wrong and names llm; the key is neither there nor in the log."""
@@ -444,7 +473,8 @@ def test_a_failure_in_a_stream_is_its_last_event(asked: Http, said: FakeModel) -
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_ends_the_request(asked: Http, said: FakeModel, stream: bool) -> None:
-    """The model is not left to talk to nobody."""
+    """The model is not left to talk to nobody, and has not failed."""
+    before = outcomes(asked)
     said.reply = says(*["word "] * 100, wait_s=0.05)
     where = urllib.parse.urlparse(asked.url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=10)
@@ -456,6 +486,9 @@ def test_a_client_that_leaves_ends_the_request(asked: Http, said: FakeModel, str
         time.sleep(0.01)
     connection.close()
     assert said.left.wait(10)
+    while (now := outcomes(asked)) == before:
+        time.sleep(0.01)
+    assert [*map(sub, now, before)] == [0, 0, 1]
 
 
 @pytest.mark.slow
