@@ -22,8 +22,8 @@ from http import HTTPStatus
 from typing import Any, Final, cast
 
 from aiohttp import StreamReader, web
-from aiohttp.http import RawRequestMessage
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http import HttpVersion11, RawRequestMessage
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from indexes.base.errors import NearlineError
 from retrieval.base.settings import ServerSection
@@ -220,7 +220,8 @@ class Connection(web.RequestHandler):
 
 
 class RefusingParser:
-    """aiohttp's parser of a connection, which keeps back the requests that are refused."""
+    """aiohttp's parser of a connection, which keeps back the requests that are refused. Raises BadHttpMessage for
+    chunks in a version before HTTP/1.1, which has none: a proxy may see another end of the request there."""
 
     def __init__(self, parser: Any, connection: Connection) -> None:
         self._parser = parser
@@ -231,6 +232,9 @@ class RefusingParser:
 
     def feed_data(self, data: bytes) -> Any:
         parsed = self._parser.feed_data(data)
+        for message, _ in parsed[0]:
+            if message.version < HttpVersion11 and "Transfer-Encoding" in message.headers:
+                raise BadHttpMessage("Transfer-Encoding needs HTTP/1.1")
         if len(parsed[0]) != 1 or not self._refuse(*parsed[0][0]):
             return parsed
         self._parser.message_consumed()

@@ -15,6 +15,9 @@ HOST = b"Host: localhost\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n"
 CODED = b"chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
 SEARCH = b"POST /v1/collections/none/search HTTP/1.1\r\n" + HOST
+OLD_CHUNKS = (
+    b"POST /v1/nothing HTTP/1.0\r\nConnection: keep-alive\r\n" + HOST + CHUNKED + b"2\r\n{}\r\n0\r\n\r\n"
+)
 
 # What is sent, the status, and the type of the error in our own shape or None for the shape of a dialect.
 MALFORMED = {
@@ -34,6 +37,7 @@ MALFORMED = {
         400,
         "malformed_request",
     ),
+    "chunks in HTTP/1.0": (OLD_CHUNKS, 400, "malformed_request"),
     "bad coding": (SEARCH + b"Transfer-Encoding: odd\r\n\r\n", 400, "malformed_request"),
     "gzip as transfer coding": (SEARCH + b"Transfer-Encoding: gzip, " + CODED, 415, "unsupported_encoding"),
     "gzip twice": (
@@ -99,6 +103,19 @@ def test_every_malformed_request_is_answered_in_json(service: ServerProcess, nam
     assert exchange(service, b"GET /healthz HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n")[
         0
     ].startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("name", ["chunks in HTTP/1.0", "length and chunks"])
+def test_where_a_request_ends_is_not_guessed(service: ServerProcess, name: str) -> None:
+    """What a proxy may take for the next request is not answered: the connection closes after the refusal."""
+    sent, _, _ = MALFORMED[name]
+    with socket.create_connection(("127.0.0.1", urlsplit(service.url).port or 0), timeout=20) as connection:
+        connection.sendall(sent + b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n")
+        received = b""
+        while piece := connection.recv(1 << 16):
+            received += piece
+    assert received.split()[1] == b"400", received
+    assert received.count(b"\r\n\r\n") == 1, received
 
 
 def exchange(service: ServerProcess, sent: bytes) -> tuple[bytes, bytes]:
