@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,8 @@ from indexes.base.errors import InvalidInput
 from jobs.serving.service import require_private
 from retrieval.base.config import load_config
 from retrieval.base.settings import ServerSection
-from retrieval.handlers.browsers import known_host
+from retrieval.handlers.browsers import PAGES, known_host
+from retrieval.server.routes import ROUTES
 from tests.support.http import Http, Reply
 
 EVIL = "https://evil.example.com"
@@ -113,6 +115,61 @@ def test_a_name_that_is_not_ours_reads_nothing(http: Http, host: str) -> None:
         reply = ask(http, "GET", path, {"Host": host})
         assert reply.status == 421, reply
         assert b"server.hosts" in reply.body
+
+
+def test_the_host_of_an_absolute_uri_is_checked(http: Http) -> None:
+    """Whatever the Host header says; one that is ours is answered, also by a client that sends no Host."""
+    for host in (netloc(http), ""):
+        for name, status in [
+            ("evil.example.com", 421),
+            (netloc(http), 200),
+            ("[::1]", 200),
+            ("localhost:1", 200),
+        ]:
+            headers = {"Host": host} if host else {}
+            version = b"1.1" if host else b"1.0"
+            head = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+            asked = b"GET http://%s/v1/collections HTTP/%s\r\n%s\r\n" % (name.encode(), version, head)
+            assert answer_status(http, asked) == status, asked
+
+
+def answer_status(at: Http, sent: bytes) -> int:
+    url = urlsplit(at.url)
+    with socket.create_connection((url.hostname, url.port), timeout=20) as connection:
+        connection.sendall(sent)
+        return int(connection.recv(1 << 16).split()[1])
+
+
+VISIT = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+ASSETS = [("GET", "/docs/assets/swagger-ui.css"), ("GET", "/ui/assets/main.js")]
+LOADED = sorted(
+    {(one.method, re.sub(r"{[^}]*}", "x", one.path)) for one in ROUTES} | {*ASSETS, ("GET", "/nothing")}
+)
+
+
+@pytest.mark.parametrize(("method", "path"), LOADED)
+def test_a_foreign_page_learns_nothing_from_loading_a_path(http: Http, method: str, path: str) -> None:
+    """A plain read has no Origin. Whatever is there, it gets 403, except for a link to one of our pages."""
+    for site in ("cross-site", "same-site"):
+        for sent in ({"Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "empty"}, VISIT):
+            pages = method == "GET" and path in PAGES and sent is VISIT
+            reply = ask(http, method, path, {"Sec-Fetch-Site": site, **sent})
+            assert reply.status == ((302 if path == "/" else 200) if pages else 403), reply
+            assert reply.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        framed = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+        assert ask(http, method, path, framed).status == 403
+
+
+def test_pages_are_what_a_browser_shows() -> None:
+    """And the path that leads to one of them."""
+    assert {one.path for one in ROUTES if one.media == "text/html"} | {"/"} == PAGES
+
+
+@pytest.mark.parametrize("site", ["same-origin", "none"])
+def test_our_own_page_and_the_user_read_every_path(http: Http, site: str) -> None:
+    """A script of our page, and an address that the user typed."""
+    for path in ("/v1/collections", "/metrics", "/openapi.json", "/ui/assets/main.js"):
+        assert ask(http, "GET", path, {"Sec-Fetch-Site": site, **VISIT}).status == 200
 
 
 def test_names_and_addresses_that_are_ours() -> None:

@@ -122,6 +122,14 @@ def test_nothing_without_configuration(http: Http) -> None:
         assert "Vary" not in reply.headers
 
 
+def test_a_read_that_names_no_origin(http_open: Http) -> None:
+    """Any page could have sent it, so it is refused; a page that is allowed fetches with its Origin."""
+    sent = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+    assert http_open.call("GET", "/v1/collections", headers=sent).status == 403
+    fetched = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "Origin": ORIGIN}
+    assert http_open.call("GET", "/v1/collections", headers=fetched).status == 200
+
+
 def test_any_origin() -> None:
     """`*` lets all in, also a page without an origin of its own."""
 
