@@ -26,6 +26,7 @@ from jobs.sources.model import (
 )
 
 IGNORE_FILE = ".gitignore"
+IGNORE_BYTES_MAX = 1_000_000
 OFFICE_LOCK = "~$"  # begins the names of files that stand beside documents which an office program has open
 
 
@@ -33,7 +34,8 @@ def find_files(paths: Sequence[Path], *, options: SourceOptions, report: SourceR
     """Yield the files of `paths`: named files, and files of known kinds in folders, depth first in name order.
 
     In folders, files that are hidden, excluded, ignored by Git, generated or of another kind are skipped and recorded
-    in `report`, as are links to folders or out of the given folder. A named file must be regular and of a known kind.
+    in `report`, as are links to folders or out of the given folder. A folder whose ignore file cannot be followed is a
+    failure, and left out: what it hides may be secret. A named file must be regular and of a known kind.
     Raises InvalidInput, before the first file, if a path does not exist.
     """
     for path in paths:
@@ -91,7 +93,14 @@ class _Search:
         except OSError as error:
             self.report.fail(SourceError(printable(folder.path), f"cannot be listed: {error.strerror}"))
             return
-        inside = self._opened(folder, {entry.name for entry in entries})
+        try:
+            inside = self._opened(folder, {entry.name for entry in entries})
+        except (OSError, ValueError) as error:
+            reason = (
+                f"left out: its {IGNORE_FILE} cannot be followed: {message_of(error)}; --no-ignore reads it"
+            )
+            self.report.fail(SourceError(printable(folder.path), reason))
+            return
         for entry in entries:
             path = folder.path / entry.name
             try:
@@ -107,19 +116,25 @@ class _Search:
                 self.report.fail(SourceError(printable(path), f"cannot be read: {error.strerror}"))
 
     def _opened(self, folder: _Folder, names: set[str]) -> _Folder:
-        """Return the folder with its own ignore file, and whether its entries mark it as a site."""
+        """Return the folder with its own ignore file, and whether its entries mark it as a site. Raises OSError or
+        ValueError if the ignore file cannot be followed."""
         ignores = folder.ignores
         if IGNORE_FILE in names and not self.options.no_ignore:
-            path = folder.path / IGNORE_FILE
-            try:
-                lines = path.read_text("utf-8", "surrogateescape").splitlines()
-                ignores = (*ignores, (folder.path, GitIgnoreSpec.from_lines(lines)))
-            except (OSError, ValueError) as error:
-                self.report.fail(SourceError(printable(path), f"cannot be followed: {message_of(error)}"))
+            lines = self._ignore_lines(folder.path / IGNORE_FILE)
+            ignores = (*ignores, (folder.path, GitIgnoreSpec.from_lines(lines)))
         if "search" in names and (folder.path / "search" / "search_index.json").exists():
             names = names | {"search_index.json"}  # where MkDocs has it
         root = is_site(names)
         return _Folder(folder.path, ignores, folder.site or root, root)
+
+    def _ignore_lines(self, path: Path) -> list[str]:
+        if not _leads_to_file_inside(path, self.real_root):
+            raise ValueError("it is no plain file, or a link out of the folder")
+        with path.open("rb") as file:
+            content = file.read(IGNORE_BYTES_MAX + 1)
+        if len(content) > IGNORE_BYTES_MAX:
+            raise ValueError(f"it is larger than {IGNORE_BYTES_MAX:,} bytes")
+        return content.decode("utf-8", "surrogateescape").splitlines()
 
     def _skip(self, entry: os.DirEntry[str], path: Path, folder: _Folder) -> Skip | None:
         """Return why the entry is skipped, or None."""
@@ -146,10 +161,10 @@ class _Search:
         return OTHER_KIND
 
 
-def _leads_to_file_inside(link: Path, real_root: Path) -> bool:
+def _leads_to_file_inside(path: Path, real_root: Path) -> bool:
     # Kubernetes volume mounts consist of such links. Links to folders could form cycles.
     try:
-        target = link.resolve()
+        target = path.resolve()
     except (OSError, RuntimeError):  # a link to itself
         return False
     return target.is_file() and target.is_relative_to(real_root)

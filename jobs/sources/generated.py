@@ -85,7 +85,9 @@ def repeats_siblings(page: Path) -> bool:
 
     Compares a sample of paragraphs byte by byte, because generators copy them unchanged.
     """
-    if not _WHOLE_BOOK.fullmatch(page.name.lower()) or page.stat().st_size > _BOOK_BYTES_MAX:
+    if not _WHOLE_BOOK.fullmatch(page.name.lower()):
+        return False
+    if not page.is_file() or page.stat().st_size > _BOOK_BYTES_MAX:
         return False
     paragraphs: list[bytes] = []
     for sibling in itertools.islice(_siblings(page), _SIBLINGS_MAX):
@@ -99,7 +101,7 @@ def repeats_siblings(page: Path) -> bool:
 def _siblings(page: Path) -> Iterator[Path]:
     for below in ("*", "*/*", "*/*/*"):
         for one in sorted(page.parent.glob(f"{below}.html")):
-            if one != page and not _SITE_INDEXES.fullmatch(one.name):
+            if one != page and one.is_file() and not _SITE_INDEXES.fullmatch(one.name):
                 yield one
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from jobs.sources import SourceDocument, SourceOptions, SourceReport
+from jobs.sources.files import FORMATS
 from tests.jobs.test_sources import put, read
 from tests.support.sites import mdbook, sphinx
 
@@ -149,13 +152,64 @@ def test_gitignore_is_respected(tmp_path: Path) -> None:
     assert len(documents) == len(kept) + len(ignored)
 
 
-def test_a_gitignore_that_cannot_be_followed_is_named(tmp_path: Path) -> None:
-    """The folder is read all the same."""
-    put(tmp_path, ".gitignore", "!\n")
+IGNORE_FILES: dict[str, Callable[[Path], object]] = {
+    "malformed": lambda path: path.write_text("!\n"),
+    "large": lambda path: path.write_bytes(b"secret.txt\n" + b"#" * 1_000_000),
+    "a pipe": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "elsewhere": lambda path: path.symlink_to(__file__),
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.parametrize("kind", IGNORE_FILES)
+def test_the_folder_of_a_gitignore_that_cannot_be_followed_is_left_out(tmp_path: Path, kind: str) -> None:
+    """It is a failure that names the option, and what the file may hide is not read; the rest is."""
     put(tmp_path, "a.txt", "text")
+    put(tmp_path, "sub/secret.txt", "text")
+    IGNORE_FILES[kind](tmp_path / "sub" / ".gitignore")
     documents, report = read(tmp_path)
     assert names(documents) == ["a.txt"]
-    assert [one.source for one in report.failed] == [str(tmp_path / ".gitignore")]
+    ((failure,), total) = (report.failed, report.failures)
+    assert (failure.source, total) == (str(tmp_path / "sub"), 1)
+    assert "its .gitignore cannot be followed: " in failure.reason
+    assert "--no-ignore reads it" in failure.reason
+    documents, report = read(tmp_path, options=SourceOptions(no_ignore=True))
+    assert (names(documents), report.failed) == (["a.txt", "sub/secret.txt"], [])
+
+
+def test_a_gitignore_may_be_a_link_within_the_folder(tmp_path: Path) -> None:
+    """A volume of Kubernetes is made of such links."""
+    put(tmp_path, "..data/.gitignore", "secret.txt\n")
+    put(tmp_path, "secret.txt", "text")
+    put(tmp_path, "a.txt", "text")
+    (tmp_path / ".gitignore").symlink_to("..data/.gitignore")
+    documents, report = read(tmp_path)
+    assert (names(documents), report.failed) == (["a.txt"], [])
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"]
+)
+def test_nothing_but_a_plain_file_is_opened(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    """A pipe would wait for ever: under each name that has a meaning, and each ending that is known."""
+    put(tmp_path, "print.html", "<p>" + "A paragraph of some length. " * 10 + "</p>")
+    put(tmp_path, "whole/chapter.html", "<p>" + "Another one, of as many words. " * 10 + "</p>")
+    special = [
+        "chapter.html",
+        "whole/print.html",
+        "search_index.json",
+        "searchindex.js",
+        "search/search_index.json",
+    ]
+    for name in [*special, "index.html", "package-lock.json", *(f"x{ending}" for ending in FORMATS)]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        make(tmp_path / name)
+    documents, report = read(tmp_path)
+    assert names(documents) == ["print.html", "whole/chapter.html"]
+    assert report.failed == []
 
 
 # -- encodings

@@ -420,7 +420,7 @@ def test_each_failure_is_counted_and_logged(
 ) -> None:
     """Once, whether the answer is streamed or not; the log quotes nothing that the server said."""
     slow = {"a silence": hangs, "a silence after some words": says("Refunds take", wait_s=60)}
-    said.reply, words = FAULTS.get(fault, (slow.get(fault) or says("Refunds take 14 days [1]."), ""))
+    said.reply, _ = FAULTS.get(fault, (slow.get(fault) or says("Refunds take 14 days [1]."), ""))
     before, logged = outcomes(asked), len(log_of(data).read_text())
     if stream:
         with contextlib.suppress(urllib.error.HTTPError):
