@@ -74,7 +74,9 @@ class ScrollDocuments(Request, frozen=True, kw_only=True):
     filter: Condition = field(default_factory=absent)
     cursor: Annotated[str | None, Doc("Where the page begins: `cursor` of the previous page")] = None
     limit: Annotated[
-        int, Meta(ge=1), Doc("Documents on one page, at most as many as `limits.page_limit_max` allows")
+        int,
+        Meta(ge=1, le=1_000_000),
+        Doc("Documents on one page, at most as many as `limits.page_limit_max` allows"),
     ] = 100
     vectors: Annotated[
         bool, Doc("Whether to list the passages with their vectors; a key needs the scope `vectors`")

@@ -83,7 +83,7 @@ class RateLimited(Unavailable):
 
     limit = "second"  # of an error that another service answered with
 
-    def __init__(self, message: str, *, limit: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, *, limit: str = limit, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.limit = limit
 

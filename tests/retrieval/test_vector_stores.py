@@ -857,7 +857,7 @@ PART = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\nvalue\r\n--x--\
         ({"Content-Type": FORM}, (PART % b"purpose").replace(b"value", b"\xff"), 400),
         ({"Content-Type": "application/json"}, b"{}", 400),
         ({"Content-Type": FORM, "Origin": "https://elsewhere.example"}, PART % b"file", 403),
-        ({"Content-Type": FORM, "Sec-Fetch-Site": "cross-site"}, PART % b"file", 415),
+        ({"Content-Type": FORM, "Sec-Fetch-Site": "cross-site"}, PART % b"file", 403),
     ],
     ids=range(14),
 )  # fmt: skip
