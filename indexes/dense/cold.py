@@ -32,6 +32,10 @@ RANKS = 10  # settings are tuned for recall at this rank
 FEW_LEFT_OUT = 0.9  # from this allowed share on, as after deletions, a search works like one without a filter
 FILTERED_REACH_MIN = 0.1  # with a filter: a query's nearest allowed rows may lie far from it, in many lists
 WIDE_SHARE = 0.5  # from this allowed share on, scan the nearest lists and filter while scanning
+SAMPLED = 256  # rows that tell how far rows lie from their centroids, as a query sees them
+MISSED_MAX = (
+    0.5  # of RANKS allowed rows that lists may be expected to hold which a filtered search leaves out
+)
 FILE_BYTES_MAX = 1 << 36
 
 
@@ -78,6 +82,16 @@ class ColdIndex:
             self._list_of[rows_in_list(index, number)] = number
         self._centroids = self.centroids()
 
+    @functools.cached_property
+    def _residuals(self) -> Floats:
+        """How a sample of rows differ from their centroids, float32 [SAMPLED, dimensions]."""
+        rows = np.sort(np.random.default_rng(0).integers(self.size, size=SAMPLED))
+        self._vectors.request(rows)
+        differing: Floats = (
+            self._vectors.halves[rows].astype(np.float32) - self._centroids[self._list_of[rows]]
+        )
+        return differing
+
     @staticmethod
     def load(path: Path, vectors: StoredVectors, settings: ColdSettings) -> ColdIndex:
         """Read a file whose checksum was verified. Raises Damaged if faiss still cannot parse it."""
@@ -118,7 +132,8 @@ class ColdIndex:
 
         Scans the lists nearest to the query, then any further ones that may hold better rows. Most queries find their
         neighbors in a few lists, but some need half of all lists. Comparing the scores of the answer and of the nearest
-        centroid with those of the unvisited centroids tells the two kinds apart.
+        centroid with those of the unvisited centroids tells the two kinds apart. With a filter, an answer that lies far
+        off has lists left that are hardly further: `_worth` counts them.
 
         `settings` overrides the shard's own. They are for recall at RANKS; a search whose first `ranks` matter instead
         reads more.
@@ -130,9 +145,10 @@ class ColdIndex:
         share = count / self.size
         wanted = candidates_of(settings, depth, count, ranks, far=share < WIDE_SHARE)
         similarities = self._centroids @ query
-        order = np.argsort(-similarities)
+        order, held = np.argsort(-similarities), self._sizes
         if allowed is not None and share < WIDE_SHARE:
-            order = order[self._allowed_by_list(allowed)[order] > 0]
+            held = self._allowed_by_list(allowed)
+            order = order[held[order] > 0]
         first = self.first_lists(settings, wanted, share) * (max(ranks, RANKS) / RANKS) ** MORE_LISTS
         first = min(math.ceil(first), len(order))
         rows = self._scan_lists(query, wanted, order[:first], similarities, allowed)
@@ -142,12 +158,31 @@ class ColdIndex:
             # The nearest lists may hold little that is allowed: measure from the one that holds the best found row.
             nearest = float(similarities[self._list_of[found[0][0]]])
             reach = max(reach, FILTERED_REACH_MIN)
-        horizon = horizon_of(nearest, found[1], min(depth, max(ranks, RANKS)), reach)
+        rank = min(depth, max(ranks, RANKS))
+        horizon = horizon_of(nearest, found[1], rank, reach)
         near = int(np.count_nonzero(similarities[order] > horizon))
-        if near <= first:
-            return found
-        rows = self._scan_lists(query, wanted, order[first:near], similarities, allowed)
-        return merge(found, self._vectors.best(rows, query, depth), depth)
+        if near > first:
+            rows = self._scan_lists(query, wanted, order[first:near], similarities, allowed)
+            found = merge(found, self._vectors.best(rows, query, depth), depth)
+        if share < FEW_LEFT_OUT and len(found[1]) >= rank:
+            scanned, near = (
+                max(first, near),
+                self._worth(query, float(found[1][rank - 1]), similarities, held, order),
+            )
+            if near > scanned:
+                wanted = 2 * candidates_of(settings, depth, count, ranks, far=True)
+                rows = self._scan_lists(query, min(wanted, count), order[scanned:near], similarities, allowed)
+                found = merge(found, self._vectors.best(rows, query, depth), depth)
+        return found
+
+    def _worth(self, query: Floats, last: float, similarities: Floats, held: Rows, order: Rows) -> int:
+        """How many lists, in this order, to scan for rows that score more than `last`: those after them are expected
+        to hold at most MISSED_MAX of them, if the scores of their `held` rows differ from their centroids' as those of
+        a sample do, normally distributed."""
+        differing = self._residuals @ query
+        beyond = (last - similarities[order] - differing.mean()) / max(float(differing.std()), 1e-6)
+        expected = held[order] * np.exp(-(np.maximum(beyond, 0.0) ** 2) / 2) / 2  # a bound of the normal tail
+        return int(np.count_nonzero(np.cumsum(expected[::-1])[::-1] > MISSED_MAX))
 
     def first_lists(self, settings: ColdSettings, wanted: int, share: float) -> int:
         """How many lists a search for `wanted` candidates always scans, if this share of the rows is allowed."""

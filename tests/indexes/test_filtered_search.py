@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from indexes.base.model import IndexOptions, Metadata, NewPassage, Settings, Upsert
+from indexes.base.model import Floats, IndexOptions, Metadata, NewPassage, Settings, Upsert
 from indexes.collection.collection import Collection
 from indexes.dense.hot import HotGraph
 from indexes.filters.grammar import Comparison, Filter
@@ -82,6 +84,46 @@ def test_filters_that_go_with_the_vectors(collection: Collection, percent: float
     found, full = recall(collection, condition)
     assert full == 1
     assert found >= 0.97
+
+
+@pytest.mark.parametrize("percent", [80, 60, 50, 40, 30, 20])
+def test_filters_that_leave_only_what_is_far(scattered: tuple[Collection, Floats], percent: int) -> None:
+    """Vectors of many clusters that have little in common, and questions of those that are filtered out: what is left
+    lies about as far in all lists."""
+    collection, queries = scattered
+    condition = Comparison("lt", "place", SIZE * percent // 100)
+    shares = [
+        np.isin(truth, collection.snapshot.dense(query, K, condition).ranking.ids).mean()
+        for query, (truth, _) in zip(queries, collection.exact(queries, K, condition), strict=True)
+    ]
+    assert np.mean(shares) >= 0.97
+
+
+@pytest.fixture(scope="module")
+def scattered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Collection, Floats]]:
+    """A rebuilt collection whose `place` is the order along an axis, and the questions that lie furthest along it."""
+    rng = np.random.default_rng(3)
+
+    def unit(values: NDArray[np.floating[Any]]) -> Floats:
+        return (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32)
+
+    centers = unit(rng.normal(size=(300, 128)))
+    vectors = unit(centers[rng.integers(300, size=SIZE + 2000)] + unit(rng.normal(size=(SIZE + 2000, 128))))
+    along = vectors @ unit(rng.normal(size=(1, 128)))[0]
+    places = np.argsort(np.argsort(along[:SIZE])).tolist()
+    settings = Settings(dimensions=128, fingerprint="f", model="m", hot_capacity=SIZE // 10)
+    options = IndexOptions(segments_max=0, exact_scan_passages_max=0)
+    with closing(Collection.create(tmp_path_factory.mktemp("scattered") / "c", settings, options)) as made:
+        for first in range(0, SIZE, 500):
+            some = range(first, first + 500)
+            made.write(
+                [
+                    Upsert(f"d{at}", "text", "", {"place": places[at]}, (NewPassage(0, 4, 1, vectors[at]),))
+                    for at in some
+                ]
+            ).result()
+        rebuild(made)
+        yield made, vectors[SIZE:][np.argsort(-along[SIZE:])[:100]]
 
 
 @cache
