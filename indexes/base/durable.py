@@ -33,9 +33,14 @@ LOCK_WAIT_S, LOCK_POLL_S = 2.0, 0.02
 
 def with_checksum(document: msgspec.Struct) -> bytes:
     """The content of a JSON file whose `sha256` field is the SHA-256 of the rest."""
-    digest = hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(document, sha256=""))).hexdigest()
-    final = msgspec.structs.replace(document, sha256=digest)
-    return msgspec.json.format(msgspec.json.encode(final), indent=2) + b"\n"
+    return sealed(msgspec.json.encode(msgspec.structs.replace(document, sha256="")))
+
+
+def sealed(unsealed: bytes) -> bytes:
+    """The same for the JSON of a document whose `sha256` is empty, or left out and the last."""
+    fields: dict[str, Any] = msgspec.json.decode(unsealed)
+    fields["sha256"] = hashlib.sha256(unsealed).hexdigest()
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
 
 
 def format_of(content: bytes) -> int | None:
@@ -55,11 +60,9 @@ def decode_checked(path: Path, content: bytes, kind: type[T], known: int) -> T:
             raise Damaged(f"{path}: format {found}; this version reads {known}")
         document = msgspec.json.decode(content, type=kind)
         fields = msgspec.json.decode(content, type=dict[str, Any])
-        digest = hashlib.sha256(msgspec.json.encode({**fields, "sha256": ""})).hexdigest()
-        sealed = msgspec.json.format(msgspec.json.encode({**fields, "sha256": digest}), indent=2) + b"\n"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(f"{path}: {error}") from error
-    if content != sealed:
+    if content != sealed(msgspec.json.encode({**fields, "sha256": ""})):
         raise Damaged(f"{path} is damaged: its checksum differs")
     return document
 

@@ -35,7 +35,7 @@ OTHER_SCRIPT = re.compile(
     "[\u0370-\u1cff\u1f00-\u1fff\u2c80-\u2dff\u3040-\ud7ff\uf900-\ufaff\ufb1d-\ufefc\uff66-\uffdc]"
 )
 CHARS_READ = 1000  # of a text: reading more does not change the result
-DECOMPOSED_READ = 3 * CHARS_READ  # which may be as many characters with their accents beside them
+DECOMPOSED_READ = 3 * CHARS_READ  # characters that may be as many without their accents
 # RFC 5646: language, script, region, variants, extensions, private use. `(?!.{65})` bounds the length.
 CODE = re.compile(
     r"(?!.{65})[a-z]{2,3}(-[a-z]{3}){0,3}(-[a-z]{4})?(-([a-z]{2}|\d{3}))?"
@@ -88,7 +88,7 @@ def primary(code: str) -> str:
 
 def language_of(title: str, text: str) -> str:
     """The likeliest language of a document, as a two- or three-letter code. Thread-safe."""
-    sample = normalize("NFC", f"{title[:DECOMPOSED_READ]}\n{text[:DECOMPOSED_READ]}")[:CHARS_READ]
+    sample = beginning(f"{title[:DECOMPOSED_READ]}\n{text[:DECOMPOSED_READ]}")
     # In half the time of finding the others too.
     for sure in probabilities(sample, likelier=1, chance_min=SURE_MIN):
         if can_be(sure, sample):
@@ -96,6 +96,11 @@ def language_of(title: str, text: str) -> str:
     found = {code: chance for code, chance in probabilities(sample).items() if can_be(code, sample)}
     best = max(found, key=found.__getitem__, default=UNSURE)
     return best if found.get(best, 0) >= SURE_MIN or not is_latin(sample) else UNSURE
+
+
+def beginning(text: str) -> str:
+    """What is read of a text, with accents as parts of their letters, as the detector learned them."""
+    return normalize("NFC", text[:DECOMPOSED_READ])[:CHARS_READ]
 
 
 def can_be(language: str, text: str) -> bool:
@@ -108,7 +113,7 @@ def can_be(language: str, text: str) -> bool:
 
 def sure_language(text: str) -> str | None:
     """The language of a text, by the detector alone; None where it is unsure."""
-    found = query_probabilities(text[:DECOMPOSED_READ])
+    found = query_probabilities(beginning(text))
     return next((code for code, chance in found.items() if chance >= CERTAIN), None)
 
 
@@ -135,7 +140,7 @@ def guess_language(query: str, held: Mapping[str, int]) -> str:
     """The likeliest language of a query, given the number of passages in each language; at least one."""
     if len(held) == 1:
         return next(iter(held))
-    found = query_probabilities(query[:DECOMPOSED_READ])
+    found = query_probabilities(beginning(query))
     return max(held, key=lambda code: ((found.get(code, 0) + 0.001) * held[code], code))
 
 
@@ -145,7 +150,7 @@ def chance_of(query: str, spoken: Collection[str], held: Mapping[str, int]) -> f
     The languages of the passages, weighted by their number, are likelier than others, because a word may be in any. Of
     a few Latin words in no sure language, such as "git rebase", the passages alone tell.
     """
-    detected = query_probabilities(query[:DECOMPOSED_READ])
+    detected = query_probabilities(beginning(query))
     if not detected:
         return 1.0
     passages = max(sum(held.values()), 1)
@@ -164,7 +169,7 @@ def query_probabilities(query: str) -> Mapping[str, float]:
 
 def probabilities(text: str, likelier: int = LIKELIER, chance_min: float = 0.0) -> dict[str, float]:
     """The likelier languages of a text's beginning, by the detector alone, and with at least this chance."""
-    text = normalize("NFC", text[:DECOMPOSED_READ])[:CHARS_READ].replace("\n", " ")  # as the model learned it
+    text = text[:CHARS_READ].replace("\n", " ")
     found: dict[str, float] = {}
     if text and not text.isspace():
         if sum(map(str.isupper, text)) > SHOUTING * sum(map(str.isalpha, text)):

@@ -293,8 +293,8 @@ class Collection(CollectionView):
         return self._writer.call(step).result()
 
     def set_synonyms(self, settings: SynonymSettings | None) -> None:
-        """Set the synonyms, durably, or remove them. Raises WritesHeld while writes are held, because whoever copies
-        the collection then reads them, too."""
+        """Set the synonyms, durably, or remove them. Raises WritesHeld while writes are held: a copy that is finished
+        then must have the last ones."""
         synonyms = self.synonyms
         self._writer.change(synonyms.clear if settings is None else partial(synonyms.set, settings)).result()
 

@@ -33,9 +33,7 @@ FEW_LEFT_OUT = 0.9  # from this allowed share on, as after deletions, a search w
 FILTERED_REACH_MIN = 0.1  # with a filter: a query's nearest allowed rows may lie far from it, in many lists
 WIDE_SHARE = 0.5  # from this allowed share on, scan the nearest lists and filter while scanning
 SAMPLED = 256  # rows that tell how far rows lie from their centroids, as a query sees them
-MISSED_MAX = (
-    0.5  # of RANKS allowed rows that lists may be expected to hold which a filtered search leaves out
-)
+MISSED_MAX = 0.5  # rows of the answer that may be expected in the lists that a filtered search leaves out
 FILE_BYTES_MAX = 1 << 36
 
 
@@ -151,8 +149,12 @@ class ColdIndex:
             order = order[held[order] > 0]
         first = self.first_lists(settings, wanted, share) * (max(ranks, RANKS) / RANKS) ** MORE_LISTS
         first = min(math.ceil(first), len(order))
-        rows = self._scan_lists(query, wanted, order[:first], similarities, allowed)
-        found = self._vectors.best(rows, query, depth)
+
+        def scan(lists: Rows, wanted: int) -> Found:
+            rows = self._scan_lists(query, wanted, lists, similarities, allowed)
+            return self._vectors.best(rows, query, depth)
+
+        found = scan(order[:first], wanted)
         nearest, reach = float(similarities[order[0]]), settings.reach
         if share < FEW_LEFT_OUT and len(found[0]):
             # The nearest lists may hold little that is allowed: measure from the one that holds the best found row.
@@ -162,26 +164,22 @@ class ColdIndex:
         horizon = horizon_of(nearest, found[1], rank, reach)
         near = int(np.count_nonzero(similarities[order] > horizon))
         if near > first:
-            rows = self._scan_lists(query, wanted, order[first:near], similarities, allowed)
-            found = merge(found, self._vectors.best(rows, query, depth), depth)
+            found = merge(found, scan(order[first:near], wanted), depth)
         if share < FEW_LEFT_OUT and len(found[1]) >= rank:
-            scanned, near = (
-                max(first, near),
-                self._worth(query, float(found[1][rank - 1]), similarities, held, order),
-            )
+            scanned = max(first, near)
+            near = self._worth(query, float(found[1][rank - 1]), similarities[order], held[order])
             if near > scanned:
-                wanted = 2 * candidates_of(settings, depth, count, ranks, far=True)
-                rows = self._scan_lists(query, min(wanted, count), order[scanned:near], similarities, allowed)
-                found = merge(found, self._vectors.best(rows, query, depth), depth)
+                wanted = min(2 * candidates_of(settings, depth, count, ranks, far=True), count)
+                found = merge(found, scan(order[scanned:near], wanted), depth)
         return found
 
-    def _worth(self, query: Floats, last: float, similarities: Floats, held: Rows, order: Rows) -> int:
-        """How many lists, in this order, to scan for rows that score more than `last`: those after them are expected
-        to hold at most MISSED_MAX of them, if the scores of their `held` rows differ from their centroids' as those of
-        a sample do, normally distributed."""
+    def _worth(self, query: Floats, last: float, similarities: Floats, held: Rows) -> int:
+        """How many of the lists to scan for rows that score more than `last`: those after them are expected to hold at
+        most MISSED_MAX such rows, if the scores of the rows `held` in each differ from its centroid's as those of a
+        sample do, normally distributed. `similarities` are the centroids' scores, best first."""
         differing = self._residuals @ query
-        beyond = (last - similarities[order] - differing.mean()) / max(float(differing.std()), 1e-6)
-        expected = held[order] * np.exp(-(np.maximum(beyond, 0.0) ** 2) / 2) / 2  # a bound of the normal tail
+        beyond = (last - similarities - differing.mean()) / max(float(differing.std()), 1e-6)
+        expected = held * np.exp(-(np.maximum(beyond, 0.0) ** 2) / 2) / 2  # a bound of the normal tail
         return int(np.count_nonzero(np.cumsum(expected[::-1])[::-1] > MISSED_MAX))
 
     def first_lists(self, settings: ColdSettings, wanted: int, share: float) -> int:

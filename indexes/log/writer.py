@@ -83,7 +83,7 @@ class Writer:
         between. Raises Overloaded or NotReady immediately.
         """
         future: Future[WriteResult] = Future()
-        self._put(_Write(operations, future), is_held=True)
+        self._put(_Write(operations, future), may_be_held=True)
         return future
 
     def call(self, function: Callable[[], T]) -> Future[T]:
@@ -95,7 +95,7 @@ class Writer:
     def change(self, function: Callable[[], T]) -> Future[T]:
         """Run a function as `call` does, but refuse it as a write while writes are held."""
         future: Future[T] = Future()
-        self._put(_Step(function, future), is_held=True)
+        self._put(_Step(function, future), may_be_held=True)
         return future
 
     def hold(self, seconds: float) -> None:
@@ -114,11 +114,11 @@ class Writer:
         if thread is not None:
             thread.join()
 
-    def _put(self, item: _Write | _Step, *, is_held: bool = False) -> None:
+    def _put(self, item: _Write | _Step, *, may_be_held: bool = False) -> None:
         with self._entering:
             if self._closing:
                 raise NotReady("the collection is closing")
-            if is_held and (BEGAN.get() or time.monotonic()) < self._held_until:
+            if may_be_held and (BEGAN.get() or time.monotonic()) < self._held_until:
                 raise WritesHeld(
                     "the collection is being copied and takes no writes for a moment, also of requests that began "
                     "before; nothing was written: send it again",

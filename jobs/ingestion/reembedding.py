@@ -158,9 +158,8 @@ class CollectionCopy:
 
     async def synonyms(self) -> list[list[str]]:
         """The source's synonyms."""
-        found: list[list[str]] = (await self._client.request("GET", path_of(self._source, "synonyms")))[
-            "synonyms"
-        ]
+        answer = await self._client.request("GET", path_of(self._source, "synonyms"))
+        found: list[list[str]] = answer["synonyms"]
         return found
 
     async def set_synonyms(self, synonyms: list[list[str]]) -> None:
@@ -194,9 +193,8 @@ class CollectionCopy:
         no write that began before goes to the source."""
         try:
             before = None
-            while (
-                held := (await self._hold(), await self.synonyms())
-            ) != before:  # or a hold had ended too early
+            # Until two holds say the same: if one ended before the next began, something may have changed.
+            while (held := (await self._hold(), await self.synonyms())) != before:
                 before = held
                 await self.set_synonyms(held[1])
                 # Shards are listed one after the other, so what is new is not at the end.

@@ -84,14 +84,12 @@ def host_of_target(request: web.Request) -> str:
 
 
 def is_read_from_elsewhere(request: web.Request) -> bool:
-    """Whether a page of another origin made a browser send this, other than by a link to one of our pages. Browsers
-    say so since 2023 at the latest."""
-    if request.headers.get("Sec-Fetch-Site") not in ELSEWHERE:
+    """Whether a page of another origin made a browser send this, other than by a link to one of our pages. All common
+    browsers have said so since 2023."""
+    site, mode, target = (request.headers.get(f"Sec-Fetch-{name}") for name in ("Site", "Mode", "Dest"))
+    if site not in ELSEWHERE:
         return False
-    opened = [request.headers.get(f"Sec-Fetch-{name}") for name in ("Mode", "Dest")] == [
-        "navigate",
-        "document",
-    ]
+    opened = mode == "navigate" and target == "document"
     return not (opened and request.method in ("GET", "HEAD") and request.path in PAGES)
 
 
@@ -145,7 +143,7 @@ def protect(answer: web.StreamResponse) -> None:
     answer.headers["Server"] = "nearline"
     answer.headers["X-Content-Type-Options"] = "nosniff"
     answer.headers["Cross-Origin-Resource-Policy"] = (
-        "same-origin"  # does not concern what CORS lets a page fetch
+        "same-origin"  # a page that CORS allows may still fetch it
     )
     answer.headers["X-Frame-Options"] = "DENY"  # for browsers that do not support frame-ancestors
     answer.headers.setdefault("Content-Security-Policy", POLICY)

@@ -42,7 +42,7 @@ def test_languages_of_sentences_are_found(shared_data: Path) -> None:
 
 
 def test_accents_beside_their_letters_change_no_language(shared_data: Path) -> None:
-    """As in what is read from PDFs."""
+    """Text read from PDFs often has accents as characters of their own."""
     with gzip.open(shared_data / "xquad-r" / "corpus.jsonl.gz", "rt") as file:
         texts = [json.loads(line)["text"] for line in list(file)[::20]]
     for text in [*texts, "\n".join(texts)]:

@@ -473,7 +473,7 @@ def test_a_failure_in_a_stream_is_its_last_event(asked: Http, said: FakeModel) -
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_ends_the_request(asked: Http, said: FakeModel, stream: bool) -> None:
-    """The model is not left to talk to nobody, and has not failed."""
+    """The request to the model ends as well, and counts as left, not as failed."""
     before = outcomes(asked)
     said.reply = says(*["word "] * 100, wait_s=0.05)
     where = urllib.parse.urlparse(asked.url)

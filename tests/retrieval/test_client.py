@@ -325,7 +325,7 @@ def test_a_stream_that_is_cut_or_none_is_a_failure(kind: str, reply: Reply) -> N
 
 
 def test_a_stream_is_asked_for_again_until_its_first_event() -> None:
-    """For the same reasons as any answer, by both clients; and a deadline bounds its tries, too."""
+    """Both clients retry a stream for the reasons for which they retry any answer, and within its deadline."""
     busy, well = Reply(BUSY, 503, {"Retry-After-Ms": "50"}), stream_of(PIECE + WHOLE)
     tries = [busy, Reply(cut=True), Reply(b"", 502), Reply(b"", 504), stream_of(b": wait\n\n"), well]
     with Stub(*tries, *tries) as stub, Client(stub.url) as client:
@@ -419,7 +419,7 @@ def test_a_request_is_not_repeated_unless_that_is_safe() -> None:
 
 
 def test_what_is_not_named_is_not_repeated() -> None:
-    """Of the paths that change something, these may receive a request twice; one to come may not, until it is named."""
+    """Only these POST and DELETE requests may be sent twice; a new route may not, until it is named here."""
     paths = {route.path for route in ROUTES if route.method == "POST" and may_repeat("POST", route.path)}
     own = "/v1/collections/{collection}"
     assert {path.removeprefix(own) for path in paths if path.startswith(own)} == {

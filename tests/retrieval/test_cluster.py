@@ -470,7 +470,7 @@ def test_an_error_comes_back_as_it_was(error: Any) -> None:
 @pytest.mark.parametrize("status", [200, 500])
 @pytest.mark.parametrize("content", [b"<html>", b'{"error": "\xff"}', b'{"error":' * 100_000])
 def test_an_answer_that_cannot_be_read_is_none(content: bytes, status: int) -> None:
-    """As if the node were away, whatever else is at its address."""
+    """Whatever else is at the address of a node, the node counts as away."""
 
     async def exchange(url: str) -> None:
         link = Link("")
